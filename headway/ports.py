@@ -96,12 +96,8 @@ class NearQueue(Protocol):
         """Admit or refuse one entry immediately; see `RequestQueue.enqueue`."""
 
     def enter(self, held: Held, now: float) -> Failure | None:
-        """Fast path of `take`, for an entry without version, weight and shape, whose id no other entry has.
-
-        Arguments:
-            held: what its gateway holds for the entry; it comes back with the output.
-            now: the present instant on the queue's clock.
-        """
+        """Fast path of `take`, for an entry without version, weight and shape, whose id no other entry has. `held` comes back with the
+        output."""
 
     def knows(self, tenant: str, id: str) -> bool:
         """Return True if a task or its outcome is known here."""

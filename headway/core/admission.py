@@ -45,10 +45,10 @@ class Refused(msgspec.Struct, frozen=True):
 
     Attributes:
         wait: seconds until the entry would be admitted.
-        tier_only: whether the highest tier would be admitted now.
-        most: number of inputs that would be admitted, if the request has too many even for an empty queue; otherwise 0. Negative
-            if at the known pace not even one would be answered in time; its absolute value is then the number tried anyway.
-        apart: whether its caller's quarantine is full.
+        tier_only: True if the highest tier would be admitted now.
+        most: number of inputs that would be admitted, if the request has too many even for an empty queue; otherwise 0. Negative if at
+            the known pace not even one would be answered in time; its absolute value is then the number tried anyway.
+        apart: True if its caller's quarantine is full.
     """
 
     wait: float
@@ -135,14 +135,8 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
-        """Admit (None) or refuse one entry.
-
-        Arguments:
-            ahead: size of what waits in its tier and the tiers above.
-            first: size of what waits in the highest tier.
-            tier: index of the entry's tier.
-            entry: the entry; only its deadlines count.
-        """
+        """Admit (None) or refuse an entry of a tier, by its deadlines. `ahead`: size of what waits there and above; `first`: in the
+        highest tier."""
         if ahead == 0 or self.batch_seconds <= 0.0:
             return None  # A bad estimate must not lock everybody out: an entry with nothing ahead of it may try.
         allowed = self.allowed(tier, entry)

@@ -31,12 +31,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Allocator:
-    """Allocator of the places of one batch.
-
-    Arguments:
-        size: bytes of the arena.
-        generation: number of the batch.
-        used: bytes at the beginning of the arena that are taken already.
+    """Allocator of the places of one batch, whose number is `generation`. `size`: bytes of the arena.
 
     Attributes:
         used: bytes taken at the beginning of the arena.
@@ -58,14 +53,7 @@ class Allocator:
 
 
 def sound(places: Iterable[Place], size: int, generation: int, used: int) -> bool:
-    """Return True if places are possible: in order, within the arena, without overlap, and of this batch.
-
-    Arguments:
-        places: places in the order in which they were taken.
-        size: bytes of the arena.
-        generation: number of the batch.
-        used: bytes at the beginning of the arena that this side has taken.
-    """
+    """Return True if places are possible: in order, inside the arena behind the `used` bytes, without overlap, and of this batch."""
     for place in places:
         if place.generation != generation or place.length < 0 or not used <= place.offset <= place.end <= size:
             return False

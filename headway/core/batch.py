@@ -14,9 +14,9 @@ from headway.core.suspects import Group
 class Departure(msgspec.Struct):
     """A batch that has departed.
 
-    `late` are entries that were dropped from it because they could no longer be answered in time. `size` is its size as
-    `QueueLimits.size` has it. The last `bulk` members are bulk entries. `parted`: see `core.packing.Packed`. `failures`, `alone` and `rest` are those of the group that it was, as in `core.suspects`. `attempts` counts this run, too.
-    """
+    `late` are entries dropped from it because they could no longer be answered in time. `size`: see `QueueLimits.size`. The last `bulk`
+    members are bulk entries. `parted`: see `core.packing.Packed`. `failures`, `alone` and `rest` are those of the group that it was, as
+    in `core.suspects`. `attempts` includes this run."""
 
     worker: str
     members: list[QueuedEntry]
@@ -39,9 +39,8 @@ class Departure(msgspec.Struct):
 
 
 class FailureOutcome(msgspec.Struct):
-    """Outcome of a failed batch: how many entries will run again; which are dead, out of retries or too late; and the bulk
-    entries, which are not retried here.
-    """
+    """Outcome of a failed batch: how many entries run again; entries that are dead, out of retries or too late; and bulk entries, which
+    their sender retries."""
 
     again: int = 0
     dead: list[QueuedEntry] = msgspec.field(default_factory=list)
@@ -84,13 +83,7 @@ class RunningBatches:
         return sum(self._sizes)
 
     def left(self, size: float, slots: int, now: float) -> None:
-        """Note that a batch has left.
-
-        Arguments:
-            size: size of the batch.
-            slots: number of live slots.
-            now: the instant.
-        """
+        """Note that a batch of this size has left, with `slots` live slots."""
         self._note(slots, now)
         self._sizes.append(size)
 

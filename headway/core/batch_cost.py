@@ -80,13 +80,12 @@ class BatchCost:
     def _may_try(self, spared: float) -> bool:
         """Return True if a batch may run in two calls on trial that spare so many inputs of the greatest length.
 
-        If the model pads, they take no longer than one call, by the slope of the line by number; without a slope it is unknown.
-        """
+        If the model pads, two calls then take no longer than one, by the slope of the line by number. Without a slope, this is unknown."""
         line = self._lines[CostShape.NUMBER]
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Return the calls for a batch, the best ones or a trial: places of the inputs of each. There is at least one weight."""
+        """Return the calls for a batch, the best ones or a trial: places of the inputs of each. There must be a weight."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
         self._trial_at = self._observed + FIRST_TRIALS
@@ -154,13 +153,13 @@ class BatchCost:
 
 
 def padded(workers: Iterable[WorkerInfo]) -> dict[str, CostLine]:
-    """Mean line of each model that pads, as most of its healthy workers that know have found."""
+    """Return the mean line of each model that pads, as found by most of its healthy workers with a line."""
     lines: dict[str, list[CostLine]] = {}
     for worker in workers:
         if worker.cost is not None and worker.status is WorkerStatus.HEALTHY:
             lines.setdefault(worker.model, []).append(worker.cost)
-    found = {model: [line for line in known if line.shape is CostShape.PADDED] for model, known in lines.items()}
-    return {model: _mean(pads) for model, pads in found.items() if 2 * len(pads) > len(lines[model])}
+    padding = {model: [line for line in known if line.shape is CostShape.PADDED] for model, known in lines.items()}
+    return {model: _mean(pads) for model, pads in padding.items() if 2 * len(pads) > len(lines[model])}
 
 
 def _mean(lines: Sequence[CostLine]) -> CostLine:
@@ -186,14 +185,10 @@ def is_news(line: CostLine | None, known: CostLine | None) -> bool:
 
 
 def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
-    """Return the calls that a batch is best run in: places of the inputs of each, the lightest first.
+    """Return the best calls for a batch, given the weights of its inputs, at least one: places of the inputs of each call, lightest
+    first.
 
-    It is one call in the order of the batch unless more of them save LEAST_SAVED of its time.
-
-    Arguments:
-        weights: weights of the batch's inputs, at least one.
-        line: line of the model's run times.
-    """
+    Unless several calls save LEAST_SAVED of the batch's time by this line, it is one call in the order of the batch."""
     count = len(weights)
     whole = line.alpha + line.beta * count * max(weights)
     enough = (1.0 - LEAST_SAVED) * whole
@@ -205,7 +200,7 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
     heaviest = [weights[order[end - 1]] for end in ends]
     costs = [0.0] + [inf] * places
     begins: list[list[int]] = []
-    """For each number of calls, by the end of the last of them, where that begins."""
+    """For each number of calls and each place as an end, where the last call begins."""
     least, calls = enough, 0
     for number in range(1, MOST_CALLS + 1):
         steps = [
@@ -234,11 +229,7 @@ LOOKED_AT = 8
 
 
 class Calls:
-    """Calls of one target, in its child process: learns what they cost, and cuts batches of a model that pads into several.
-
-    Arguments:
-        whole: the target takes each batch in one call.
-    """
+    """Learns what the calls of a target cost, in its child process, and cuts batches of a model that pads. `whole`: never cut batches."""
 
     def __init__(self, whole: bool) -> None:
         self._cost = BatchCost()

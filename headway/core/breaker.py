@@ -34,10 +34,8 @@ class State(IntEnum):
 class Breaker:
     """Counter of failures in a row. Open, it lets nothing through; half open, one probe at a time.
 
-    Arguments:
-        threshold: failures in a row after which a probe decides.
-        cooldown: seconds for which the breaker stays open after the first failed probe.
-    """
+    `threshold`: failures in a row after which a probe decides. `cooldown`: seconds for which it stays open after the first failed
+    probe."""
 
     def __init__(self, threshold: int, cooldown: float) -> None:
         self._threshold = threshold
@@ -56,12 +54,8 @@ class Breaker:
         return State.HALF_OPEN if now >= self._open_until else State.OPEN
 
     def allow(self, now: float, within: float) -> bool:
-        """Return True if another run may start. Half open, the first that asks becomes the probe.
-
-        Arguments:
-            now: the instant.
-            within: seconds for which the run, as a probe, keeps others out.
-        """
+        """Return True if another run may start. Half open, the first call makes its run the probe, which keeps others out for `within`
+        seconds."""
         state = self.state(now)
         if state is State.CLOSED:
             return True
@@ -106,12 +100,12 @@ class Breaker:
         self._open_until = max(self._rest_until, self._open_until or self._rest_until)
 
     def lost(self, now: float) -> None:
-        """Note that the backend doesn't answer as it should; only the first such instant is kept."""
+        """Note that the backend doesn't answer properly. Only the first such instant is kept."""
         if self._silent_since is None:
             self._silent_since = now
 
     def regained(self, now: float) -> float | None:
-        """Note that the backend answered. Returns the seconds since it stopped to; None if it never did."""
+        """Note that the backend answered. Returns the seconds since `lost`; None if that wasn't called."""
         since, self._silent_since = self._silent_since, None
         return None if since is None else now - since
 

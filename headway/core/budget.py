@@ -14,11 +14,7 @@ GREED = 9
 
 
 class Budget:
-    """A number of units, and how many of them each owner holds.
-
-    Arguments:
-        total: number of units.
-        greed: multiple of the free units that one owner may hold; 0: no limit but `total`.
+    """A number of units, and how many of them each owner holds. `greed`: as GREED; 0 for no limit but `total`.
 
     Attributes:
         free: units that no owner holds.
@@ -36,13 +32,9 @@ class Budget:
         return self._used.get(owner, 0)
 
     def take(self, owner: str, amount: int, most: int = 0) -> bool:
-        """Take units for an owner. Returns False, and takes nothing, if that is more than it may hold.
+        """Take units for an owner. Returns False, and takes none, if it may not hold so many.
 
-        Arguments:
-            owner: name of the owner. One that holds nothing yet may take the last unit.
-            amount: number of further units.
-            most: limit on its units whatever is free; 0 for none.
-        """
+        An owner that holds none may take the last unit. `most`: limit on its units whatever is free; 0 for none."""
         used = self._used.get(owner, 0)
         left, wanted = self.free - amount, used + amount
         if left < 0 or (most and wanted > most) or (used and self._greed and wanted > self._greed * left):

@@ -24,15 +24,15 @@ def capacity(
 ) -> Capacity:
     """Return the capacity of one model: the sum of what its healthy slots do in full batches.
 
-    A slot without a batch yet counts like the others, by the load's α and β: B/ℓ(B), a full batch over
-    its run time. If a GPU holds several models, the share available to this one counts.
+    A slot without a batch yet counts like the others, by the load's α and β: B/ℓ(B), a full batch over its run time. If a GPU holds
+    several models, the share available to this one counts.
 
     Arguments:
-        model: name of the model; workers of others are left out.
+        model: name of the model. Workers of others are ignored.
         workers: the worker registry.
         load: load of the model; None if unknown.
         target_utilisation: share of the measured capacity above which the lowest tier is held back, 0 to 1.
-        scarce: whether the broker's memory is nearly full; it then admits nothing, so that no capacity is usable.
+        scarce: True if the broker's memory is nearly full. It then admits nothing, so no capacity is usable.
     """
     own = [worker for worker in workers if worker.model == model]
     healthy = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
@@ -52,11 +52,7 @@ def capacity(
 
 
 class Freshness:
-    """Freshness of the capacities that one process reads, by their last publication.
-
-    Arguments:
-        now: instant, in monotonic seconds, since which it reads them.
-    """
+    """Freshness of the capacities that a process reads from instant `now` on, by their last publication. Time is monotonic."""
 
     def __init__(self, now: float) -> None:
         self._since = now
@@ -100,8 +96,8 @@ def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
     """
     if load.largest <= 0.0:
         return 0.0
-    one = load.alpha + load.beta
-    believed = LEAST_BELIEVED * one
+    single = load.alpha + load.beta
+    believed = LEAST_BELIEVED * single
     fastest = max((worker.items_per_second for worker in healthy), default=0.0)
     full = load.max_batch / load.entry_size / fastest if fastest > 0.0 else math.inf
-    return min(believed if load.paces else max(one - 2.0 * load.deviation, believed), full)
+    return min(believed if load.paces else max(single - 2.0 * load.deviation, believed), full)

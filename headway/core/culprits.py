@@ -61,13 +61,8 @@ def digest(entry: Entry) -> bytes:
 def best_group(share: float, each: float) -> float:
     """Return how many inputs to run together so that a good answer costs the least GPU time, if a `share` of inputs is bad.
 
-    A batch of n takes α + βn. One that fails, as about n·share of them do, is halved: log₂ n + 1 runs more, of 2n inputs
-    together. So an input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is least at this n.
-
-    Arguments:
-        share: above 0, and at most 1.
-        each: time of an input relative to the fixed part of a batch, β/α.
-    """
+    A batch of n takes α + βn. One that fails, as about n·share of them do, is halved: log₂ n + 1 runs more, of 2n inputs together. So
+    an input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is least at this n. `share` is above 0 and at most 1; `each` is β/α."""
     searched = share / math.log(2.0)
     return 2.0 / (searched + math.sqrt(searched * searched + 8.0 * share * each))
 
@@ -89,7 +84,7 @@ class Culprits:
     """Known callers and inputs of one queue.
 
     Attributes:
-        active: whether there are any; a plain attribute, as it is read for each entry.
+        active: True if there are any; a plain attribute, as it is read for each entry.
     """
 
     __slots__ = ("_callers", "_generation", "_known", "active")
@@ -108,8 +103,8 @@ class Culprits:
         Arguments:
             entry: entry with the input.
             now: the instant.
-            killed: whether it killed its worker, in several runs.
-            error: error that its sender read.
+            killed: True if it killed its worker in several runs.
+            error: error for its sender.
             left_at: instant at which its last run began. The workers may have changed since.
         """
         self._set_apart(caller_of(entry), now)

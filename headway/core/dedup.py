@@ -41,7 +41,7 @@ FlightKey = tuple[str, DedupKind, str]
 """Tenant, kind and key. The key starts with the model if it is for one model only, and that of identical requests ends with the code."""
 
 STALE = 64
-"""Former followers that may pile up before they are swept."""
+"""Limit on former followers before they are swept."""
 
 
 def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
@@ -122,8 +122,7 @@ def follower(
 
 def task_followed(entry: Entry) -> str:
     """Return the id of the task that an entry only follows; else empty."""
-    found = (one.key for one in entry.dedup_keys if one.kind is DedupKind.TASK and one.key != entry.id)
-    return next(found, "")
+    return next((key.key for key in entry.dedup_keys if key.kind is DedupKind.TASK and key.key != entry.id), "")
 
 
 def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Reply:
@@ -160,11 +159,7 @@ class Consequences(msgspec.Struct):
 
 
 class Dedup:
-    """The flights of one broker.
-
-    Arguments:
-        limits: budgets of kept outcomes, see `headway.core.retention`.
-    """
+    """The flights of one broker. `limits`: budgets of kept outcomes, see `headway.core.retention`."""
 
     def __init__(self, limits: KeptLimits) -> None:
         self._flights: dict[FlightKey, _Flight] = {}
@@ -176,7 +171,7 @@ class Dedup:
         self.limits = limits
         self._kept: Retention[_Flight] = Retention(limits)
         self._due: list[tuple[float, int, QueuedEntry]] = []
-        """Followers by their deadlines. Former followers are dropped when there are many."""
+        """Heap of followers by deadline. Former followers are dropped once there are many."""
         self._numbers = itertools.count()
 
     @property
@@ -286,7 +281,7 @@ class Dedup:
 
     def answers_alone(self, members: Sequence[QueuedEntry], longest: int) -> bool:
         """Return True if outputs of at most `longest` characters are for these entries only, and small enough to be kept."""
-        if self._followed and any(flight.followers for one in members for flight in self._begun.get(one, ())):
+        if self._followed and any(flight.followers for member in members for flight in self._begun.get(member, ())):
             return False
         return self._unwanted.isdisjoint(members) and OVERHEAD + 4 * longest <= self.limits.largest
 
@@ -313,10 +308,7 @@ class Dedup:
     def cancel(self, queued: QueuedEntry, *, deleted: bool = False) -> Consequences:
         """Stop waiting for an entry. If no other entry waits for it, it is among the consequences' idle ones.
 
-        Arguments:
-            queued: an original or a follower.
-            deleted: whether its outcome is unwanted, too. Otherwise the first entry under an idempotency key runs on.
-        """
+        `deleted`: its outcome is unwanted, too. Otherwise the first entry under an idempotency key runs on."""
         consequences = Consequences()
         for flight in list(self._begun.get(queued, ())):
             kind = flight.dedup_key.kind
@@ -424,7 +416,7 @@ class Dedup:
 
     def _tidy(self) -> None:
         if len(self._due) > 2 * len(self._followed) + STALE:
-            self._due = [one for one in self._due if one[2] in self._followed]
+            self._due = [due for due in self._due if due[2] in self._followed]
             heapq.heapify(self._due)
 
     def _release(self, queued: QueuedEntry, consequences: Consequences) -> None:

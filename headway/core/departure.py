@@ -155,14 +155,10 @@ class Rule(msgspec.Struct, frozen=True):
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
-        """Return the size of the batch that leaves; less than `depth` if that is well over an even share per GPU.
+        """Return the size of the batch that leaves: less than `depth`, the size of what waits, if that is well over an even share per
+        GPU.
 
-        Arguments:
-            depth: size of what waits.
-            busy: GPUs that run a batch.
-            slots: live GPUs.
-            running: size of the largest batch on a GPU.
-        """
+        Of `slots` live GPUs, `busy` run batches; the largest has size `running`."""
         everything = depth + busy * running
         if not self.split or depth * slots <= (OVER_UNLIKE if self.team else OVER) * everything:
             return depth
@@ -171,13 +167,19 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """State of a queue that decides a departure: entries, their oldest, the earliest deadline, the last departure.
+    """State of a queue that decides about a departure.
 
-    `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of
-    the latest arrival, or, for a rule with `company`, of the latest end of a batch if that is later. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's
-    pace. `running` is the size of the largest batch on a GPU, 0 when all are idle. `factor` is that of the slot that asks, see
-    `core.slot_factors`, and `unseen` the number of departures since a batch of its own came back. `busy` of
-    `slots` GPUs run a batch.
+    Attributes:
+        depth: size of all waiting entries; their number unless they are weighed.
+        oldest: arrival of the oldest.
+        due: earliest deadline.
+        last_departure: instant of the last departure.
+        schedule: instant of the next departure if all so far had kept the rule's pace.
+        newest: latest arrival, or for a rule with `company`, the latest end of a batch if later.
+        running: size of the largest batch on a GPU; 0 if all are idle.
+        factor: factor of the slot that asks, see `core.slot_factors`.
+        unseen: departures since a batch of that slot came back.
+        busy, slots: GPUs that run a batch, and all live ones.
     """
 
     depth: float

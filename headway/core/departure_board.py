@@ -46,11 +46,7 @@ def add_to(row: HistoryRow, notice: Notice) -> None:
 
 
 class BoardHistory:
-    """Rows of the last half hour.
-
-    Arguments:
-        rows: rows to begin with.
-    """
+    """Rows of the last half hour, beginning with `rows`."""
 
     def __init__(self, rows: Iterable[HistoryRow] = ()) -> None:
         self._rows = {row.step: row for row in rows}
@@ -63,7 +59,7 @@ class BoardHistory:
         row = self._rows.get(step)
         if row is None:
             row = self._rows[step] = HistoryRow(step)
-            for old in [one for one in self._rows if one < step - HISTORY_SECONDS // STEP]:
+            for old in [known for known in self._rows if known < step - HISTORY_SECONDS // STEP]:
                 del self._rows[old]
         add_to(row, notice)
         return row

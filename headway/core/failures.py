@@ -1,4 +1,4 @@
-"""Failures: the words in which clients and operators read why an entry got no output, whichever broker it is."""
+"""Failures: the messages that tell clients and operators why an entry got no output, whatever the broker."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit, Reply
 CANCELLED = "cancelled"
 """Reason label of an entry that was cancelled."""
 POLICY = "policy"
-"""Reason label of an input that the input policy refuses, or could not judge."""
+"""Reason label of an input that the input policy refuses, or couldn't judge."""
 CULPRIT = "culprit"
-"""Reason label of an entry whose input has failed alone a short while ago."""
+"""Reason label of an entry whose input recently failed alone."""
 CROWDED = "crowded"
-"""Reason label of a bulk line whose output was left out, as those of the lines in its batch are too large together."""
+"""Reason label of a bulk line whose output was left out, as the outputs of its batch are too large together."""
 LIST = "list"
-"""Reason label of a request with more inputs than are ever answered in time."""
+"""Reason label of a request with more inputs than can ever be answered in time."""
 BURST = "burst"
 """Reason label of a request that counts as more than a rate limit ever lets in at once."""
 UNHEARD = "the worker did not report in time"
-"""Text for clients about a batch whose lease was lost."""
+"""Message for clients about a batch whose lease was lost."""
 
 
 def error_of(failure: Failure) -> errors.RequestError:
-    """Return the error of a request that has failed."""
+    """Return a failure as an exception."""
     return errors.RequestError(
         failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason
     )
 
 
 def at_input(position: int, count: int, message: str) -> str:
-    """Return the message on one of several inputs of a request; `position` is from 0."""
+    """Return a message about one of several inputs of a request; `position` starts at 0."""
     return f"input {position} of {count}, counted from 0: {message}"
 
 
 def of_input(position: int, count: int, failure: Failure) -> Failure:
-    """Return the failure of a request, as one of its inputs has it; see `at_input`."""
+    """Return the failure of a request because of one of its inputs; see `at_input`."""
     if count == 1:
         return failure
     return replace(failure, message=at_input(position, count, failure.message))
 
 
 def refusal(found: Refused) -> Failure:
-    """Return the refusal because the deadline cannot be met."""
+    """Return a refusal: the deadline can't be met."""
     apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed, or outputs too large for one batch"
     if found.most:
         message = "so many inputs in one request cannot be answered within the deadline at the model's pace now"
@@ -71,22 +71,22 @@ def refusal(found: Refused) -> Failure:
 
 
 def scarcity(wait: float) -> Failure:
-    """Return the refusal because the broker's memory is nearly full."""
+    """Return a refusal: the broker's memory is nearly full."""
     return Failure(errors.SCARCE, "shed: the broker's memory is nearly full", wait, "memory")
 
 
 def enough_bulk() -> Failure:
-    """Return the refusal of a bulk entry, as enough of them wait for empty seats."""
+    """Return a refusal: enough bulk entries wait for empty seats."""
     return Failure(errors.SHED, "enough bulk entries wait for empty seats", reason="bulk")
 
 
 def over_capacity(wait: float) -> Failure:
-    """Return the refusal for when the lowest tier has used up the capacity that the other tiers leave."""
+    """Return a refusal: the lowest tier has used up the capacity that the other tiers leave."""
     return Failure(errors.SHED, "shed: this tier is held to what the fleet can carry", wait, "capacity")
 
 
 def over_burst(count: int, burst: float, wait: float) -> Failure:
-    """Return the refusal of more inputs in one request than the lowest tier may send at once."""
+    """Return a refusal: the request has more inputs than the lowest tier may send at once."""
     message = (
         f"shed: {count} inputs in one request, and this tier is held to {int(burst)} at once now; send fewer at a time"
     )
@@ -94,12 +94,12 @@ def over_burst(count: int, burst: float, wait: float) -> Failure:
 
 
 def by_policy(rule: str) -> Failure:
-    """Return the refusal of an input by a rule of the input policy. It names the rule, and not what that looks for."""
+    """Return a refusal: a rule of the input policy refuses the input. It names the rule, but not what the rule looks for."""
     return Failure(errors.REJECTED_BY_POLICY, f"the input policy refuses this input: rule {rule!r}", None, POLICY)
 
 
 def unjudged(rule: str, busy: bool) -> Failure:
-    """Return the refusal of an input on which a rule's function gave no verdict. `busy`: it was not called with it in time."""
+    """Return a refusal: a rule's function gave no verdict. `busy`: it couldn't be called in time."""
     if busy:
         message = f"the input policy cannot judge this input now: rule {rule!r}; try again later"
         return Failure(errors.SERVICE_OVERLOADED, message, 1.0, POLICY)
@@ -108,43 +108,43 @@ def unjudged(rule: str, busy: bool) -> Failure:
 
 
 def no_model(model: str, served: Iterable[str]) -> Failure:
-    """Return the refusal because the model does not exist."""
+    """Return a refusal: the model does not exist."""
     there = ", ".join(sorted(served)) or "none for you"
     return Failure(errors.NOT_FOUND, f"no model named {excerpt(model)!r} is served here; there is: {there}")
 
 
 def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
-    """Return the refusal because the model has no such version that takes requests."""
+    """Return a refusal: the model has no such version that takes requests."""
     found = ", ".join(sorted(there)) or "none yet"
     message = f"the model {excerpt(model)!r} has no version {excerpt(version)!r} that takes requests; there is: {found}"
     return Failure(errors.NOT_FOUND, message)
 
 
 def model_unknown(model: str) -> Failure:
-    """Return the refusal because the broker has not told for a while which models are served. `model`: empty where none is named."""
+    """Return a refusal: the broker hasn't reported for a while which models are served. `model`: empty if none is named."""
     whether = f"the model {excerpt(model)!r} is served" if model else "there is a model for requests that name none"
     return Failure(errors.NO_WORKERS, f"it is not known now whether {whether}; try again", 1.0, "no_workers")
 
 
 def version_unknown(model: str, version: str) -> Failure:
-    """Return the refusal because the broker has not told of workers for a while, or has lost its state and no worker of the version has come back."""
+    """Return a refusal: the broker hasn't reported workers for a while, or lost its state, and no worker of the version has come back."""
     message = f"it is not known now whether the model {excerpt(model)!r} has a version {excerpt(version)!r}; try again"
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
 
 
 def no_version_here(version: str) -> Failure:
-    """Return the refusal because no version can be chosen while the broker is away and a fallback answers."""
+    """Return a refusal: no version can be chosen while the broker is away and a fallback answers."""
     message = f"version {excerpt(version)!r} cannot be asked while the queue is out of reach; try again later"
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
 
 
 def no_fallback(model: str) -> str:
-    """Return the message of a refusal because the broker is away and the gateway's fallback does not answer for the model."""
+    """Return the message of a refusal: the broker is away, and the gateway's fallback doesn't answer for the model."""
     return f"the queue is out of reach, and only other models than {excerpt(model)!r} are answered without it; try again later"
 
 
 def no_default(served: Iterable[str]) -> Failure:
-    """Return the refusal because the request names no model, and there are several."""
+    """Return a refusal: the request names no model, and there are several."""
     there = ", ".join(sorted(served))
     message = (
         "the request names no model, and there is no default (which /api/inference needs, as its body has no place for a name); "
@@ -154,7 +154,7 @@ def no_default(served: Iterable[str]) -> Failure:
 
 
 def none_served_for(models: Iterable[str]) -> Failure:
-    """Return the refusal because the caller names no model, and may only ask some that are not served."""
+    """Return a refusal: the caller names no model, and may only use some that aren't served."""
     only = ", ".join(sorted(models))
     message = (
         f"the request names no model, and no model that this credential is for is served here; it is only for: {only}"
@@ -163,12 +163,12 @@ def none_served_for(models: Iterable[str]) -> Failure:
 
 
 def not_here(model: str) -> Failure:
-    """Return the refusal because the broker has no queue for the model, as a fallback has none for all models of the fleet."""
+    """Return a refusal: the broker has no queue for the model, as a fallback may not have all models of the fleet."""
     return Failure(errors.NO_WORKERS, f"nobody runs the model {excerpt(model)!r} now", 1.0, "no_workers")
 
 
 def not_loaded(model: str, rest: float) -> Failure:
-    """Return the refusal because the model did not load on any GPU, and none tries again for so many seconds."""
+    """Return a refusal: the model loaded on no GPU, and the next try is in `rest` seconds."""
     message = (
         f"the model {excerpt(model)!r} did not load, and is tried again in {rest:.0f} s; send the request again then. "
         "Its operator finds the reason with headway status"
@@ -177,13 +177,10 @@ def not_loaded(model: str, rest: float) -> Failure:
 
 
 def at_zero(model: str, rest: float, overdue: float = 0.0) -> Failure:
-    """Return the refusal because the model has no worker while nobody asks for it, and the one that is started serves in so many seconds.
+    """Return a refusal: the model had no worker, as nobody asked for it, and one that is being started should be there in `rest`
+    seconds.
 
-    Arguments:
-        model: name of the model.
-        rest: seconds until it is expected.
-        overdue: seconds for which its start has taken, if that is longer than usual; else 0.
-    """
+    `overdue`: seconds that its start has taken, if longer than usual; else 0."""
     begun = "one is being started" if not overdue else f"the one that was asked for {overdue:.0f} s ago is overdue"
     message = (
         f"the model {excerpt(model)!r} had no worker, as nobody asked for it, and {begun}; "
@@ -193,19 +190,19 @@ def at_zero(model: str, rest: float, overdue: float = 0.0) -> Failure:
 
 
 def no_model_for(model: str, models: Iterable[str]) -> Failure:
-    """Return the refusal because the caller may only ask other models."""
+    """Return a refusal: the caller may only use other models."""
     only = ", ".join(sorted(models))
     return Failure(errors.FORBIDDEN, f"this credential is not for the model {excerpt(model)!r}, only for: {only}")
 
 
 def conflict() -> Failure:
-    """Return the refusal because the request is in flight already: the earlier submission gets the answer."""
+    """Return a refusal: the request is already in flight. Its first submission gets the answer."""
     message = "a request with this id is in flight; use a new id or, if it is a task, ask for its result"
     return Failure(errors.IDEMPOTENCY_CONFLICT, message, None, "conflict")
 
 
 def over(found: Over) -> Failure:
-    """Return the refusal because of a rate limit."""
+    """Return a refusal: a rate limit is exceeded."""
     limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
     what = f"requests a minute to the model {excerpt(limit.model)!r}" if limit.model else "requests a minute"
     rate, burst, count = limit.rate * limit.counting, limit.burst * limit.counting, limit.counting
@@ -217,7 +214,7 @@ def over(found: Over) -> Failure:
 
 
 def never_within(limit: Limit, count: int) -> Failure:
-    """Return the refusal of `count` inputs in one request, more than a rate limit ever lets in at once."""
+    """Return a refusal: `count` inputs are more than a rate limit ever lets in at once."""
     whose = _WHOSE.get(limit.name, "this credential")
     what = f"{whose} and the model {excerpt(limit.model)!r}" if limit.model else whose
     fit = f"only {max(limit.burst, 1.0):g} fit into the rate limit at once for {what}"
@@ -225,25 +222,25 @@ def never_within(limit: Limit, count: int) -> Failure:
 
 
 def over_polls(found: Over) -> Failure:
-    """Return the refusal of a poll, because its caller asks too often for tasks, or for what is told of models."""
+    """Return the refusal of a poll: its caller asks too often about tasks or models."""
     limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
     message = f"over {limit.rate:g} polls a minute for {whose}, {limit.burst:g} at once; ask less often, for a task with ?wait="
     return Failure(errors.RATE_LIMITED, message, found.retry_after, "polls")
 
 
 def misuse() -> Failure:
-    """Return the refusal because the idempotency key, or the id of a task, has been used for another request."""
+    """Return a refusal: the idempotency key, or the id of a task, was used for another request."""
     message = "this Idempotency-Key, or this id of a task, was used for another request; use a new one for each request"
     return Failure(errors.IDEMPOTENCY_MISUSE, message, None, "conflict")
 
 
 def no_task() -> Failure:
-    """Return the failure of a poll for a task that does not exist."""
+    """Return the failure of a poll: the task doesn't exist."""
     return Failure(errors.NOT_FOUND, "no such task: unknown, expired, cancelled, or not yours", None, "")
 
 
 def too_large(bytes: int) -> Failure:
-    """Return the outcome of a task whose output of `bytes` bytes is too large to be kept."""
+    """Return the outcome of a task whose output of `bytes` bytes is too large to keep."""
     message = (
         f"the output of {bytes / 1e6:.1f} MB is too large to be kept for later; ask for it with a request that waits"
     )
@@ -251,50 +248,45 @@ def too_large(bytes: int) -> Failure:
 
 
 def failure_of(reply: Reply) -> Failure:
-    """Return the failure of a request whose reply has no output."""
+    """Return the failure of a reply without an output."""
     return reply.failure or Failure(errors.INTERNAL, "the reply is neither an output nor a failure")
 
 
 def no_text() -> Failure:
-    """Return the failure of a request whose output cannot be sent, as it is no proper text."""
+    """Return the failure of a request whose output can't be sent, as it isn't valid text."""
     return Failure(errors.BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
 
 
 def no_json(exc: NoTensors, where: str) -> errors.RequestError:
-    """Return the error of a request whose output cannot be sent in JSON: by the model's fault where a number is none, else by the request's,
-    which asks for JSON. `where`: words on where it is to be had.
-    """
+    """Return the error of a request whose output JSON can't hold: NaN is the model's fault; otherwise the request is at fault, which
+    asks for JSON.
+
+    `where`: words that say where to get it."""
     if isinstance(exc, NoNumber):
         return errors.RequestError(f"{exc}{where}", code=errors.BACKEND_ERROR, reason="output")
     return errors.BadRequest(f"{exc}{where}")
 
 
 def left() -> Failure:
-    """Return the failure of a request whose client left; nobody reads it but in the ledger."""
+    """Return the failure of a request whose client left, for the ledger."""
     return Failure(errors.CANCELLED, "the client left")
 
 
 def cancelled() -> Failure:
-    """Return the failure of an entry that was cancelled at another gateway than the one that holds it."""
+    """Return the failure of an entry that was cancelled at another gateway than its own."""
     return Failure(errors.NOT_FOUND, no_task().message, None, CANCELLED)
 
 
 def unread(timeout: float) -> Failure:
-    """Return the failure of a request whose time, in seconds, has passed before its long body was read."""
+    """Return the failure of a request whose time in seconds was over before its long body was read."""
     message = f"the total deadline of {timeout * 1000:.0f} ms passed while the body waited for its turn to be read"
     return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
 
 
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bool = False) -> Failure:
-    """Return the failure of an entry that is too late to be answered.
+    """Return the failure of an entry that is too late, after `waited` seconds and `attempts` runs.
 
-    Arguments:
-        waited: seconds since the enqueue.
-        attempts: runs so far.
-        slots: live GPUs.
-        queue_due: whether its queue deadline has passed.
-        hung: whether its last run was ended at the GPU deadline.
-    """
+    `slots`: live GPUs. `queue_due`: its queue deadline has passed. `hung`: its last run was ended at the GPU deadline."""
     time = f"{waited * 1000:.0f} ms"
     runs = "1 failed run" if attempts == 1 else f"{attempts} failed runs"
     if hung and attempts:
@@ -315,19 +307,20 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bo
 
 
 def death(failure: BatchFailure) -> Failure:
-    """Return the failure of an entry that ran alone and failed for the last time."""
+    """Return the failure of an entry that failed alone for the last time."""
     code = errors.REJECTED_BY_MODEL if failure.cause in BLAMED else errors.BACKEND_ERROR
     return Failure(code, shown(failure), None, failure.cause.value)
 
 
 def spent(failure: BatchFailure, size: int) -> Failure:
-    """Return the failure of an entry that gets no more tries. In a batch of several, the text may be about another's input."""
+    """Return the failure of an entry that gets no more tries. In a batch of several, the message may be about another input, so it
+    isn't shown."""
     what = shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 
 
 def lost_input() -> Failure:
-    """Return the failure of an entry whose input the broker has lost, as a failover may."""
+    """Return the failure of an entry whose input the broker has lost, for example in a failover."""
     message = "the queue has lost this input before it could run; send it again"
     return Failure(errors.SERVICE_OVERLOADED, message, 0.1, "broker")
 
@@ -339,7 +332,7 @@ def lost_output() -> Failure:
 
 
 def item_failure(item: ItemResult) -> Failure:
-    """Return the failure of the one input for which the black box gave no output."""
+    """Return the failure of a single input for which the black box gave no output."""
     if item.elsewhere:
         return Failure(errors.NO_WORKERS, item.error or "no worker runs this version of the model", 1.0, "no_workers")
     if item.crowded:
@@ -349,7 +342,7 @@ def item_failure(item: ItemResult) -> Failure:
 
 
 def known_culprit(error: str = "") -> Failure:
-    """Return the refusal because an equal input failed alone a short while ago, with the error that its sender read then."""
+    """Return a refusal: an equal input recently failed alone, with this error."""
     message = (
         f"the model failed on this input when it ran alone{error and f' ({error})'}; "
         f"it is not run again within {KNOWN_SECONDS / 60:g} minutes"
@@ -358,7 +351,7 @@ def known_culprit(error: str = "") -> Failure:
 
 
 def shown(failure: BatchFailure) -> str:
-    """Return the part of a failure's text that a client may read. It never names a worker's host."""
+    """Return the part of a failure's message that clients may read. It never names a worker's host."""
     if failure.cause is Cause.LEASE_LOST and not failure.shown:
         return UNHEARD
     return failure.shown or failure.message

@@ -113,7 +113,7 @@ class TierQueue:
         depth: number of those still queued.
         weight: their weight.
         mean: mean weight of recent arrivals, even refused ones; 0 before the first.
-        shaped: whether some may ride only with entries of their shape, if entries are weighed.
+        shaped: True if some may ride only with entries of their shape, if entries are weighed.
     """
 
     __slots__ = (
@@ -204,7 +204,7 @@ class TierQueue:
     def tidy(self) -> None:
         """Let go of entries that have left. Call it after some have."""
         if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that still waits, many may have left.
-            self._arrivals = deque(one for one in self._arrivals if one.state == QUEUED)
+            self._arrivals = deque(queued for queued in self._arrivals if queued.state == QUEUED)
 
     def ahead(self, tenant: str) -> int:
         """Return an upper bound on the entries that are served before the next entry of a tenant.
@@ -484,7 +484,7 @@ class DeadlineQueue:
     def tidy(self) -> None:
         """Let go of entries that have left. Call it after some have."""
         if len(self._line) + len(self._heap) > self._full_at:
-            self._line = deque(one for one in self._line if one.state == QUEUED)
+            self._line = deque(queued for queued in self._line if queued.state == QUEUED)
             self._heap = [due for due in self._heap if due[2].state == QUEUED]
             heapq.heapify(self._heap)
             self._full_at = 2 * (len(self._line) + len(self._heap)) + STALE

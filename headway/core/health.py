@@ -31,8 +31,9 @@ DEPARTED_SECONDS = 600.0
 MOST_DEPARTED = 200
 """Limit on remembered ends; the oldest go first."""
 SILENT_AFTER = 3.0
-"""Seconds after which a process that says nothing no longer counts: three heartbeats. One that rests is given as long beyond the first that
-fails to come."""
+"""Seconds of silence after which a process no longer counts: three heartbeats. A resting process gets as long after its first missing
+one.
+"""
 UNKNOWN_FOR = 10.0
 """Seconds for which a model or version counts as unknown, rather than gone, once its workers vanished from the registry.
 
@@ -79,7 +80,7 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
     """Return the processes that aren't silent. The newest heartbeat tells the time, as after an outage of the broker all are old."""
     newest = max((member.last_seen for member in members), default=0.0)
-    return [one for one in members if newest - one.last_seen < SILENT_AFTER + one.every - REST_EVERY]
+    return [member for member in members if newest - member.last_seen < SILENT_AFTER + member.every - REST_EVERY]
 
 
 def lost(member: ProcessInfo) -> Departed:
@@ -96,19 +97,15 @@ def lost(member: ProcessInfo) -> Departed:
 def latest(departed: Iterable[Departed], members: Iterable[ProcessInfo]) -> list[Departed]:
     """Return the last end of each process that hasn't come back, newest first."""
     back = {member.id for member in members}
-    last = {one.id: one for one in sorted(departed, key=lambda one: one.at) if one.id not in back}
+    last = {end.id: end for end in sorted(departed, key=lambda end: end.at) if end.id not in back}
     return [*reversed(last.values())]
 
 
 def scarce(used: float, before: bool, settled: float = 0.0) -> bool:
-    """Return True if memory counts as scarce.
+    """Return True if memory counts as scarce, given the share in use and whether it counted `before`.
 
-    Arguments:
-        used: share in use, 0 to 1.
-        before: whether it counted so until now.
-        settled: share that is always in use, such as by a model that takes all GPU memory at once. A smaller load wouldn't
-            free it, so it doesn't count.
-    """
+    `settled`: share that is always in use, for example by a model that takes all GPU memory at once. A smaller load wouldn't free it,
+    so it doesn't count."""
     if used > max(MEMORY_SCARCE, settled + MEMORY_GROWN):
         return True
     return before and used >= max(MEMORY_AMPLE, settled + MEMORY_GROWN / 2)

@@ -81,20 +81,20 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
     """One rule. One of the attributes that say what it does is set.
 
     Attributes:
-        name: name of the rule, as clients and metrics have it.
+        name: name of the rule, as clients and metrics see it.
         normalise: form of normalisation.
         characters: names of classes of characters.
-        action: what becomes of a text with one of these: `remove` them, or `refuse` it.
-        longest: most characters of a text.
+        action: what happens to a text with one of these: `remove` them, or `refuse` it.
+        longest: limit on the characters of a text.
         longest_run: limit on a run of one character.
-        patterns: regular expressions; a text in which one is found is refused.
+        patterns: regular expressions; a text that matches one is refused.
         function: function that judges texts, written as a target is.
         deadline_ms: limit on the time of one call of the function.
-        on_failure: what happens to a request without a verdict of the function: `refuse` or `admit`.
+        on_failure: what happens to a request if the function gives no verdict: `refuse` or `admit`.
         processes: processes that run the function.
-        tiers: names of the tiers that it is for; empty for all.
-        models: names of the models that it is for; empty for all.
-        shadow: whether it is only counted.
+        tiers: names of the tiers that it applies to; empty for all.
+        models: names of the models that it applies to; empty for all.
+        shadow: True if it is only counted.
     """
 
     name: str
@@ -113,17 +113,14 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
     shadow: bool = False
 
     def applies(self, tier: str, model: str) -> bool:
-        """Return True if the rule is for requests of a tier and a model."""
+        """Return True if the rule applies to requests of a tier and a model."""
         return (not self.tiers or tier in self.tiers) and (not self.models or model in self.models)
 
 
 class Screen:
     """Rules on texts for requests of one tier and one model.
 
-    Arguments:
-        rules: rules that apply; those with a function are left out.
-        searches: search for the patterns of each rule that has some, by the rule's name.
-    """
+    Rules with a function are left out. `searches`: the pattern search of each rule with patterns, by the rule's name."""
 
     __slots__ = ("_barred", "_controls", "_enforced", "_forms", "_lengths", "_removed", "_searches")
 
@@ -149,9 +146,8 @@ class Screen:
     def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
         """Return the value as the model gets it, and the name of the rule that refuses it, or empty.
 
-        Of a JSON value each text is checked, decoded, including names of members, even of members that a later one of the same
-        name hides. Octets are checked if they are UTF-8, and so is each element of BYTES tensors; numbers aren't.
-        """
+        In a JSON value each text is checked, including names of members and members hidden by a later one of the same name. Octets are
+        checked if they are UTF-8, as are elements of BYTES tensors; numbers aren't."""
         if isinstance(value, str):
             return self.text(value, noted)
         if isinstance(value, Tensors):
@@ -190,19 +186,19 @@ class Screen:
     def _tensors(self, value: Tensors, noted: Noted) -> tuple[Tensors, str]:
         if not has_texts(value):
             return value, ""
-        found = unpack(value)
-        count = sum(count_of(one.head.shape) for one in found if one.head.datatype == BYTES)
+        tensors = unpack(value)
+        count = sum(count_of(tensor.head.shape) for tensor in tensors if tensor.head.datatype == BYTES)
         if count > MOST_TEXTS and _refused(TOO_MANY, not self._enforced, noted):
             return value, TOO_MANY
         changed = []
-        for one in found:
+        for tensor in tensors:
             elements = []
-            for element in split_elements(one.data) if one.head.datatype == BYTES else ():
+            for element in split_elements(tensor.data) if tensor.head.datatype == BYTES else ():
                 screened, refusing = self._octets(Octets(element), noted)
                 if refusing:
                     return value, refusing
                 elements.append(screened.content)
-            changed.append(Tensor(one.head, join_elements(elements)) if elements else one)
+            changed.append(Tensor(tensor.head, join_elements(elements)) if elements else tensor)
         return pack(changed, single=header_of(value).single), ""
 
     def _json(self, value: bytes, noted: Noted) -> tuple[bytes, str]:
@@ -223,7 +219,7 @@ class Screen:
 
 
 def texts_of(value: Value) -> list[str]:
-    """Return the texts in a value in order: a text itself, octets that are UTF-8, or each text in JSON or tensors once."""
+    """Return the texts in a value: a text itself, octets that are UTF-8, or each different text in JSON or tensors, in order."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Tensors):
@@ -235,15 +231,15 @@ def texts_of(value: Value) -> list[str]:
 
 def has_texts(value: Tensors) -> bool:
     """Return True if there are tensors of BYTES. Raises NoTensors."""
-    return any(one.datatype == BYTES for one in header_of(value).heads)
+    return any(head.datatype == BYTES for head in header_of(value).heads)
 
 
 def _texts_of_tensors(value: Tensors) -> list[str]:
     elements = [
         element
-        for one in (unpack(value) if has_texts(value) else ())
-        if one.head.datatype == BYTES
-        for element in split_elements(one.data)
+        for tensor in (unpack(value) if has_texts(value) else ())
+        if tensor.head.datatype == BYTES
+        for element in split_elements(tensor.data)
     ]
     return [text for element in dict.fromkeys(elements) if (text := text_of(Octets(element))) is not None]
 
@@ -284,9 +280,8 @@ def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
 def run_over(longest: int) -> Search:
     """Return a function that finds a run of more than `longest` of one character.
 
-    Such a run holds two neighbours among the characters at every `step`-th place. So only these are compared, and what lies
-    between and around where two are alike.
-    """
+    Such a run includes two neighbours among the characters at every `step`-th place. So only these are compared, and the text around
+    them only if they are equal."""
     step = (longest + 1) // 2
 
     def search(text: str) -> bool:

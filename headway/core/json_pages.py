@@ -79,11 +79,11 @@ def finish(steps: Steps[T]) -> T:
 
 
 class Pages(Iterator[bytes]):
-    """Pages of a JSON text, cut at commas that are in no string.
+    """Pages of a JSON text, cut at commas outside strings.
 
     Arguments:
         text: the text.
-        known: whether it is known to be valid JSON; otherwise each page is checked.
+        known: True if it is known to be valid JSON. Otherwise each page is checked.
         reach: bytes of a page.
 
     Attributes:
@@ -205,10 +205,7 @@ def _folded(brackets: bytes) -> bytes:
 def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
     """Return the elements of a JSON array, or members of an object, as texts; None if there are more than `most`.
 
-    Arguments:
-        text: valid JSON of an array or an object, without white space around it.
-        most: limit on elements or members.
-    """
+    The text must be valid, without white space around it."""
     found: list[bytes] = []
     at = since = begin = 1
     last, level, looked = len(text) - 1, 0, 0

@@ -15,8 +15,7 @@ from headway.model import Entry
 OVERHEAD = 1000
 """Bytes that an entry takes besides its input and parameters."""
 SMALL = 2048
-"""Characters of input and parameters up to which an entry needs no reservation: the bound on the number of entries will do.
-"""
+"""Characters of input and parameters up to which an entry needs no reservation, as the number of entries is bounded."""
 
 QUEUE_BYTES = 1 << 30
 """Default limit in bytes on entries without an outcome."""
@@ -49,11 +48,7 @@ class Reservation:
 
 
 class Room:
-    """Bytes that entries take, in all and by tenant.
-
-    Arguments:
-        most: bytes in all.
-    """
+    """Bytes that entries take, in all and by tenant; at most `most`."""
 
     def __init__(self, most: int) -> None:
         self.free = most

@@ -306,15 +306,9 @@ def _oldest(tier_queue: TierQueue) -> float:
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
-    """Return the weight owed to lower tiers after a batch.
+    """Return the weight owed to the lower tiers after a batch that promised them some, and served part of it.
 
-    Arguments:
-        lower: tier queues of the lower tiers.
-        terms: terms of the batch.
-        promised: weight that the batch promised them.
-        served: weight that they got of it.
-        blocked: True if a next entry of theirs didn't fit. Otherwise all fit, or had other shapes.
-    """
+    `blocked`: a next entry of theirs didn't fit. Otherwise all did, but for their shapes."""
     if not blocked:
         return min(max(0.0, promised - served), sum(tier_queue.weight for tier_queue in lower))
     if terms.weight < math.inf:
@@ -350,18 +344,11 @@ def reserved_places(limit: int, share: float) -> int:
 def turns(
     tier_queues: Sequence[TierQueue], room: BatchRoom, share: float, unit: float = math.inf, owed: float = 0.0
 ) -> Iterator[TierQueue]:
-    """Yield the tier queue of each next entry, until there is no room or nothing waits.
+    """Yield the tier queue of each next entry, highest tier first, until there is no room or nothing waits.
 
-    Tiers go in order. But if more waits than fits, the last `reserved_places` go to the tiers below the highest that waits, the longest
-    wait first. The caller pops an entry from each yielded queue, and subtracts its weight from the room.
-
-    Arguments:
-        tier_queues: tier queues, highest first.
-        room: room left in the batch.
-        share: share of the batch kept for lower tiers.
-        unit: weight of one place.
-        owed: weight owed to lower tiers besides.
-    """
+    If more waits than fits, the last `reserved_places` go to the tiers below the highest that waits, the longest wait first. The caller
+    pops an entry from each yielded queue, and subtracts its weight from the room. `unit`: weight of one place. `owed`: weight owed to
+    lower tiers besides."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     lower, kept = waiting[1:], 0
     if lower and (

@@ -38,9 +38,9 @@ class Past:
     Attributes:
         clients: number of clients that wait for their answers; 0 for an open load.
         last_end: instant at which a batch last came back.
-        long: whether the record has enough arrivals.
-        tells: whether there ever was a long record, or were clients: before that there is nothing to look at.
-        each: mean size of an entry, by which the sizes of batches tell how many entries they have; 1 unless entries have rows.
+        long: True if the record has enough arrivals.
+        tells: True once there was a long record, or clients. Before that there is nothing to look at.
+        each: mean size of an entry, from which sizes of batches give their numbers of entries; 1 unless entries have rows.
     """
 
     __slots__ = (
@@ -79,14 +79,7 @@ class Past:
                 self.long = self.tells = True
 
     def ended(self, waiting: int, running: RunningBatches, newest: float, now: float) -> None:
-        """Note the end of a batch.
-
-        Arguments:
-            waiting: entries that wait.
-            running: batches that run, this one included.
-            newest: instant of the latest arrival.
-            now: the instant.
-        """
+        """Note the end of a batch, which is still among `running`. `newest`: instant of the latest arrival."""
         self._ends += 1
         if self._ends % EVERY:
             self.last_end = now
@@ -107,10 +100,8 @@ class Past:
         self.tells = self.tells or closed
 
     def take(self, seconds: float) -> list[float]:
-        """Take the record, sorted, if it spans so many seconds or is full; nothing is noted until `resume`.
-
-        Otherwise nothing is returned.
-        """
+        """Take the sorted record if it spans so many seconds or is full; otherwise return nothing. After that, nothing is noted until
+        `resume`."""
         arrived = self._arrived
         if not self.long or (len(arrived) < MOST and arrived[-1] - arrived[0] < seconds):
             return []
@@ -119,7 +110,7 @@ class Past:
         return arrived
 
     def resume(self, at: float = -math.inf) -> None:
-        """Begin a new record with batches that leave from an instant on."""
+        """Start a new record with batches that leave from an instant on."""
         self._arrived = []
         self._from = at
         self.long = False

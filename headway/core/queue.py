@@ -63,7 +63,7 @@ NEAR_BATCHES = 8
 SEARCH_LOAD = 2
 """An entry in a quarantine counts as so many, since it may fail and run again."""
 MOST_KINDS = 64
-"""Most kinds of entries, by tier and times, for which it is known at a time how many are sure to be let in."""
+"""Limit on the kinds of entries, by tier and timeouts, in `_sure`."""
 MIXED_SECONDS = 1.0
 """Seconds after another tenant's entry for which batches are kept small in bytes."""
 _TENANT, _TIER = attrgetter("entry.tenant"), attrgetter("entry.tier")
@@ -99,9 +99,10 @@ class ModelQueue:
         self._coming: list[QueuedEntry] = []
         """Entries that were admitted since the last look at the queue, and have no place in it yet."""
         self._sure: dict[tuple[int, float, float], float] = {}
-        """Length of `_coming`, with a new entry and those that it pays for, from which `offer` has to judge it; by tier and timeouts."""
+        """Length of `_coming`, including a new entry and those that it pays for, from which `offer` must judge it; by tier and
+        timeouts."""
         self._sure_until = -math.inf
-        """Instant until which that holds."""
+        """Instant until which `_sure` holds."""
         self.bulk: BulkClass | None = None
         """Bulk entries, once there were any."""
         self.culprits = Culprits()
@@ -137,14 +138,8 @@ class ModelQueue:
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
     def set_slots(self, slots: int, workers: Collection[str] = (), whole: float = math.inf, now: float = 0.0) -> None:
-        """Set the live GPUs.
-
-        Arguments:
-            slots: number of them.
-            workers: ids of their workers; only these are learnt about.
-            whole: whole GPUs that they add up to.
-            now: the instant.
-        """
+        """Set the number of live GPUs. `workers`: ids of their workers; only these are learnt about. `whole`: whole GPUs that they add
+        up to."""
         if slots != self.slots:
             self.culprits.renew(now)
         self.factors.keep(slots, workers, self._departures)
@@ -231,7 +226,7 @@ class ModelQueue:
         return queued
 
     def offer_bulk(self, entry: Entry, now: float) -> QueuedEntry | None:
-        """Let a bulk entry wait, see `core.bulk`; None where enough of them do. Its deadline is its sender's to watch."""
+        """Admit a bulk entry, see `core.bulk`; None if enough of them wait. Its sender watches its deadline."""
         bulk = self.bulk
         if bulk is None:
             bulk = self.bulk = BulkClass(self.limits.delayed, self.limits.max_batch)
@@ -242,7 +237,7 @@ class ModelQueue:
         return queued
 
     def _find_sure(self, entry: Entry, now: float) -> float:
-        """Return the length of `_coming`, with an entry like this and those that it pays for, from which `offer` has to judge it."""
+        """Return the length of `_coming` from which `offer` must judge an entry like this; see `_sure`."""
         if now > self._sure_until or len(self._sure) >= MOST_KINDS:
             self._take_in()
             self._sure.clear()
@@ -251,14 +246,14 @@ class ModelQueue:
             gate, most = self._gate_now(now), float(self._crowded - self._fresh)
             if gate.batch_seconds > 0.0:
                 tier_queues = self._tier_queues[: entry.tier + 1]
-                ahead = self._size_of(tier_queues) if self._weighs else sum([one.depth for one in tier_queues])
+                ahead = self._size_of(tier_queues) if self._weighs else sum([queue.depth for queue in tier_queues])
                 most = min(most, gate.allowed(entry.tier, entry) - ahead)
         self._sure[entry.tier, entry.queue_timeout, entry.timeout] = most = most + 1.0
         self._sure_until = self._gate_at + GATE_AGE
         return most
 
     def _take_in(self) -> None:
-        """Give entries their places that were only noted."""
+        """Give places to entries that were only noted."""
         coming = self._coming
         if not coming:
             return
@@ -354,7 +349,9 @@ class ModelQueue:
 
     def _size_of(self, tier_queues: Sequence[TierQueue]) -> float:
         """Return the size of all entries in tier queues."""
-        return self.limits.size(sum([one.depth for one in tier_queues]), sum([one.weight for one in tier_queues]))
+        return self.limits.size(
+            sum([queue.depth for queue in tier_queues]), sum([queue.weight for queue in tier_queues])
+        )
 
     def _tenants(self) -> int:
         """Return the number of tenants with entries in the tier queues."""
@@ -443,16 +440,9 @@ class ModelQueue:
         return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
-        """Take the batch that leaves now for a free GPU, or return until when to hold.
+        """Take the batch that leaves now for a free GPU, or return until when to hold. `limit`: most entries that the slot takes.
 
-        Overdue entries must have been removed by `expire`.
-
-        Arguments:
-            worker: id of the worker that would run it.
-            limit: most entries that the slot takes.
-            policy: policy that decides when.
-            now: the instant.
-        """
+        Overdue entries must have been removed by `expire`."""
         limit = min(limit, self.limits.max_batch)
         found = self._suspects.choose(worker, self.slots > 1, now) if self._suspects.groups else _NOTHING
         if found.first is not None:
@@ -561,14 +551,10 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def wake(self, idle: Collection[str], now: float) -> str | float:
-        """Return an idle worker with something to claim now, else the instant to look again.
+        """Return an idle worker with something to claim now, else the instant to look again. There must be an idle worker.
 
-        The last claim's rule decides while it is fresh, so that the call is cheap enough to follow every enqueue.
-
-        Arguments:
-            idle: at least one worker; the fastest is woken first if the rule distinguishes slots, else the first.
-            now: the instant.
-        """
+        The last claim's rule decides while it is fresh, so that the call is cheap enough to follow every enqueue. If the rule
+        distinguishes slots, the fastest worker is woken first."""
         self._take_in()
         again = math.inf
         if self._suspects.groups:
@@ -876,5 +862,5 @@ class ModelQueue:
 
 
 def _past_of(limits: QueueLimits) -> Past | None:
-    """Return the past of a queue; None where entries have weights of any kind, as their number says nothing of sizes. Rows do."""
+    """Return the past of a queue; None if entries have weights, as batch sizes then say nothing of their number. Rows do."""
     return Past() if not limits.max_weight or limits.unit == 1.0 else None

@@ -128,11 +128,7 @@ class RateDebts:
 
 
 class CallPace:
-    """Evenly spaced turns for calls to a remote API with a quota, shared by its slots.
-
-    Arguments:
-        rate: calls per second; 0: no limit.
-    """
+    """Evenly spaced turns for calls to a remote API with a quota, shared by its slots. `rate`: calls per second; 0: no limit."""
 
     def __init__(self, rate: float) -> None:
         self._gap = 1.0 / rate if rate else 0.0

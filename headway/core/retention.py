@@ -91,11 +91,7 @@ class _Tenant(msgspec.Struct, Generic[T]):
 
 
 class Retention(Generic[T]):
-    """Order in which kept items are dropped.
-
-    Arguments:
-        limits: the budgets.
-    """
+    """Order in which kept items are dropped, by the budgets `limits`."""
 
     def __init__(self, limits: KeptLimits) -> None:
         self.limits = limits
@@ -113,15 +109,8 @@ class Retention(Generic[T]):
         return len(self._items)
 
     def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
-        """Keep an item. Returns the items dropped for it.
-
-        Arguments:
-            item: an item that isn't kept yet.
-            tenant: tenant that keeps it.
-            size: its bytes.
-            until: instant at which it ends.
-            spare: True if it goes before its tenant's other items.
-        """
+        """Keep a new item of so many bytes until an instant. Returns the items dropped for it. `spare`: it goes before its tenant's
+        other items."""
         kept = self._tenants.get(tenant)
         if kept is None:
             kept = self._tenants[tenant] = _Tenant()

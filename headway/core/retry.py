@@ -56,12 +56,7 @@ FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
     """Return True if the remaining entries of a failed batch get no further run.
 
-    Arguments:
-        cause: cause of the failure.
-        size: number of remaining entries.
-        attempts: their runs so far.
-        alone: number of runs in which the only entry ran alone.
-    """
+    `size`: their number. `attempts`: their runs so far. `alone`: runs in which the only entry ran alone."""
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
     if size > 1:
@@ -79,12 +74,8 @@ def stays_whole(cause: Cause, size: int, failures: int) -> bool:
 def backoff(failures: int, rng: float) -> float:
     """Return the seconds to wait before a retry: exponential with equal jitter (Brooker, "Exponential backoff and jitter", 2015).
 
-    The wait is between half and the whole of BACKOFF_BASE · 2^(failures−1), capped.
-
-    Arguments:
-        failures: failures so far, 1 or more.
-        rng: uniform in [0, 1).
-    """
+    The wait is between half and the whole of BACKOFF_BASE · 2^(failures−1), capped. `failures` is at least 1; `rng` is uniform in [0,
+    1)."""
     whole = min(BACKOFF_BASE * 2.0 ** min(failures - 1, 16), BACKOFF_CAP)
     return whole * (0.5 + 0.5 * rng)
 
@@ -92,14 +83,10 @@ def backoff(failures: int, rng: float) -> float:
 class RetryBudgets:
     """Retry budgets of tenants, which keep retries a small share of the work, so that an outage isn't amplified.
 
-    Counted in entries. Each first run of an entry earns BUDGET_RATIO of a retry and each second a trickle, up to a reserve
-    (as Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering", ch. 22). What a tenant
-    has spent is a debt, stored like a rate limit's as the instant at which it is paid. A tenant without debt isn't stored,
-    so that nothing is counted while nothing fails.
-
-    Arguments:
-        largest: entries in the largest batch: a budget pays for a few culprits in such batches before it has earned anything.
-    """
+    They count entries. Each first run of an entry earns BUDGET_RATIO of a retry and each second a trickle, up to a reserve (as
+    Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering", ch. 22). The reserve pays for a few
+    culprits in batches of `largest` entries. What a tenant has spent is a debt, stored like a rate limit's as the instant at which it
+    is paid. A tenant without debt isn't stored, so nothing is counted while nothing fails."""
 
     __slots__ = ("_each", "_paid_at", "_reserve")
 

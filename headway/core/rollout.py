@@ -1,14 +1,13 @@
 """Rules of a rollout: how much traffic the new version gets, and when there is enough evidence against it.
 
-Both tests compare two shares, block by block: the new version's requests and those of the version beside it that ended
-meanwhile. So whatever troubles both at the same time speaks for neither. The bet on an alternative grows by its
-likelihood ratio, with a joint share in place of the two under the hypothesis that the new version is no worse, which
-makes it an e-variable for that hypothesis: A. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact sequential
-k-sample tests that allow for optional stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block
-that lie between 0 and 1 count like the outcomes of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating means of
-bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's inequality the mean of the bets ever
-reaches 1/p with probability p at most if the new version is no worse, however often one looks; to take less than a
-bet has won keeps that. All steps and tests of a rollout share ERROR_RATE.
+Both tests compare two shares, block by block: those of the new version's requests, and of the other version's requests that ended at
+the same time. So whatever troubles both counts for neither. The bet on an alternative grows by its likelihood ratio, where under the
+hypothesis that the new version is no worse a joint share replaces the two. This makes it an e-variable for that hypothesis: A. Turner,
+A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that allow for optional stopping", J. Stat. Plan. Inference
+230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating
+means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's inequality, if the new version is no worse, the
+mean of the bets ever reaches 1/p with probability p at most, however often one looks. Counting less than a bet has won keeps that. All
+steps and tests of a rollout share ERROR_RATE.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo, Work
 from headway.model.rollout import Block, Evidence
 
 ERROR_RATE = 0.008
-"""Limit on the probability, over all steps and tests, that a version which is no worse is rolled back."""
+"""Limit on the probability, over all steps and tests, of rolling back a version that is no worse."""
 FAILURES, P95 = "failures", "p95"
 TESTS = (FAILURES, P95)
 """Tests that may end a rollout."""
@@ -32,24 +31,24 @@ MOST_STEPS = 20
 LONGEST_STEP = 7 * 86400.0
 """Seconds of the longest step."""
 MOST_KEPT = 64
-"""Versions of earlier rollouts that a record keeps: the last promoted one, and the last losers."""
+"""Limit on the versions of earlier rollouts in a record: the last promoted one, and the last losers."""
 SLOWER = 0.25
-"""How far the new version's P95 may be above the other's, as a share, unless the rollout says otherwise."""
+"""Default share by which the new version's P95 may exceed the other's."""
 MOST_SLOWER = 10.0
 
 ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
-"""Alternatives that are bet on: odds of a hit for the new version over those for the other, and what one block adds at most.
+"""Alternatives to bet on: odds of a hit for the new version over those for the other, and the limit on what one block adds.
 
-So a list of bad inputs, or a stall of some seconds, isn't enough, however many requests fail: they have one cause.
+So a list of bad inputs, or a stall of some seconds, isn't enough, however many requests fail, as they have one cause.
 """
 OUTCOMES_BLOCK = 0.9
-"""Least seconds of a block of outcomes: two looks, which come a little early or late."""
+"""Shortest block of outcomes in seconds: two looks, which come a little early or late."""
 LATENCIES_BLOCK = 1.9
-"""Least seconds of a block of latencies, four looks. Only their share counts: requests beside each other wait in one queue."""
+"""Shortest block of latencies in seconds: four looks. Only their share counts, as requests that wait together delay each other."""
 LEAST_LATENCIES = 20
-"""Answers of the other version needed to know its P95 well enough."""
+"""Answers of the other version from which its P95 is known well enough."""
 USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05
-"""Shares of hits that are expected at first."""
+"""Shares of hits expected at first."""
 
 _GROWTH = 1.1
 """Growth from one bucket of latencies to the next."""
@@ -66,15 +65,15 @@ class Unknown(NoRollout):
 
 
 def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
-    """Begin a rollout.
+    """Return the rollout that a request begins.
 
     Arguments:
-        plan: the request; if it names no version to compare with, that is the only other one that takes requests.
+        plan: the request. If it names no version to compare with, that is the only other version that takes requests.
         workers: the worker registry.
         last: last rollout of the model; None: there was none.
 
     Raises:
-        Unknown: the model has no worker, or a version has none.
+        Unknown: the model, or a version, has no worker.
         NoRollout: it is impossible; says why.
     """
     if last is not None and last.running:
@@ -100,17 +99,17 @@ def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) ->
 
 
 def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
-    """Return the former weights that a new rollout keeps."""
-    kept = {one: weight for one, weight in left.items() if one != version}
+    """Return the earlier weights that a new rollout keeps."""
+    kept = {name: weight for name, weight in left.items() if name != version}
     if not any(kept.values()) and (left.get(version) or beside in kept):
-        kept[beside] = 100.0  # It must serve if the new version loses: no other is known to do well.
+        kept[beside] = 100.0  # If the new version loses, this one must serve, as no other is known to do well.
     while len(kept) > MOST_KEPT:
-        del kept[next(one for one, weight in kept.items() if not weight)]
+        del kept[next(name for name, weight in kept.items() if not weight)]
     return kept
 
 
 def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
-    """End a rollout for an operator, even if it already ended in another way.
+    """Return a rollout ended by an operator, even if it had ended in another way.
 
     Arguments:
         last: last rollout of the model; None: there was none.
@@ -119,7 +118,7 @@ def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequ
         workers: the worker registry.
 
     Raises:
-        Unknown: there was none, or nobody serves the version that is to get all requests.
+        Unknown: there was none, or no worker serves the winner.
     """
     if last is None:
         raise Unknown(f"model {model!r} has had no rollout")
@@ -129,13 +128,12 @@ def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequ
 
 
 def _versions(model: str, workers: Sequence[WorkerInfo]) -> set[str]:
-    """Return the versions of a model that are there. Raises Unknown for a model without a worker."""
-    own = [
-        one for one in workers if one.model == model and one.status not in (WorkerStatus.OFFLINE, WorkerStatus.FAILED)
-    ]
+    """Return a model's versions that have a worker. Raises Unknown if it has no worker."""
+    gone = (WorkerStatus.OFFLINE, WorkerStatus.FAILED)
+    own = [worker for worker in workers if worker.model == model and worker.status not in gone]
     if not own:
         raise Unknown(f"model {model!r} has no worker")
-    return {one.version for one in own if one.version}
+    return {worker.version for worker in own if worker.version}
 
 
 def _check_served(model: str, version: str, there: Collection[str]) -> None:
@@ -148,9 +146,9 @@ def _check_served(model: str, version: str, there: Collection[str]) -> None:
 
 def _check_plan(plan: Rollout) -> None:
     steps, every, tests = plan.steps, plan.every, plan.rollback_on
-    grows = all(one < other for one, other in itertools.pairwise(steps))
+    grows = all(step < following for step, following in itertools.pairwise(steps))
     if not steps or not grows or not (steps[0] > 0.0 and steps[-1] <= 100.0):
-        shown = ",".join(f"{one:g}" for one in steps)
+        shown = ",".join(f"{step:g}" for step in steps)
         raise NoRollout(f"steps {shown!r} are not percentages that grow, above 0 and up to 100, as in 1,10,50,100")
     if len(steps) > MOST_STEPS:
         raise NoRollout(f"{len(steps)} steps are more than {MOST_STEPS}")
@@ -170,15 +168,9 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Return the weights that hold for a model's versions.
+    """Return the weights of a model's versions; `there`: those that have a worker.
 
-    Those of the settings hold until a version is promoted, or if that has no worker, except for versions that lost.
-
-    Arguments:
-        rollout: last rollout of the model; None: there was none.
-        configured: weights that the settings say.
-        there: versions that have a worker.
-    """
+    The configured ones hold until a version is promoted, and while the promoted version has no worker, except for versions that lost."""
     if rollout is None:
         return configured
     left = left_by(rollout)
@@ -218,17 +210,10 @@ def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
 
 
 def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
-    """Return the rollout as it stands some seconds later: with more evidence, a step further, promoted or rolled back.
+    """Return the rollout `seconds` later: with more evidence, maybe a step further, promoted or rolled back.
 
-    A step lasts until its time has passed and the new version has had a request. The last one, unless that is 100 %,
-    lasts until somebody promotes or aborts.
-
-    Arguments:
-        rollout: a rollout that runs.
-        seconds: seconds since the last call.
-        new: requests of the new version that ended meanwhile.
-        old: those of the one beside it.
-    """
+    A step lasts until its time has passed and the new version has had a request. The last step, unless it is 100 %, lasts until
+    somebody promotes or aborts. `new` and `old`: requests of both versions that ended in these seconds."""
     evidence = rollout.evidence
     evidence = replace(evidence, new=counted(evidence.new, new), old=counted(evidence.old, old))
     evidence = _with_outcomes(evidence, _filled(evidence.outcomes, seconds, new, old))
@@ -248,7 +233,7 @@ def _filled(block: Block, seconds: float, new: VersionCounts, old: VersionCounts
 
 
 def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
-    """Add a block of outcomes to the evidence. The block stays open until it is old enough and has both versions."""
+    """Return the evidence with a block of outcomes, unless the block is still too short or lacks a version."""
     new, old = block.new, block.old
     if block.seconds < OUTCOMES_BLOCK or not (new.count and old.count):
         return replace(evidence, outcomes=block)
@@ -259,7 +244,7 @@ def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
 
 
 def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
-    """Add a block of latencies, likewise. `allowed`: buckets by which the new version may be slower."""
+    """Return the evidence with a block of latencies, likewise. `allowed`: buckets by which the new version may be slower."""
     new, old = block.new.latencies, block.old.latencies
     if block.seconds < LATENCIES_BLOCK or not (new and old):
         return replace(evidence, latencies=block)
@@ -275,14 +260,9 @@ def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
 
 
 def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, float], usual: float) -> tuple[float, ...]:
-    """Return the logarithms of the bets after one block.
+    """Return the logarithms of the bets after one block; they start empty.
 
-    Arguments:
-        bets: those before it; none at first.
-        new: number of requests of the new version, and of those the hits.
-        old: those of the other.
-        usual: share of hits of the old version, as it is known from before.
-    """
+    `new`, `old`: number of requests of each version, and of hits among them. `usual`: the old version's earlier share of hits."""
     (count, hits), (others, other_hits) = new, old
     usual = min(max(usual, 1e-6), 0.99)
     grown = []
@@ -300,9 +280,9 @@ def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, floa
 
 
 def _verdict(rollout: Rollout) -> str:
-    """Return why a rollout is rolled back, in words; empty while there isn't enough evidence."""
+    """Return why to roll back, in words; empty while there isn't enough evidence."""
     evidence, share = rollout.evidence, f"of {rollout.percent:g} %"
-    tests = sum(one < 100.0 for one in rollout.steps) * len(rollout.rollback_on)
+    tests = sum(step < 100.0 for step in rollout.steps) * len(rollout.rollback_on)
     enough = math.log(tests / ERROR_RATE) if tests else math.inf
     new, old = evidence.new, evidence.old
     if FAILURES in rollout.rollback_on and _mean(evidence.failures) >= enough:
@@ -321,7 +301,7 @@ def _mean(bets: Sequence[float]) -> float:
     if not bets:
         return 0.0
     most = max(bets)
-    return most + math.log(sum(math.exp(one - most) for one in bets) / len(bets))
+    return most + math.log(sum(math.exp(bet - most) for bet in bets) / len(bets))
 
 
 def _allowed(rollout: Rollout) -> int:
@@ -332,5 +312,5 @@ def _share_above(latencies: Mapping[int, int], limit: int) -> float:
     return sum(count for bucket, count in latencies.items() if bucket > limit) / sum(latencies.values())
 
 
-def _sum(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    return {bucket: one.get(bucket, 0) + other.get(bucket, 0) for bucket in one.keys() | other.keys()}
+def _sum(counts: Mapping[int, int], more: Mapping[int, int]) -> dict[int, int]:
+    return {bucket: counts.get(bucket, 0) + more.get(bucket, 0) for bucket in counts.keys() | more.keys()}

@@ -41,13 +41,9 @@ def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
 
 
 def weight(value: Value, max_batch: int, max_weight: int) -> int:
-    """Return the weight of a value's rows, at most that of a full batch. Other values than tensors are one row.
+    """Return the weight of a value's rows, at most that of a full batch. Values other than tensors are one row.
 
-    Arguments:
-        value: value for the model.
-        max_batch: most rows of a batch.
-        max_weight: limit on the weight of a batch; 0 for none, and each row weighs 1.
-    """
+    `max_weight`: limit on the weight of a batch; 0 for none, and each row weighs 1."""
     rows = min(rows_of(value), max_batch)
     return math.ceil(rows * max_weight / max_batch) if max_weight else rows
 
@@ -55,18 +51,13 @@ def weight(value: Value, max_batch: int, max_weight: int) -> int:
 def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, ...], max_batch: int) -> int:
     """Return a number that values share if they may run in one call.
 
-    Arguments:
-        value: value for the model.
-        together: which rows the model takes in one call.
-        specs: specifications of its inputs.
-        max_batch: most rows of a batch.
-    """
+    `together`: which rows the model takes in one call. `specs`: specifications of its inputs."""
     if together is RowsTogether.ANY or not isinstance(value, Tensors):
         return 0
     heads = header_of(value).heads
-    shapes = {one.name if len(heads) > 1 else "": one.shape[1:] for one in heads}
+    shapes = {head.name if len(heads) > 1 else "": head.shape[1:] for head in heads}
     if together is RowsTogether.PADDED:
-        known = {one.name if len(specs) > 1 else "": one.shape for one in specs}
+        known = {spec.name if len(specs) > 1 else "": spec.shape for spec in specs}
         if shapes.keys() == known.keys() and all(fits(shape, known[name]) for name, shape in shapes.items()):
             free = {name: _free(shape, known[name]) for name, shape in shapes.items()}
             longest = max(itertools.chain(*free.values()), default=0)
@@ -88,5 +79,6 @@ def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
 
 
 def _step(size: int, axes: int) -> int:
-    """Return the step of the length of one of so many free axes. Rows of the same steps fill up to MOST_PADDED times their bytes at most."""
+    """Return the step of the length of one of `axes` free axes. Padding rows of the same steps takes at most MOST_PADDED times their
+    bytes."""
     return math.ceil(math.log(size, MOST_PADDED) * axes) if size else -1

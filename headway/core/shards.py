@@ -42,26 +42,14 @@ PART = 0.25
 
 
 def active(shards: int, slots: int) -> int:
-    """Return the number of shards in use: as many as can have SLOTS_EACH slots, but at least one.
-
-    Arguments:
-        shards: number of shards, at least 1.
-        slots: live GPUs of the model.
-    """
+    """Return the number of shards in use, of at least 1: as many as can have SLOTS_EACH of the live slots, but at least one."""
     return max(1, min(shards, slots // SLOTS_EACH))
 
 
 def home(worker: str, workers: Sequence[str], active: int) -> int:
-    """Return the shard that a worker claims from first: ranks are dealt out in turn.
+    """Return the shard that a worker claims from first: ranks among the ids of all live workers are dealt out in turn.
 
-    So shards differ by one slot at most, which hashing ids wouldn't ensure. A worker that isn't among the workers yet gets the home
-    that it will have.
-
-    Arguments:
-        worker: id of the worker.
-        workers: ids of the live workers, in any order.
-        active: shards in use.
-    """
+    So shards differ by one slot at most, which hashing ids wouldn't ensure. A worker that isn't among them yet gets its future home."""
     return bisect_left(sorted(workers), worker) % active
 
 
@@ -73,11 +61,7 @@ def slots_at(shard: int, slots: int, active: int) -> int:
 def in_turn(turn: int, slots: int, active: int) -> int:
     """Return the shard that gets the next entries: the home of the next slot, so that each shard gets its slots' share.
 
-    Arguments:
-        turn: number that grows by one with each call of a gateway, from anywhere.
-        slots: live GPUs of the model.
-        active: shards in use.
-    """
+    `turn` grows by one with each call of a gateway, from anywhere."""
     return turn % slots % active if slots else 0
 
 
@@ -110,11 +94,7 @@ def parts(count: int, max_batch: int) -> int:
 def behind(depth: int, slots: int, max_batch: int) -> bool:
     """Return True if slots from other shards may claim here when the shard's rule allows a departure.
 
-    Arguments:
-        depth: entries waiting in the shard.
-        slots: slots at home; without any, the shard depends on help.
-        max_batch: most entries in a batch.
-    """
+    Without `slots` of its own, the shard depends on their help."""
     return depth >= (BEHIND * max_batch if slots else 1)
 
 

@@ -45,12 +45,7 @@ STRAY = 2.0
 
 
 def weight_of(deviation: float, batches: float) -> float:
-    """Return the weight of a slot's newest batch.
-
-    Arguments:
-        deviation: standard deviation of run times relative to their mean.
-        batches: batches of the slot before this one.
-    """
+    """Return the weight of a slot's newest batch, after so many. `deviation`: of run times, relative to their mean."""
     ratio = (ERROR / max(deviation, LEAST_DEVIATION)) ** 2
     return max(1.0 / (batches + PRIOR), min(MOST_WEIGHT, 2.0 * ratio / (1.0 + ratio)))
 
@@ -92,13 +87,7 @@ class SlotFactors:
         return self._known.keys()
 
     def keep(self, slots: int, workers: Collection[str], departures: int) -> None:
-        """Set the slots at home.
-
-        Arguments:
-            slots: their number.
-            workers: ids of their workers. What was learnt about others is forgotten.
-            departures: batches that have left the queue so far.
-        """
+        """Set the slots at home, and their workers. What was learnt about other workers is forgotten."""
         self._slots = slots
         for worker in [worker for worker in self._known if worker not in workers]:
             self._count(self._known.pop(worker).position, -1)
@@ -110,16 +99,9 @@ class SlotFactors:
     def learn(
         self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int, doubt: float = 1.0
     ) -> None:
-        """Learn from a run how fast its slot is relative to others, and how long batches take.
+        """Learn from a run how fast its slot is relative to others, and how long batches take on a slot of factor 1 (`line`).
 
-        Arguments:
-            line: run times of a slot of factor 1.
-            worker: id of the worker that ran the batch.
-            size: size of the batch.
-            seconds: its run time.
-            departures: batches that have left the queue so far.
-            doubt: multiple of the deviation of its run time.
-        """
+        `doubt`: multiple of the deviation of its run time."""
         factor, foretold = self.of(worker), line.seconds(size)
         if foretold > 0.0:
             self.observe(worker, seconds / foretold, doubt * line.deviation / foretold, departures)
@@ -128,12 +110,8 @@ class SlotFactors:
     def observe(self, worker: str, ratio: float, deviation: float, departures: int) -> None:
         """Learn from a finished batch.
 
-        Arguments:
-            worker: id of the worker that ran it.
-            ratio: its run time relative to the line's prediction.
-            deviation: standard deviation of run times relative to their mean.
-            departures: batches that have left the queue so far.
-        """
+        `ratio`: its run time relative to the line's prediction. `deviation`: of run times, relative to their mean. `departures`:
+        batches that have left the queue so far."""
         known = self._known.get(worker)
         if known is None or ratio <= 0.0:
             return
@@ -171,24 +149,14 @@ class SlotFactors:
 
 
 def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
-    """Return the number of slots of each of FACTORS; empty if all are alike.
-
-    Arguments:
-        counts: slots at each position of FACTORS, without those at USUAL.
-        slots: number of all slots.
-    """
+    """Return the number of slots of each of FACTORS; empty if all are alike. `counts` leaves out those at USUAL."""
     if not any(counts):
         return ()
     return (*counts[:USUAL], max(slots - sum(counts), 0), *counts[USUAL + 1 :])
 
 
 def scale(counts: Collection[int], slots: int) -> float:
-    """Return the number that scales FACTORS so that the mean of their inverses over all slots is 1.
-
-    Arguments:
-        counts: slots at each position of FACTORS, without those at USUAL.
-        slots: number of all slots.
-    """
+    """Return the number that scales FACTORS so that the mean of their inverses over all slots is 1. `counts` leaves out those at USUAL."""
     apart = sum(counts)
     if not apart or slots <= 0:
         return 1.0

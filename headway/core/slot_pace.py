@@ -68,13 +68,10 @@ class Average:
 
 
 class SlotPace:
-    """Pace of one slot.
-
-    Arguments:
-        max_batch: size of the largest batch.
+    """Pace of one slot, whose largest batch has size `max_batch`.
 
     Attributes:
-        estimated: whether too few nearly full batches were seen to be sure of the pace.
+        estimated: True if too few nearly full batches were seen to be sure of the pace.
         line: run time by size, through all batches it ran.
     """
 
@@ -130,8 +127,8 @@ class SlotPace:
         run.append(seconds)
         if len(run) >= RUN:
             self._full = Average(DECAY)
-            for one in run:
-                self._full.add(one)
+            for nearly_full in run:
+                self._full.add(nearly_full)
             run.clear()
 
     def _is_sure(self) -> bool:

@@ -326,11 +326,7 @@ class _Sender(msgspec.Struct):
 
 
 class LineSuspects:
-    """Bulk lines of one process that are suspected, and the tenants that ride apart.
-
-    Arguments:
-        rng: uniform in [0, 1); draws the first shape.
-    """
+    """Suspected bulk lines of one process, and the tenants that ride apart. `rng`: uniform in [0, 1); draws the first shape."""
 
     def __init__(self, rng: Callable[[], float]) -> None:
         self.new_shape = count(int(rng() * SHAPES) + 1).__next__

@@ -105,12 +105,7 @@ def count_of(shape: Iterable[int]) -> int:
 
 
 def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
-    """Pack tensors, copying each once.
-
-    Arguments:
-        tensors: tensors, all with the same number of rows.
-        single: True if readers should see a single row, without the axis of rows.
-    """
+    """Pack tensors with the same number of rows, copying each once. `single`: readers should see one row, without the axis of rows."""
     return Tensors(b"".join(packed(tensors, single=single)))
 
 

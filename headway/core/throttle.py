@@ -63,12 +63,8 @@ class TenantRates:
         came[tenant] = came.get(tenant, 0) + count
 
     def average(self, elapsed: float, weight: float) -> dict[str, float]:
-        """Average the arrivals since the last call. Returns the averages of the tenants that send most, highest first.
-
-        Arguments:
-            elapsed: seconds since the last call.
-            weight: weight of these seconds in the new averages, 0 to 1.
-        """
+        """Average the arrivals of the last `elapsed` seconds, with a weight from 0 to 1. Returns the averages of the tenants that send
+        most, highest first."""
         came, before, self._came = self._came, self._averages, {}
         averages = {
             tenant: average
@@ -100,11 +96,7 @@ class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
 def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRates]) -> float:
     """Return the entries per second of the lowest tier that the fleet has room for; infinite if unknown.
 
-    Arguments:
-        capacity: capacity that the controller published.
-        reserved_share: share of the usable capacity that is kept for the lowest tier, 0 to 1.
-        gateways: arrivals at all gateways.
-    """
+    `reserved_share`: share of the usable capacity kept for the lowest tier, 0 to 1. `gateways`: arrivals at all of them."""
     if capacity.scarce:
         return 0.0
     if capacity.usable_per_second <= 0.0:
@@ -115,13 +107,7 @@ def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRa
 
 
 def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> float:
-    """Return the part of the room, in entries per second, that one gateway lets in. The parts of all gateways make up the room.
-
-    Arguments:
-        room: entries per second that all gateways together may let in.
-        own: arrivals at this gateway.
-        others: arrivals at each other gateway.
-    """
+    """Return the part of the room, in entries per second, that one gateway lets in. The parts of all gateways make up the room."""
     if room == math.inf:
         return room
     gateways = 1 + len(others)
@@ -139,12 +125,7 @@ def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> flo
 
 
 def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return the shares of tenants' arrivals that come to one gateway, from LEAST_WEIGHT to 1. Tenants left out send only to it.
-
-    Arguments:
-        own: arrivals at this gateway.
-        others: arrivals at each other gateway.
-    """
+    """Return the shares of tenants' arrivals that come to one gateway, from LEAST_WEIGHT to 1. Tenants left out send only to it."""
     elsewhere = _together(others)
     return {
         tenant: max(rate / (rate + elsewhere[tenant]), LEAST_WEIGHT)

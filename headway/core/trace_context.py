@@ -32,12 +32,9 @@ _HEAD = 16 + 8 + 1 + 8
 
 
 def read_trace_context(parent: bytes, state: bytes = b"") -> TraceContext | None:
-    """Return the place in a trace that a request names; None if it names none, or a malformed one.
+    """Return the place in a trace that a request names by `traceparent`; None if it names none, or a malformed one.
 
-    Arguments:
-        parent: value of `traceparent`.
-        state: values of all `tracestate` fields, joined by commas; empty if there are none.
-    """
+    `state`: values of all `tracestate` fields, joined by commas; empty if there are none."""
     found = _PARENT.fullmatch(parent)
     if found is None:
         return None
@@ -146,11 +143,8 @@ class Sampler:
         return True
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
-        """Return the context of the first span of a request without a number; None if it isn't sampled.
-
-        Arguments:
-            parent: the client's span, if the request names one.
-        """
+        """Return the context of the first span of a request without a number; None if it isn't sampled. `parent`: the client's span, if
+        named."""
         if parent is None:
             if self._left_out:
                 self._left_out -= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 
 import msgspec
@@ -23,7 +24,7 @@ MAX_DEPTH = 100
 _NAMES = {"{": "object", "[": "array", "t": "bool", "f": "bool", "n": "null"}
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
-"""Beginning of an escape that may stand for half of a surrogate pair, or for U+0000."""
+"""Start of an escape that may stand for half of a surrogate pair, or for U+0000."""
 _GOOD = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000).{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL
 )
@@ -37,7 +38,7 @@ _EXTREME = re.compile(rb"(?<![0-9.])(?:[0-9.]{200,}+(?:[eE][+-]?[0-9]++)?+|[0-9.
 MOST_DIGITS = 4300
 """Limit on digits of an integer that Python reads."""
 MOST_EXTREME = 1000
-"""Extreme numbers of a value that are checked on admission. The worker checks the others."""
+"""Extreme numbers of a value that are checked on admission. The worker checks any others."""
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 _check = msgspec.json.Decoder(msgspec.Raw).decode
@@ -57,8 +58,8 @@ def read(text: bytes) -> Value:
     """Return the value of a JSON text.
 
     Raises:
-        NoValue: it holds U+0000, half of a surrogate pair, a number out of range, or more than MAX_DEPTH levels. (Brackets
-            in its texts may hide levels; hundreds of them fail anyway.)
+        NoValue: it holds U+0000, half of a surrogate pair, a number out of range, or more than MAX_DEPTH levels. (Hundreds of brackets
+            in its texts may count as levels, too.)
         msgspec.MsgspecError, UnicodeDecodeError: it is not valid JSON.
     """
     text = text.strip(b" \t\r\n")
@@ -161,7 +162,7 @@ def of_json(text: bytes) -> Value:
 
 
 def embedded(value: Value) -> str | msgspec.Raw:
-    """Return a value as an encoder of JSON takes it."""
+    """Return a value in the form that a JSON encoder takes."""
     if isinstance(value, str):
         return value
     return msgspec.Raw(value if isinstance(value, bytes) else as_json(value))
@@ -179,20 +180,17 @@ def shown(value: Value) -> str:
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
     """Return the tensors of a value that was accepted before the model was known to take tensors.
 
-    `Predict` over gRPC has JSON text for those, and a text for the others, so that a text may be either. Where the model takes
-    a text for its one input it is one.
+    `Predict` over gRPC sends tensors as JSON text, and other inputs as plain text, so a text may be either. If the model's only input
+    is one text, it is plain text.
 
     Raises:
         NoTensors: the model doesn't take it.
     """
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
-    found = value
     if isinstance(value, str) and not takes_text:
-        try:
-            found = read(value.encode())
-        except (ValueError, RecursionError):
-            found = value  # Refused as a text.
-    return tensor_json.tensors_of(found, specs)
+        with suppress(ValueError, RecursionError):  # Then it is refused as a text.
+            value = read(value.encode())
+    return tensor_json.tensors_of(value, specs)
 
 
 def octets(value: Value) -> bytes:
@@ -205,9 +203,7 @@ def octets(value: Value) -> bytes:
 def canonical(value: Value) -> bytes:
     """Return bytes that are equal for values that mean the same, and differ for others.
 
-    A JSON text stays as it is if it is long, or if it holds a number out of range. Octets mean the same as their text in
-    base64.
-    """
+    A JSON text stays as it is if it is long or holds a number out of range. Octets equal their text in base64."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, Tensors):
@@ -256,7 +252,8 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
 
 
 def _check_numbers(text: bytes) -> int:
-    """Refuse a number out of range among the first MOST_EXTREME candidates. Return how many there are, counting at most MOST_EXTREME + 1."""
+    """Refuse a number out of range among the first MOST_EXTREME extreme ones. Return the number of extreme ones, at most MOST_EXTREME +
+    1."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
         return 0

@@ -28,12 +28,7 @@ LEAST_STOP = 0.5
 
 
 def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
-    """Return the size of the next batch; None if enough is known, or no time is left.
-
-    Arguments:
-        runs: all batches so far, in order; the first is of one input.
-        most: size of the largest batch.
-    """
+    """Return the size of the next batch, up to `most`, given all batches so far; None if enough is known, or no time is left."""
     if not runs:
         return 1
     took = [_foreseen(runs, at) if _stood_still(runs, at) else runs[at][1] for at in range(1, len(runs))]

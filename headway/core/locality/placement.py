@@ -172,13 +172,9 @@ class _Gpu(msgspec.Struct):
 
 
 class Placement:
-    """Placement of models on the GPUs of one process.
+    """Placement of models on the GPUs of one process, each of which has `room` models.
 
-    Arguments:
-        gpus: names of the GPUs.
-        room: limit on the models of one GPU.
-        min_warm: number of copies that each model keeps, by name.
-    """
+    `min_warm`: number of copies that each model keeps, by name."""
 
     def __init__(self, gpus: Sequence[str], room: int, min_warm: Mapping[str, int]) -> None:
         self._gpus = {gpu: _Gpu() for gpu in gpus}
@@ -223,11 +219,7 @@ class Placement:
     def first(self, elsewhere: Mapping[str, int] = MappingProxyType({})) -> list[Move]:
         """Return the loads of a starting process: first the copies to keep, then each model in turn while there is room.
 
-        Models with the fewest copies elsewhere go first. A second call before anything is loaded starts over.
-
-        Arguments:
-            elsewhere: copies in other processes, by model.
-        """
+        Models with the fewest copies in other processes go first. A second call before anything is loaded starts over."""
         moves = []
         for gpu in self._gpus.values():
             gpu.loading.clear()
@@ -289,11 +281,7 @@ class Placement:
     def look(self, asked: Mapping[str, Asked], used: Mapping[tuple[str, str], float], now: float) -> list[Move]:
         """Return what to load now. Each load counts as loading until `loaded` or `failed` is called.
 
-        Arguments:
-            asked: requests for each model, and its capacity in other processes.
-            used: share of recent time in which a GPU ran batches of a model, by GPU and model.
-            now: the instant.
-        """
+        `asked`: requests for each model. `used`: share of recent time in which a GPU ran batches of a model, by GPU and model."""
         self._used = used
         self._note(asked, now)
         moves = []

@@ -147,10 +147,7 @@ def team(load: Load) -> Team:
 def headway(load: Load, speed: float | None = None) -> float:
     """Return the even gap s* in seconds; 0 if arrivals are too few for a second entry in a gap.
 
-    Arguments:
-        load: load of the model.
-        speed: speed of the slots that take part; None if all are alike.
-    """
+    `speed`: speed of the slots that take part; None if all are alike."""
     speed = load.slots if speed is None else speed
     if speed <= 0.0 or load.rate * load.alpha / speed < WORTH_SPACING:
         return 0.0

@@ -51,13 +51,7 @@ class ArrivalForecast:
         """Levels with their instants, as far back as a trend goes."""
 
     def observe(self, rate: float, now: float, start: float) -> None:
-        """Add a sample of the rate, averaged over about a second.
-
-        Arguments:
-            rate: arrivals per second.
-            now: the instant.
-            start: seconds that a worker needs to start.
-        """
+        """Add a sample of arrivals per second, averaged over about a second. `start`: seconds that a worker needs to start."""
         last, self._at = self._at, now
         if last is None:
             self.rate = self.level = rate

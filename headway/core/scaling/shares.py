@@ -15,12 +15,9 @@ import msgspec
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the number of workers of each process: at least one each, unless `desired` is 0.
+    """Return the number of workers of each process, `desired` in all: at least one each, unless that is 0.
 
-    Arguments:
-        desired: workers of all processes together.
-        processes: by id, the workers that a process has, and its limit.
-    """
+    `processes`: by id, the workers that a process has, and its limit."""
     if desired <= 0:
         return dict.fromkeys(processes, 0)
     has = {id: max(min(present, most), 1) for id, (present, most) in processes.items()}
@@ -48,13 +45,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 def rooms(holdings: Mapping[str, Holding], free: int, coming: int) -> dict[str, int]:
-    """Return the largest number of workers that each model may want.
-
-    Arguments:
-        holdings: places of each model.
-        free: free places.
-        coming: places being given up that aren't free yet.
-    """
+    """Return the largest number of workers that each model may want. `coming`: places being given up that aren't free yet."""
     largest_wanted = {
         model: min(max(holding.has + free, holding.wants), holding.most) for model, holding in holdings.items()
     }

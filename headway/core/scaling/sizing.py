@@ -54,12 +54,7 @@ class BatchCost(msgspec.Struct, frozen=True):
 def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.0) -> float:
     """Return the 95th percentile of latency in seconds; infinite if the slots can't carry the load.
 
-    Arguments:
-        cost: cost of the batches.
-        rate: arrivals in size per second (λ).
-        slots: healthy slots (k).
-        dispersion: variance over mean of the number of arrivals in a second or so.
-    """
+    `rate`: arrivals in size per second (λ). `dispersion`: variance over mean of the number of arrivals in a second or so."""
     capacity = slots * cost.pace
     if rate >= capacity:
         return math.inf
@@ -86,15 +81,9 @@ def _busy_wait(cost: BatchCost, rate: float, slots: int) -> float:
 def fewest_slots(
     cost: BatchCost, rate: float, promise: float, dispersion: float = 1.0, most: int = MOST_SLOTS
 ) -> int | None:
-    """Return the fewest slots that keep the promise; None if no number up to `most` does.
+    """Return the fewest slots with a 95th percentile of latency of at most `promise` seconds; None if no number up to `most` has it.
 
-    Arguments:
-        cost: cost of the batches.
-        rate: arrivals in size per second.
-        promise: promised 95th percentile of latency in seconds.
-        dispersion: see `latency_p95`.
-        most: limit on the slots.
-    """
+    `rate`, `dispersion`: see `latency_p95`."""
     low = math.floor(rate / cost.pace) + 1
     if low > most or latency_p95(cost, rate, most, dispersion) > promise:
         return None

@@ -27,8 +27,8 @@
         ├── NotFound            no such model, task, dead letter or route
         └── PayloadTooLarge     the body is larger than the limit
 
-A failure that has to travel is a `model.Failure` with one of the codes below. A new code is one entry here: status, title,
-header fields, contract and ledger follow from it.
+A failure that has to travel is a `model.Failure` with one of the codes below. A new code is one entry here: status, title, header
+fields, contract and ledger follow from it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class Code(msgspec.Struct, frozen=True):
         title: one short line, the `title` of its problem document.
         when: one sentence for the API contract: when clients get this code.
         hopeless: True if the same request will fail again.
-        refusal: True if the request was not admitted. The ledger may count many such requests of a caller in one
-            record.
+        refusal: True if the request was not admitted. The ledger may count many such requests of a caller in one record.
         native: True if the native routes, which answer on the fast path, can return it.
         shown: the code that clients see instead; they tell the two apart by status or title. Empty: its own name.
     """
@@ -260,8 +259,7 @@ class RemoteAbsent(RemoteError):
 
 
 class RemoteExhausted(RemoteError):
-    """The remote API has no capacity for the batch. It doesn't say whether that is temporary, or the batch is too
-    large."""
+    """The remote API has no capacity for the batch. It doesn't say whether that is temporary, or the batch is too large."""
 
 
 class RemoteRefused(BackendError):

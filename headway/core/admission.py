@@ -4,19 +4,19 @@ An entry is admitted if what is ahead of it drains before its deadline:
 
     ahead ≤ drain · (deadline − ℓ − margin)
 
-`drain` is the part of the fleet's k·B/ℓ(B) entries per second that its tier gets: all of it less what higher
-tiers send, and never less than the reserved share. "Ahead" are the tiers above and its own. So a lower tier
-is refused first, and an accepted entry is not overtaken into lateness.
+`drain` is the part of the fleet's k·B/ℓ(B) entries per second that its tier gets: all of it less what higher tiers send, and never less
+than the reserved share. "Ahead" are the tiers above and its own. So a lower tier is refused first, and an accepted entry is not
+overtaken into lateness.
 
-In steady overload the queue stays at its bound, so that entries wait as long as they may. If run times vary, waits do,
-too, and many admitted entries would be a little late. So the margin covers two standard deviations of the wait. A
-full batch is admitted all the same, as otherwise GPUs would run half full.
+In steady overload the queue stays at its bound, so that entries wait as long as they may. If run times vary, waits do, too, and many
+admitted entries would be a little late. So the margin covers two standard deviations of the wait. A full batch is admitted all the
+same, as otherwise GPUs would run half full.
 
-What is ahead of an entry doesn't delay it if the next batches of the free GPUs hold both. The queue admits such an entry
-whatever its deadline.
+What is ahead of an entry doesn't delay it if the next batches of the free GPUs hold both. The queue admits such an entry whatever its
+deadline.
 
-The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): a queue that
-drains at a fixed rate has a depth for every wait.
+The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): a queue that drains at a fixed rate has a
+depth for every wait.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     """Figures for admission, recomputed from time to time.
 
     Attributes:
-        drains: size per second that reaches each tier, highest first; all 0 while unknown. Size is that of
-            `QueueLimits.size`: entries, unless they are weighed.
+        drains: size per second that reaches each tier, highest first; all 0 while unknown. Size is that of `QueueLimits.size`: entries,
+            unless they are weighed.
         batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
         max_batch: size of a full batch.
         spread: square of WAIT_DEVIATIONS of a wait, in seconds² for each second of it.

@@ -1,8 +1,8 @@
 """Places of large values in an arena: memory that a worker's process and its host share.
 
-One batch at a time has the arena. Its values lie in a row from the start: first the inputs, placed by the
-host, then the outputs, placed by the worker. The next batch starts over, so memory that was touched once
-is used again and again. The generation of a place is the number of its batch, so that a place never refers to another batch's value.
+One batch at a time has the arena. Its values lie in a row from the start: first the inputs, placed by the host, then the outputs,
+placed by the worker. The next batch starts over, so memory that was touched once is used again and again. The generation of a place is
+the number of its batch, so that a place never refers to another batch's value.
 
 Pure: the owners of the memory ask here where a value goes, and whether a place named by the other side is possible.
 """

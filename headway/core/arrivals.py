@@ -3,8 +3,8 @@
 Each stream yields seconds from 0 on, never decreasing. It is drawn from as needed, so an hour's load takes no more memory than a
 second's. Randomness is an argument: the same seed gives the same arrivals in a load test and in a simulation.
 
-A trace is CSV of one of two shapes: with a header line that names a `TIMESTAMP` column, whose cells are ISO 8601 times
-(`2023-11-16 18:17:03.9799600`, as in the Azure LLM inference traces) or seconds; or one bare column of seconds.
+A trace is CSV of one of two shapes: with a header line that names a `TIMESTAMP` column, whose cells are ISO 8601 times (`2023-11-16
+18:17:03.9799600`, as in the Azure LLM inference traces) or seconds; or one bare column of seconds.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def uniform(rate: float) -> Iterator[float]:
 def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
     """Return recorded arrivals, sped up or slowed down to a mean rate.
 
-    Every gap is multiplied by (recorded rate / wanted rate), which keeps the burstiness. At its end the record
-    starts again, one mean gap later.
+    Every gap is multiplied by (recorded rate / wanted rate), which keeps the burstiness. At its end the record starts again, one mean
+    gap later.
 
     Arguments:
-        recorded: instants in seconds, never decreasing, from any origin. It is iterated once here, to measure
-            its rate, and once for each lap, so a lazy reader of a file will do; an iterator will not.
+        recorded: instants in seconds, never decreasing, from any origin. It is iterated now, to measure its rate, and for each lap, so
+            it must not be an iterator.
         rate: wanted mean arrivals per second.
 
     Raises:
-        SettingError: the rate is not a positive number, or the record holds no time span to scale.
+        SettingError: the rate is not a positive number, or the record has no time span to scale.
     """
     _check(rate)
     count, first, last = 0, 0.0, 0.0
@@ -114,16 +114,16 @@ COLUMN = "TIMESTAMP"
 
 
 def instants(lines: Iterable[str], name: str, setting: str = "--arrivals") -> Iterator[float]:
-    """Yield the arrivals of a trace, in seconds from its first one, one at a time.
+    """Yield the arrivals of a trace, in seconds from its first one.
 
     Arguments:
-        lines: the text of the trace, line by line.
+        lines: lines of the trace.
         name: name of the trace in errors, for example its path.
         setting: name in errors of the setting that it came from.
 
     Raises:
-        SettingError: while iterating: no TIMESTAMP column, an instant that cannot be read, or one that is
-            earlier than the one before it; with the number of the line.
+        SettingError: on iteration: there is no TIMESTAMP column, or an instant can't be read or is earlier than the one before it. The
+            text has the number of the line.
     """
     column: int | None = None
     read: Callable[[str], float] | None = None
@@ -162,7 +162,7 @@ def _rows(lines: Iterable[str], name: str, setting: str) -> Iterator[tuple[int, 
 
 
 def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:
-    """Find the column of instants in the first line, and whether that line is a header."""
+    """Return the column of instants, given the first line, and True if that line is a header."""
     names = [cell.strip().lstrip("\ufeff").upper() for cell in cells]
     if COLUMN in names:
         return names.index(COLUMN), True
@@ -173,7 +173,7 @@ def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:
 
 
 def _reading(sample: str) -> Callable[[str], float]:
-    """Choose the parser for a trace whose first instant is `sample`. It returns seconds from that instant."""
+    """Return a parser for a trace whose first instant is `sample`. It returns seconds from that instant."""
     try:
         zero = float(sample)
     except ValueError:

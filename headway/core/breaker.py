@@ -5,12 +5,10 @@ closed ──threshold failures in a row──▶ half open ──success──�
    │                               failure▼    │cooldown (doubles each time, up to a cap), or the rest asked for
    └──────the backend asks for rest─────▶ open─┘
 
-Failures in a row may be the fault of the inputs. So the first probe comes at once, before any rest, and should
-use an input that is known to work. A failure that is certainly not the inputs' fault, such as a missing connection,
-counts without others in a row.
+Failures in a row may be the fault of the inputs. So the first probe comes at once, before any rest, and should use an input that is
+known to work. A failure that is certainly not the inputs' fault, such as a missing connection, counts without others in a row.
 
-Half open, one run at a time has the permit to be the probe. A permit expires, so that a lost probe
-doesn't keep others out for good.
+Half open, one run at a time has the permit to be the probe. A permit expires, so that a lost probe doesn't keep others out for good.
 """
 
 from __future__ import annotations

@@ -1,28 +1,27 @@
 """Bulk entries: a class below all tiers, for seats that would be empty and GPUs that would be idle.
 
-A bulk entry never makes a batch of others leave, and no figure that decides about others includes it: depth,
-arrivals, admission. It rides in two ways.
+A bulk entry never makes a batch of others leave, and is part of no figure that decides about others, such as depth, arrivals or
+admission. It rides in one of two ways:
 
     seats   in a batch that leaves anyway, once all others are packed
     whole   in a batch of bulk entries only, on a GPU that is expected to stay idle for the time of a batch
 
-A batch takes as many bulk entries as its members can afford. If run times hardly grow with size, those are all
-empty seats; otherwise as many as keep the members within the promised latency. If the model pads inputs to the longest of a
-call, lighter entries go before any that is heavier than all members, and a whole batch has entries of similar weight, and takes no longer than a
-full batch of others.
+A batch takes as many bulk entries as its members can afford. If run times hardly grow with size, that is all empty seats; otherwise as
+many as keep the members within the promised latency. If the model pads inputs to the longest of a call, bulk entries heavier than all
+members go last. A whole batch then has entries of similar weight, and takes no longer than a full batch of others.
 
-A whole batch is a bet: a request that then finds no GPU waits for at most one batch. Arrivals during a batch count as
-Poisson, so enough GPUs are left to others to make that rarer than `QueueLimits.delayed`. The outcome is counted all the same:
-each request that leaves earns that share of a credit, and each that had to wait while bulk held a GPU costs a whole credit. No bet is
-placed that the credit couldn't pay for. Without a request for QUIET seconds the fleet counts as idle, and bulk gets all GPUs.
+A whole batch is a bet: a request that then finds no GPU waits, for at most one batch. To make that rarer than `QueueLimits.delayed`,
+enough GPUs are left to others, assuming Poisson arrivals. The result is counted as a credit: each departing request earns that share,
+and each request that waited while bulk held a GPU costs 1. No bet is placed that the credit can't pay for. After QUIET seconds without
+a request the fleet counts as idle, and bulk gets all GPUs.
 
-So that no job waits long beside idle GPUs, the credit starts at FIRST_CREDIT. While it pays for a bet, one GPU at a time may begin a
-whole batch even if no other is left, provided that nothing waits and at most one request is expected meanwhile, or none came for SETTLED
-seconds, as the rate of earlier ones then says little.
+The credit starts at FIRST_CREDIT, so that no job waits long beside idle GPUs. While the credit pays for a bet, a single GPU may begin a
+whole batch even if that leaves no GPU to others. For that, nothing may wait, and at most one request may be expected during the batch.
+After SETTLED seconds without a request, the earlier rate says little, and that suffices.
 
-Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, in which all have one shape. If a batch fails,
-whoever sent its bulk entries has to find the bad one. The batch's other entries are unaffected: they run again before anybody
-suspects them. (The idea of such a class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)
+Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, with entries of one shape. If a batch fails, whoever
+sent its bulk entries has to find the bad one. Its other members just run again, and aren't suspected before that. (The idea of such a
+class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from headway.core.fair_queue import QUEUED, RUNNING, QueuedEntry, TierQueue
 from headway.core.packing import Nearness
 
 STRETCH = 1.03
-"""A full batch up to so many times longer than the one that leaves counts as equally long."""
+"""A full batch counts as equally long as the one that leaves if it takes at most so many times longer."""
 WITHIN = 0.8
 """Share of the promised latency within which a batch with bulk entries should be back."""
 QUIET = 30.0
@@ -55,21 +54,21 @@ LOOK = 0.05
 MOST_PAGES = 64
 """Limit on the pages of large entries in a whole batch, unless there is only one."""
 APART_AHEAD = 256
-"""Entries that are searched for some to ride apart with the first."""
+"""Limit on the entries searched for ones to ride apart with the first."""
 BATCHES_WAITING = 4
 """Limit on waiting entries, in full batches for each GPU; the sender holds back further ones."""
 _WEIGHT = attrgetter("weight")
 
 
 class Forecast(msgspec.Struct, frozen=True, gc=False):
-    """Forecast of a queue for the time of a whole batch that would leave now.
+    """Forecast for the time of a whole batch that would leave now.
 
     Attributes:
         seconds: expected run time of the batch in seconds.
         rate: arrivals of others per second.
-        gap: least seconds between two departures of others; 0 for none.
+        gap: shortest time in seconds between two departures of others; 0 for none.
         slots: live GPUs.
-        whole: whole GPUs that they come to. On a GPU that models share, a batch would delay another model.
+        whole: whole GPUs that they add up to. On a GPU that models share, a batch would delay another model.
         newest: instant of the latest arrival of others; minus infinity for none.
         waiting: others that wait.
     """
@@ -87,9 +86,9 @@ class BulkClass:
     """Bulk entries of one queue.
 
     Attributes:
-        busy: whole batches that run.
-        credit: entries that may still be delayed.
-        delayed: entries of others that waited for a GPU with a whole batch.
+        busy: running whole batches.
+        credit: number of requests that may still be delayed.
+        delayed: requests that waited for a GPU with a whole batch.
         ended: instant at which the last whole batch came back.
     """
 
@@ -141,8 +140,7 @@ class BulkClass:
     ) -> list[QueuedEntry]:
         """Take entries closest in weight to the heaviest of a batch, if the model pads inputs.
 
-        Lighter ones go first. Heavier ones ride only while the batch, padded, weighs no more than `padded`.
-        """
+        Lighter ones go first. Heavier ones ride only while the batch, padded, weighs no more than `padded`."""
         taken: list[QueuedEntry] = []
         for queued in self._by_nearness(heaviest, near.most):
             longest = max(queued.weight, heaviest)
@@ -167,7 +165,8 @@ class BulkClass:
         return queued
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
-        """Return the next entries: first those up to a weight, from the heaviest, then the others, from the lightest; equal ones by turn."""
+        """Return the next entries: first those up to a weight, heaviest first, then the others, lightest first. Equal ones keep their
+        turns."""
         ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
@@ -191,8 +190,7 @@ class BulkClass:
     ) -> list[QueuedEntry]:
         """Take the entries of a whole batch. Entries that ride apart go first, as they have no other way.
 
-        With `near`, they are of similar weight, and weigh no more than `padded` if each counts as the heaviest.
-        """
+        With `near`, entries have similar weight. Padded to the first, they weigh at most `padded`."""
         self.busy, self._left = self.busy + 1, now
         if now >= forecast.newest + QUIET:
             self._excused = now + 2.0 * forecast.seconds
@@ -236,7 +234,7 @@ class BulkClass:
         self.credit = min(self.credit + self._delayed * entries, self._most_credit)
 
     def charge(self, entries: int, now: float) -> None:
-        """Note that entries of others waited for a GPU with a whole batch. The first after a silence are free."""
+        """Note that entries of others waited for a GPU with a whole batch. The first ones after a silence are free."""
         self.delayed += entries
         if now <= self._excused:
             return
@@ -256,7 +254,8 @@ class BulkClass:
         return now + min(LOOK, held) if held < math.inf else held
 
     def held(self, forecast: Forecast, now: float) -> float:
-        """Return the seconds until a whole batch may leave on an idle GPU, if no others come; infinite if entries ride in seats only."""
+        """Return the seconds until a whole batch may leave on an idle GPU, if no others come; infinite if bulk entries only ride in
+        seats."""
         if forecast.whole < forecast.slots:
             return math.inf
         left = forecast.slots - self.busy - 1
@@ -267,14 +266,14 @@ class BulkClass:
         return max(forecast.newest + QUIET - now, 0.0)
 
     def _may_begin(self, forecast: Forecast, now: float) -> bool:
-        """Return True if a first whole batch may leave although no GPU is left to others, as hardly any come."""
+        """Return True if a single whole batch may leave although that leaves no GPU to others, as hardly any come."""
         if self.busy or forecast.waiting or self.credit < 1.0:
             return False
         return forecast.rate * forecast.seconds <= 1.0 or now >= forecast.newest + SETTLED
 
 
 def seats(alpha: float, beta: float, size: float, limit: float, waited: float, promise: float) -> float:
-    """Size up to which bulk entries may fill a batch.
+    """Return the size up to which bulk entries may fill a batch.
 
     Arguments:
         alpha: fixed part of its run time in seconds.

@@ -1,8 +1,8 @@
-"""Parameters that a call of a target has once: requests ride together only if these are equal. Apart, as few targets need it.
+"""Parameters that a call of a target has only once: requests ride together only if these are equal.
 
-They are compared in normal form, in which the call gets them, too, so that no answer depends on its neighbours: 5.0 is 5,
--0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, where two integers may be the
-same number with a fraction, 2⁵³ and 2⁵³.0 stay what they are, and are not equal.
+A module of its own, as few targets need it. Values are compared in normal form, in which the call gets them, too, so that no answer
+depends on its neighbours: 5.0 is 5, -0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer
+and a number with a fraction may be the same double, so 2⁵³ and 2⁵³.0 are not equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.core.rows import NUMBER_BYTES
 from headway.model import ALL_PARAMETERS, PerCall, WorkerInfo
 
 _INPUTS = frozenset(("messages",))
-"""Parameters that are the input itself, as for a chat's target. "all" doesn't include them."""
+"""Parameters that are the input itself, as for a chat model. "all" doesn't include them."""
 
 _EXACT = 1 << 53
 """Below this, numbers with a fraction or an exponent are exact, and become integers if they are whole."""
@@ -59,8 +59,7 @@ def unseen(parameters: bytes, sees: PerCall) -> list[str]:
 def values_of(parameters: bytes, names: PerCall) -> bytes:
     """Return the parameters with these names in normal form, as text; empty if there are none.
 
-    Values longer than CANONICAL, or out of range, stay as they are written.
-    """
+    Values longer than CANONICAL, or out of range, stay as they are written."""
     if not parameters:
         return b""
     members = _members(parameters)
@@ -75,10 +74,9 @@ def values_of(parameters: bytes, names: PerCall) -> bytes:
 
 
 def shape_number(parameters: bytes, names: PerCall, shape: int) -> int:
-    """Return the number that requests have in common whose parameters may be those of one call, and whose rows, which have the number `shape`, may run in it.
+    """Return a number that requests share if they may run in one call, given their parameters and the number `shape` of their rows.
 
-    A client may well find parameters that have a number in common with others. The process that runs a batch compares what they are.
-    """
+    Other requests may have the same number by chance, or by a client's intent. So the process that runs a batch compares the values."""
     values = values_of(parameters, names)
     if not values:
         return shape

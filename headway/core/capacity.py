@@ -79,10 +79,9 @@ class Freshness:
 def pace(load: Load) -> float:
     """Return the entries of mean size per second that one slot does in full batches; 0 if unknown.
 
-    As for admission, the line is trusted up to REACH times the largest batch seen, and level from there. Otherwise two small
-    batches, one of them slow by accident, could predict a capacity of next to nothing, and a throttle based on
-    it would never let a larger batch form.
-    """
+    As for admission, the line is trusted up to REACH times the largest batch seen, and level from there. Otherwise two small batches,
+    one of them slow by accident, could predict a capacity of next to nothing, and a throttle based on it would never let a larger batch
+    form."""
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
     return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0
@@ -91,9 +90,8 @@ def pace(load: Load) -> float:
 def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
     """Return the seconds within which no worker answers a request, however many there are; 0 if unknown.
 
-    A batch of one takes about this long; half of that is assumed, as slots differ. The result
-    never exceeds a full batch of the fastest slot, which measures that itself.
-    """
+    A batch of one takes about this long; half of that is assumed, as slots differ. The result never exceeds a full batch of the fastest
+    slot, which measures that itself."""
     if load.largest <= 0.0:
         return 0.0
     single = load.alpha + load.beta

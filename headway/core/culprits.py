@@ -1,9 +1,11 @@
-"""Culprits: inputs that made the model fail are not run again for a while, and their callers ride apart.
+"""Culprits: inputs that made the model fail. For a while they are not run again, and their callers ride apart.
 
-A caller is a tenant and the user on whose behalf it asks or, without keys, a client's address. A caller
-whose input failed alone gets batches of its own until APART_SECONDS have passed without another. How large
-these are depends on how often its inputs fail. So does a caller whose output was left out of its batch because outputs were too large
-together: otherwise all that ride with it would wait for their transfer. Its batches are as large as the outputs allow.
+A caller is a tenant and the user on whose behalf it asks or, without keys, a client's address. A caller rides apart, in batches of its
+own, from the failure of one of its inputs alone until APART_SECONDS have passed without another. The more often its inputs fail, the
+smaller these batches are.
+
+A caller also rides apart if its output was left out of a batch because outputs were too large together. Otherwise all that ride with it
+would wait for their transfer. Its batches are as large as the outputs allow.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ CallerKey = tuple[str, str]
 APART_SECONDS = 30.0
 """Seconds since its last culprit for which a caller rides apart."""
 MOST_APART = 16
-"""Limit on callers that ride apart. Beyond it, those whose last culprit is longest ago ride with others again."""
+"""Limit on callers that ride apart. Beyond it, the caller whose last culprit is longest ago rides with others again."""
 KNOWN_SECONDS = 180.0
 """Seconds for which an input that failed alone is answered without a run."""
 MOST_KNOWN = 256
@@ -30,7 +32,7 @@ MOST_KNOWN = 256
 MOST_TENANTS = 1000
 """Limit on tenants with known inputs."""
 ALL_GENERATIONS = -1
-"""Generation of an input that stays known whatever workers come."""
+"""Generation of an input that stays known even if workers change."""
 GENERATION_STEP = 1e-6
 """Shortest time in seconds between generations, which are numbered by their first instants."""
 SAME_INSTANT = 1e-3
@@ -40,7 +42,7 @@ ERROR_BYTES = 400
 PRIOR = 32.0
 """Successful inputs that a caller is credited with before its first culprit."""
 LONE_ROOM = 4 * MOST_OUTPUT
-"""Limit in bytes on large outputs in their caller's own batch while nobody else asks; otherwise MOST_OUTPUT."""
+"""Limit in bytes on large outputs in their caller's own batch while nobody else asks. Otherwise the limit is MOST_OUTPUT."""
 MEMORY = 1024.0
 """Inputs of a caller after which its counts are halved, so that later inputs weigh more."""
 
@@ -185,8 +187,7 @@ class Culprits:
     def renew(self, now: float = 0.0) -> None:
         """Begin a generation: a worker came or left, or has another backend or other code.
 
-        Inputs that only raised are forgotten, as their worker or old code may have been at fault.
-        """
+        Inputs that only raised are forgotten, as their worker or old code may have been at fault."""
         self._generation = max(now, self._generation + GENERATION_STEP)
 
     def _tidy(self, tenant: str, inputs: dict[bytes, _Known], now: float) -> None:

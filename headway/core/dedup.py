@@ -6,17 +6,17 @@ Pure: no clock. `headway.model.DedupKey` says what a dedup key means. A *flight*
     (none) ─begin─▶ in flight ──end──▶ kept ─────▶ (none)
                     └── end, nothing to keep ───▶ (none)
 
-The original of a flight may itself follow another: the first entry under an idempotency key may join an identical
-request. So outcomes pass along chains. An original that nobody waits for any more runs on while it has followers. Under an
-idempotency key it always runs on, as its client may ask again.
+The original of a flight may itself follow another: the first entry under an idempotency key may join an identical request. So outcomes
+pass along chains. An original that nobody waits for any more runs on while it has followers. Under an idempotency key it always runs
+on, as its client may ask again.
 
-Identical requests are also distinguished by the code that answers: their flight belongs to the newest code of its queue
-at that time, and only outputs of that code are kept. So answers and runs of older code don't count for requests
-that come once a worker with other code is there.
+Identical requests are also distinguished by the code that answers: their flight belongs to the newest code of its queue at that time,
+and only outputs of that code are kept. So answers and runs of older code don't count for requests that come once a worker with other
+code is there.
 
-If an original is too late, its followers, which came later, needn't be: they are offered again, and so are those that follow
-them, in the order in which they joined, so that the first of them is the next original. A follower that waits for a task gets the
-task's failure.
+If an original is too late, its followers, which came later, needn't be: they are offered again, and so are those that follow them, in
+the order in which they joined, so that the first of them is the next original. A follower that waits for a task gets the task's
+failure.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ STALE = 64
 def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
     """Return the SHA-256 of a request. Inputs and parameters that mean the same have the same digest, however they are written.
 
-    `version` is the version that the client asks for; empty for any.
-    """
+    `version` is the version that the client asks for; empty for any."""
     return digest_of(named(model, version), input, parameters)
 
 
@@ -72,9 +71,8 @@ _size = struct.Struct(">Q").pack
 def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
     """Return True if an outcome is kept for later requests under a dedup key.
 
-    For identical requests only outputs of this code are kept, and of a version that they ask for, as a worker of another may have
-    helped out.
-    """
+    For identical requests only outputs of this code and of a version that they ask for are kept, as a worker of another version may
+    have helped out."""
     kind = dedup_key.kind
     if kind is DedupKind.SAME:
         ran, by = ("", "") if reply.ran is None else (reply.ran.version, reply.ran.target)
@@ -180,10 +178,9 @@ class Dedup:
         return bool(self._begun)
 
     def serve(self, queue: QueueName, codes: Iterable[str], cold: Iterable[str] = ()) -> None:
-        """Note the codes of the healthy workers of a queue, and of its cold ones. A code that is new becomes the newest.
+        """Note the codes of a queue's healthy workers, and of its cold ones. A new code becomes the newest.
 
-        Those of cold workers count while no worker is healthy. Without either, the last codes stay.
-        """
+        Codes of cold workers count while no worker is healthy. If there are neither, the last codes stay."""
         healthy, known = set(codes), self._codes.get(queue, [])
         there = healthy.union(cold)
         if there:
@@ -205,7 +202,7 @@ class Dedup:
         return queued in self._unwanted
 
     def join(self, queued: QueuedEntry, now: float) -> Failure | Consequences | None:
-        """Look for a shared answer. None: there is none yet, so the entry must run.
+        """Look for a shared answer. None: there is none, so the entry must run.
 
         Returns:
             A failure: the entry is refused. Consequences: it joined, or its outcome is among the replies.
@@ -263,8 +260,7 @@ class Dedup:
     def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
         """Begin flights for all dedup keys of an entry that have none yet; it runs or joins.
 
-        `version`: version of the flight that it joins. Identical requests get answers of their own version.
-        """
+        `version`: version of the flight that it joins. Identical requests get answers of their own version."""
         own = version in (None, queued.entry.version)
         begun = [
             self._new_flight(queued.entry, dedup_key)
@@ -325,7 +321,8 @@ class Dedup:
         return consequences
 
     def with_id(self, entry: Entry, now: float) -> Entry:
-        """Give an entry whose id the client chose the dedup key of a kept task of that id. With another body it misuses the id."""
+        """Return an entry whose id the client chose with the dedup key of a kept task of that id, if any. With another body it misuses
+        the id."""
         if isinstance(self.outcome(entry.tenant, entry.id, now), Reply):
             dedup_keys = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.dedup_keys)
             return msgspec.structs.replace(entry, dedup_keys=dedup_keys)
@@ -442,7 +439,7 @@ class Dedup:
         useful = dedup_key.keep > 0.0 and keeps(dedup_key, reply, flight.code)
         size = weight(reply.output)
         if useful and reply.output is not None and size > self.limits.largest:
-            useful = dedup_key.kind is DedupKind.TASK  # A poll is told why there is no output.
+            useful = dedup_key.kind is DedupKind.TASK  # So that a poll learns why there is no output.
             failure, size = failures.too_large(size), FAILURE_BYTES
             reply = Reply(reply.id, reply.tenant, None, failure, shared=reply.shared, kept=reply.kept)
         if not useful:

@@ -1,8 +1,7 @@
 """Departure: the moment at which a batch leaves.
 
-A policy turns the measured load into a `Rule`, a handful of numbers; `decide` applies the rule to
-what waits. The split keeps every policy a few lines of arithmetic, lets the same rule be applied inside
-another process, and makes each departure explainable: it has a reason.
+A policy turns the measured load into a `Rule`, a handful of numbers; `decide` applies the rule to what waits. So a policy is a few
+lines of arithmetic, its rule can be applied in another process, and each departure has a reason:
 
     full      as many wait as the rule's batch size
     deadline  the most urgent member would be too late if it waited longer
@@ -10,8 +9,8 @@ another process, and makes each departure explainable: it has a reason.
     headway   the slot's gap since the last departure is over
     early     waiting wouldn't change the batch: less than one more arrival is expected
 
-If slots differ, a rule may let the fastest of them take turns, each with a gap of its own. The others help out:
-they take what exceeds the next batch of those, or what those are late for.
+If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take what exceeds the next
+batch of the fast slots, or what the fast slots are late for.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ RETRY, APART, BULK = "retry", "apart", "bulk"
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
 HELPED_FROM = 2
-"""Waiting full batches from which a helping slot takes one, as the next of the others takes no more than one."""
+"""Waiting full batches from which a helping slot takes a batch, as the other slots' next batch takes no more than one."""
 MEASURE_AFTER = 100
 """Departures after which a helping slot takes a batch at once, to show whether it is still slow."""
 OVER = 1.25
-"""A batch is cut beyond so many even shares of all that waits and runs."""
+"""A batch is cut if it exceeds so many even shares of all that waits and runs."""
 OVER_UNLIKE = 2.0
-"""The same if slots differ: a part may go to a slow one, which takes its time."""
+"""The same if slots differ, as a part may go to a slow one."""
 LONE_FROM = 4
 """Fewest GPUs for giving each entry its own; with fewer, Poisson arrivals too often look like waiting clients."""
 LONE_ARRIVALS = 1.5
-"""Limit on arrivals expected in a gap for that: more can't be clients that wait for their answers."""
+"""Limit on arrivals expected in a gap for giving each entry its own GPU: more can't be clients that wait for their answers."""
 LONE_FACTOR = 2.2
 """Largest factor of a slot that takes a single entry while every other entry has a GPU; see `_each_has_its_own`."""
 LEEWAY = 0.005
@@ -62,8 +61,8 @@ class Load(msgspec.Struct, frozen=True):
         deviation: standard deviation in seconds of a batch's time around what α and β predict.
         largest: about the largest recently measured batch; 0 if unknown.
         entry_size: mean size of an entry; 1 unless entries are weighed.
-        paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are those of a slot whose pace is
-            the mean of all.
+        paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are those of a slot whose pace is the mean of
+            all.
         past: recent arrivals; None if not kept.
     """
 
@@ -117,8 +116,8 @@ class Rule(msgspec.Struct, frozen=True):
         tolerance: seconds that a full batch may leave ahead of schedule; infinite if full batches aren't spaced.
         gather: seconds for which others may join the oldest member, although the headway is over.
         quiet: seconds without an arrival after which the batch waits no longer.
-        company: smallest size at which the batch heeds that silence, which starts at the last end of a batch, if that is
-            later; 0 for any size, and if ends don't count.
+        company: smallest size at which the batch heeds that silence, which starts at the last end of a batch, if that is later; 0 for
+            any size, and if ends don't count.
         team: slots that take turns, if slots differ; else 0.
         speed: batches that these run together in the time of one on a slot of factor 1.
         slowest: factor above which a slot only helps out.
@@ -149,9 +148,8 @@ class Rule(msgspec.Struct, frozen=True):
     def part(self, factor: float) -> float:
         """Return the gap before a departure for a slot of this factor, as a multiple of the mean gap.
 
-        A slow slot leaves earlier after the last departure than a fast one, so that gap and run time together are as
-        long on each. Weighted by how often each leaves, the multiples have a mean of 1.
-        """
+        A slow slot leaves earlier after the last departure than a fast one, so that gap and run time together are as long on each.
+        Weighted by how often each leaves, the multiples have a mean of 1."""
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
@@ -248,11 +246,10 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
 
 
 def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
-    """Return True if every running or waiting entry can have a GPU, and hardly any GPU is left over.
+    """Return True if every running or waiting entry can have its own GPU, and hardly any GPU is left over.
 
-    That is so with about as many clients as GPUs, each of which waits for its answer: nothing else comes for which a GPU
-    should be kept. While all GPUs are idle, such an entry may be the first of a burst.
-    """
+    This happens with about as many clients as GPUs, each of which waits for its answer: nothing else comes for which a GPU should be
+    kept. If all GPUs are idle, the result is False, as the entry may be the first of a burst."""
     fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
     if rule.company or not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
         return False
@@ -262,8 +259,7 @@ def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
 def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
     """Return the instant at which the gap before the next departure is over.
 
-    For a helping slot that is when one of the others would have left unless all were late.
-    """
+    A helping slot leaves only if all other slots are late: when one of them should have left."""
     if helps:
         return view.last_departure + rule.batch * view.factor
     part = rule.part(view.factor)

@@ -11,8 +11,7 @@ MOST_CHARS = 200
 def excerpt(text: str) -> str:
     """Return `text`, or its beginning and an ellipsis if it would take more than MOST_CHARS characters.
 
-    The ellipsis isn't counted. A character beyond printable ASCII counts as its JSON escape.
-    """
+    The ellipsis isn't counted. A character beyond printable ASCII counts as its JSON escape."""
     if len(text) <= MOST_CHARS // 2 and text.isascii() and text.isprintable():
         return text
     room = MOST_CHARS

@@ -1,17 +1,16 @@
 """Fair queueing: which entries ride. Tiers go in order, with a share kept for the lowest; tenants of a tier take turns.
 
-Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the round
-after its last one, or into the first that has not begun. So a flood of one tenant fills rounds of its own, and a tenant
-that comes back after a pause hasn't saved up anything. This is self-clocked fair queueing with unit cost (Golestani, "A
-self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), where the tags are whole numbers and a
-bucket for each replaces the sorting; the virtual token counter applies the same to inference (Sheng et al., "Fairness
-in Serving Large Language Models", OSDI 2024).
+Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the round after its last one,
+or into the first that has not begun. So a flood of one tenant fills rounds of its own, and a tenant that comes back after a pause
+hasn't saved up anything. This is self-clocked fair queueing with unit cost (Golestani, "A self-clocked fair queueing scheme for
+broadband applications", INFOCOM 1994), where the tags are whole numbers and a bucket for each replaces the sorting; the virtual token
+counter applies the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
-A large entry costs as many rounds as it has pages: its tenant's next entry goes into the round after those. It is itself
-served by when it begins, not by when it would end, so that one large entry of a tenant that sends little waits no
-longer than a small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight,
-an entry costs rounds in proportion to its weight, and several light ones of a tenant share a round. Its place in the batch
-is its minimum cost: a batch that is full by number costs as many rounds as one that is full by weight.
+A large entry costs as many rounds as it has pages: its tenant's next entry goes into the round after those. It is itself served by when
+it begins, not by when it would end, so that one large entry of a tenant that sends little waits no longer than a small one (start-time
+fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in proportion to its weight,
+and several light ones of a tenant share a round. Its place in the batch is its minimum cost: a batch that is full by number costs as
+many rounds as one that is full by weight.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ class QueuedEntry(msgspec.Struct, eq=False):
         reservation: its bytes in memory, until it has an outcome.
         round: round of its tier queue in which it is served.
         hung: whether its last run was ended at the GPU deadline.
-        state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE,
-            or FOLLOWS (waits for another's outcome). Queues drop what is no longer QUEUED when they meet it.
+        state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE, or FOLLOWS (waits
+            for another's outcome). Queues drop what is no longer QUEUED when they meet it.
     """
 
     entry: Entry
@@ -148,8 +147,7 @@ class TierQueue:
         self._rough = 0
         """Last round paid for by an entry that doesn't cost one round, or whose tenant has a partly used round.
 
-        Up to there a tenant's entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds.
-        """
+        Up to there a tenant's entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds."""
         self._arrivals: deque[QueuedEntry] = deque()
         self._dropped = 0
         """Dropped entries that are still in the rounds."""
@@ -209,11 +207,9 @@ class TierQueue:
     def ahead(self, tenant: str) -> int:
         """Return an upper bound on the entries that are served before the next entry of a tenant.
 
-        It counts the rest of the round being served and, for each round up to the tenant's own, as many as are in
-        the first of them. A tenant's entries are in consecutive rounds, so later rounds are no wider. A tenant that
-        floods fills rounds of its own, and waits behind few that others wait behind. If entries cost more or less than a
-        round, rounds are counted one by one.
-        """
+        It counts the rest of the round being served and, for each round up to the tenant's own, as many as are in the first of them. A
+        tenant's entries are in consecutive rounds, so later rounds are no wider. A tenant that floods fills rounds of its own, and
+        waits behind few that others wait behind. If entries cost more or less than a round, rounds are counted one by one."""
         begun = self._begun
         first = int(self._next)
         rounds = max(int(self._latest.get(tenant, 0)) + 2 - first, 1)
@@ -230,9 +226,8 @@ class TierQueue:
     def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
         """Take the entry whose turn it is, and mark it RUNNING.
 
-        Returns None if it has more than `pages` pages or is heavier than `weight`, if given. If its shape isn't
-        the one given, it stays, and the next of that shape is taken, free for its tenant; see `_pop_alike`.
-        """
+        Returns None if it has more than `pages` pages or is heavier than `weight`, if given. If its shape isn't the one given, it
+        stays, and the next of that shape is taken, free for its tenant; see `_pop_alike`."""
         places = self._round
         while self.depth:
             while places:
@@ -266,8 +261,7 @@ class TierQueue:
     def _pop_alike(self, pages: float, weight: float, shape: int) -> QueuedEntry | None:
         """Take the first entry of a shape out of turn, unless it has too many pages, is too heavy, or is too far behind.
 
-        It takes a seat that would have been empty, so its tenant gets its turn back.
-        """
+        It takes a seat that would have been empty, so its tenant gets its turn back."""
         for queued in itertools.islice(self.in_turn(), LOOK_AHEAD):
             if queued.entry.shape == shape:
                 if queued.pages > pages or queued.weight > weight:
@@ -280,8 +274,7 @@ class TierQueue:
     def pop_of_fewest(self, limit: int, weight: float) -> QueuedEntry | None:
         """Take the first entry of the tenant whose next ones, by shape, make the fewest batches of this number and weight.
 
-        If the entry whose turn it is rides with any other, it goes first. Entries out of turn are free, as with `_pop_alike`.
-        """
+        If the entry whose turn it is rides with any other, it goes first. Entries out of turn are free, as with `_pop_alike`."""
         ahead = list(itertools.islice(self.in_turn(), LOOK_AHEAD))
         if not ahead or not ahead[0].entry.shape:
             return self.pop()
@@ -315,8 +308,7 @@ class TierQueue:
     def take(self, count: int, *, small: bool) -> list[QueuedEntry]:
         """Take up to `count` entries, whatever they weigh, and mark them RUNNING.
 
-        `small`: only those before the first of more than one page.
-        """
+        `small`: only those before the first of more than one page."""
         begun, rounds, number = self._round, self._rounds, self._next
         left = count if count < self.depth else self.depth
         if self._dropped or self._rough >= number - 1:
@@ -448,9 +440,8 @@ def _skip(line: deque[QueuedEntry]) -> None:
 class DeadlineQueue:
     """Queued entries by the instant at which they are due.
 
-    Deadlines come almost in order, since most requests use the configured timeout: these go to a deque, and
-    only an entry due sooner than the one before pays for a heap.
-    """
+    Deadlines come almost in order, since most requests use the configured timeout: these go to a deque, and only an entry due sooner
+    than the one before pays for a heap."""
 
     __slots__ = ("_full_at", "_heap", "_line", "_order")
 

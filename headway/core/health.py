@@ -1,10 +1,10 @@
-"""Freshness of a worker, from the age of its last heartbeat.
+"""Freshness of a worker, judged by the age of its last heartbeat.
 
-A killed worker falls silent. Three missing heartbeats are enough to believe that, so that
-limits tighten within 3 s: publishing its capacity, and learning of that, take half a second each. A process that only stood
-still that long counts again from its next heartbeat; its batches stay its own until their leases end.
+A killed worker falls silent. Three missing heartbeats are enough to believe that, so that limits tighten within 3 s: publishing the
+lower capacity, and reading it, take half a second each. A process that only stood still for that long counts again from its next
+heartbeat, and keeps its batches until their leases end.
 
-A resting worker says so, and beats half as often. It is allowed the same second after the missing heartbeat.
+A resting worker says so, and its heartbeats are half as frequent. After a missing one it gets the same second.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ MEMORY_GROWN = 0.02
 def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
     """Return the status to believe: the reported one, unless the worker has been silent for too long.
 
-    Models that aren't loaded send no heartbeats. `age`: seconds of silence. `every`: see WorkerInfo.
-    """
+    Models that aren't loaded send no heartbeats. `age`: seconds of silence. `every`: see WorkerInfo."""
     if age >= OFFLINE_AFTER and status is not WorkerStatus.COLD:
         return WorkerStatus.OFFLINE
     if age >= DEGRADED_AFTER + grace(every) and status is WorkerStatus.HEALTHY:
@@ -78,7 +77,7 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 
 
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
-    """Return the processes that aren't silent. The newest heartbeat tells the time, as after an outage of the broker all are old."""
+    """Return the processes that aren't silent, relative to the newest heartbeat, as after an outage of the broker all are old."""
     newest = max((member.last_seen for member in members), default=0.0)
     return [member for member in members if newest - member.last_seen < SILENT_AFTER + member.every - REST_EVERY]
 

@@ -4,8 +4,8 @@ A text goes through the rules that apply to its tier and model, by kind and not 
 
     length → characters to refuse → characters to remove → normalisation → longest run → patterns
 
-So patterns see the text that the model would get. Removing and normalising once is enough: no
-form of normalisation makes a character that a rule removes. A rule in shadow neither changes nor refuses; it is only noted.
+So patterns see the text that the model would get. Removing and normalising once is enough: no form of normalisation makes a character
+that a rule removes. A rule in shadow neither changes nor refuses; it is only noted.
 
 All of it takes time linear in the text. The functions that search for patterns are made elsewhere.
 """

@@ -1,8 +1,8 @@
 """Long JSON texts, read a page at a time.
 
-Reading a megabyte of JSON in one go would block the event loop for up to a quarter of a second. The functions here are
-generators that yield after every page the number of new bytes outside strings, as strings
-cost next to nothing. Brackets of deep nesting, which are handled one by one, count as more. Values are never built; msgspec checks each page as a JSON text of its own:
+Reading a megabyte of JSON in one go would block the event loop for up to a quarter of a second. So the functions here are generators.
+After every page they yield the number of new bytes outside strings, as strings cost next to nothing. Brackets of deep nesting are
+handled singly, and count as more. Values are never built. msgspec checks each page as a JSON text of its own:
 
     text       {"a": [[1, 2], [3, 4], [5, 6]], "b": 7}
     page             [3, 4], [5
@@ -20,7 +20,7 @@ import msgspec
 
 T = TypeVar("T")
 Steps = Generator[int, None, T]
-"""Work that yields whenever others may have a turn. Returns its result."""
+"""Work that yields whenever others may have a turn, and finally returns its result."""
 
 PAGE = 1 << 14
 """Bytes of a page. A string is never cut, so a page with a long one is longer."""
@@ -31,7 +31,7 @@ MAX_LEVELS = 102
 _LONGEST = 1 << 17
 """Limit on bytes outside strings without a comma, which could only be one number or white space."""
 _TOKENS = 1 << 9
-"""Brackets and commas handled one by one between two yields."""
+"""Limit on brackets and commas handled singly between two yields."""
 _TOKEN_BYTES = 24
 """Bytes of flat JSON that take as long as one of these."""
 

@@ -1,10 +1,10 @@
-"""Ledger records of requests, in names that a database accepts. They have inputs and outputs only on demand.
+"""Ledger records of requests, with names that a database accepts. Inputs and outputs are included only on demand.
 
 Thousands of refusals a second for one caller don't fill the ledger:
 
     first of a caller ──▶ a record of its own ──▶ next ones: counted for MINUTE seconds ──▶ one record for all of them
 
-Each tier and refusal code is counted separately, as there are few. Models aren't, as clients may make names up.
+They are counted by tier and code, of which there are few, but not by model, as clients may make names up.
 """
 
 from __future__ import annotations

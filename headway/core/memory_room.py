@@ -1,9 +1,8 @@
 """Room in memory for waiting entries: a budget in bytes that tenants share.
 
-A tenant may hold at most as many bytes as remain free. So one tenant alone gets half of the whole, and n
-that want all they can get end with one part of n + 1 each: however much some hold, there is room for the next.
-This is the dynamic threshold of shared packet buffers (Choudhury and Hahne, "Dynamic queue length thresholds for
-shared-memory packet switches", IEEE/ACM Transactions on Networking, 1998).
+A tenant may hold at most as many bytes as remain free. So one tenant alone gets half of the whole, and n that want all they can get end
+with one part of n + 1 each: however much some hold, there is room for the next. This is the dynamic threshold of shared packet buffers
+(Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking, 1998).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Past of a queue: recent arrivals, and whether they come from clients that wait for their answers.
+"""Past of a queue: recent arrivals, and the number of clients that wait for their answers.
 
 Arrivals are noted when their batch leaves, all at once, so that a request costs nothing extra.
 
-A fixed number of clients, each of which asks again once answered, differs from an open load in two ways. At the end of a batch
-as many entries as there are clients wait or run, nearly always; with Poisson arrivals that number varies as much as its mean.
-And arrivals come soon after the batch before, with its answers; other arrivals come at any time.
+A fixed number of clients, each of which asks again once answered, differs from an open load in two ways. First, at the end of a batch
+the number of waiting or running entries nearly always equals that of the clients; with Poisson arrivals it varies as much as its mean.
+Second, arrivals follow soon after a batch, with its answers; other arrivals come at any time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ENOUGH = 24
 EVERY = 4
 """One in so many ends of batches is observed, to save time."""
 REGULAR = 0.06
-"""Variance of the entries that wait or run, over their mean, below which their number counts as constant."""
+"""Ratio of variance to mean of the waiting or running entries below which their number counts as constant."""
 SOON = 0.3
-"""Share of the time between two ends of batches within which clients have asked again."""
+"""Clients ask again within this share of the time between two ends of batches."""
 STILL_SOON = 0.6
-"""The same for clients recognised before: batches of several slots may end nearly together, so that the next end is near."""
+"""The same for clients already recognised, as batches of several slots may end nearly together."""
 
 
 class Past:

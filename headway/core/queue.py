@@ -1,7 +1,7 @@
 """One model's queue: the place where a batch is born.
 
-Pure: no clock, no asyncio. A broker wraps it with leases and replies; the simulator drives it from a heap of
-virtual instants. All instants passed in must come from one clock and never go back.
+Pure: no clock, no asyncio. A broker wraps it with leases and replies; the simulator drives it from a heap of virtual instants. All
+instants passed in must come from one clock and never go back.
 
     offer ──▶ waiting ──depart──▶ running ──finish──▶ gone
                  ▲  │                │
@@ -151,8 +151,7 @@ class ModelQueue:
     def bound(self, limits: QueueLimits) -> None:
         """Limit batches by weight from now on, or no longer. No other limit may differ.
 
-        Waiting entries have had their weights from the beginning.
-        """
+        Waiting entries have had their weights from the beginning."""
         self._take_in()
         for tier_queue in self._tier_queues:
             tier_queue.shaped = True
@@ -209,10 +208,9 @@ class ModelQueue:
         return queued
 
     def offer_small(self, entry: Entry, now: float, held: object = None) -> QueuedEntry | None:
-        """Fast path: note a small plain entry that is sure to be let in; None if `offer` has to judge it.
+        """Fast path: note a small plain entry that can't be refused; None if `offer` has to judge it.
 
-        Noted entries get their places together at the next look. `held`: see QueuedEntry.
-        """
+        Noted entries get their places together at the next look. `held`: see QueuedEntry."""
         timeout = entry.timeout
         queue_timeout = entry.queue_timeout
         most = self._sure.get((entry.tier, queue_timeout, timeout))
@@ -360,9 +358,8 @@ class ModelQueue:
     def _stretch(self, tier_queue: TierQueue, tenant: str) -> float:
         """Return how much longer a tier queue takes than its size suggests, as only entries of one shape ride together.
 
-        It is the factor for the tenant's next entries, since other tenants' only come in turns, or for all next ones if that is less.
-        Tenants that share a batch each pay their part.
-        """
+        The factor holds for the tenant's next entries, as other tenants' entries only come in turns; or for all next entries, if that
+        is less. Tenants that share a batch each pay their part."""
         full, limits = self.service.seconds(self.limits.max_batch), self.limits
         if full <= 0.0:
             return 1.0
@@ -383,10 +380,9 @@ class ModelQueue:
         return max(each * limits.max_batch / full, 1.0)
 
     def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
-        """Judge an entry by what will really be served before it, if all that waits in its tier and those above would be too much.
+        """Judge an entry by what will really be served before it, if all that waits in its tier and above would be too much.
 
-        What waits is counted at its tier's average weight. Whatever fits on free GPUs is admitted.
-        """
+        Waiting entries count at their tier's average weight. An entry is admitted if it fits on free GPUs."""
         gate = self._gate_now(now)
         if self.limits.fits(ahead, entry, self.whole_slots - self._running.busy):
             return None
@@ -489,7 +485,7 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _forecast(self, limit: int, now: float) -> Forecast:
-        """Return the forecast for a whole batch that leaves now. Far beyond the sizes seen, its time counts as long."""
+        """Return the forecast for a whole batch that leaves now. Its time follows the line even far beyond known sizes."""
         seconds, rate = self.service.alpha + self.service.beta * limit, sum(found.at(now) for found in self._rates)
         gap = self._rule.gap(self._running.largest)
         return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest, self._fresh)
@@ -521,7 +517,7 @@ class ModelQueue:
         departure.members, departure.bulk = members + riders, len(riders)
 
     def _charge_delay(self, bulk: BulkClass, worker: str, limit: int, now: float) -> None:
-        """Count entries that leave now but would have left before if no GPU had a whole batch."""
+        """Charge bulk for entries that leave now, if they would have left earlier without a whole batch."""
         if bulk.near(now) and self._running.busy >= self.slots - 1:
             before, view = now - 2 * LEEWAY, self._view(worker)
             if view.oldest <= before and not isinstance(decide(self._rule, view, before), Hold):
@@ -626,9 +622,8 @@ class ModelQueue:
         if departure.quarantine is not None and self.culprits.sends_large(departure.quarantine, now):
             if self._fresh:
                 self._suspects.overrun(seconds - self.service.seconds(departure.size))
-        elif learns and not (
-            departure.bulk and departure.whole and departure.members[0].entry.shape
-        ):  # Entries that ride apart are unlike others.
+        elif learns and not (departure.bulk and departure.whole and departure.members[0].entry.shape):
+            # Not from entries that ride apart, which aren't typical.
             doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0
             if departure.parted:  # Only light or only heavy entries, which says nothing about the slot.
                 self.service.observe(departure.size, seconds / self.factors.of(departure.worker))
@@ -681,8 +676,7 @@ class ModelQueue:
     ) -> FailureOutcome:
         """End a failed batch; see `core.retry`. Clients read `error`; `rng` is for the jitter.
 
-        `places`: members of the call that raised, if it wasn't all of the batch; the others run again, beyond suspicion.
-        """
+        `places`: members of the call that raised, if it wasn't all of the batch; the others run again, beyond suspicion."""
         self._sure_until = -math.inf  # Its callers may ride apart from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         arrived = self._arrive(departure, now, RETRYING)
@@ -700,9 +694,8 @@ class ModelQueue:
             self.culprits.ran(departure.quarantine, len(departure.members), clean=False)
         if members and is_over(cause, len(members), attempts, alone):
             after.dead, members = members, []
-            if (
-                cause in BLAMED
-            ):  # What waits of its caller stays: as no failed batch has company again, it costs each input of others one run.
+            if cause in BLAMED:
+                # Waiting entries of its caller stay: no failed batch mixes callers again, so each costs others one run.
                 self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error, departure.left_at)
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
@@ -756,9 +749,7 @@ class ModelQueue:
     def _run_again(
         self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Rng
     ) -> None:
-        """Run failed members again: at once in halves if an input is at fault; otherwise later, elsewhere, and
-        first whole.
-        """
+        """Run failed members again: at once in halves if an input is at fault; otherwise later, elsewhere, and first whole."""
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
         if members and (whole or cause not in SEARCHED or len(members) == 1):
             group.ready_at += backoff(group.failures, rng())
@@ -830,7 +821,7 @@ class ModelQueue:
         return self._gate
 
     def _nearness(self, limit: int) -> Nearness:
-        """Return the terms on which entries of similar weight ride together; every second batch starts with a lower tier's turn."""
+        """Return the terms for entries of similar weight to ride together. Every second batch starts with a lower tier's turn."""
         limits, by_age = self.limits, self._departures % 2 == 1 and self.limits.reserved_share > 0.0
         fixed = limits.padding.fixed * limits.max_batch if limits.padding is not None else 0.0
         return Nearness(self._limit, fixed, NEAR_BATCHES * limit, limits.padded_cost, by_age)
@@ -838,9 +829,7 @@ class ModelQueue:
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
         """Fill the batch.
 
-        If several tenants ask, large entries get no more than BATCH_PAGES, or one entry, since the whole batch
-        waits for their bytes.
-        """
+        If several tenants ask, large entries get no more than BATCH_PAGES, or one entry, since the whole batch waits for their bytes."""
         limits, hopeless = self.limits, now + self.service.seconds(limit)
         terms = Terms(
             limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed,

@@ -28,13 +28,14 @@ class Padding(msgspec.Struct, frozen=True):
 class QueueLimits:
     """Limits of a queue.
 
-    These are the number of tiers, the largest batch, the share kept for lower tiers and the limit on waiting entries. Two
-    depths are those from which the lowest tier is refused, and all tiers but the highest; None: as many as can be
-    served in time.
-
     Attributes:
+        tiers: number of tiers.
+        max_batch: size of the largest batch.
+        reserved_share: share of a batch kept for lower tiers.
+        max_queue: limit on waiting entries.
+        shed_at: depths from which the lowest tier, and all tiers but the highest, are refused; None: as many as can be served in time.
         max_weight: limit on the weight of a batch; 0 if entries aren't weighed.
-        rows: whether entries have rows or parameters of a call, so that only those of one shape ride together.
+        rows: True if entries have rows or parameters of a call, so that only those of one shape ride together.
         promise: promised latency in seconds; 0 for none.
         delayed: share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
         unit: weight of one place of a batch; infinite if entries aren't weighed.
@@ -65,7 +66,7 @@ class QueueLimits:
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def filling_up(self, line: CostLine | None) -> QueueLimits:
-        """Return these limits for a model that pads inputs, with run times on this line; for None, one that doesn't."""
+        """Return these limits for a model that pads inputs, whose run times lie on this line; None: it doesn't pad."""
         if line is None:
             return self
         fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0
@@ -77,11 +78,10 @@ class QueueLimits:
         return self.max_weight > 0 or self.padding is not None
 
     def counting_rows(self) -> QueueLimits:
-        """Return these limits for entries with rows, as many of which fit into a batch as entries otherwise.
+        """Return these limits for entries with rows. A batch has as many rows as it would otherwise have entries.
 
-        If batches are limited by weight anyway, entries weigh enough for that; see `headway.core.rows.weight`. If the
-        model pads, entries weigh their length, and have one row each.
-        """
+        If batches are limited by weight, entries already weigh their rows; see `headway.core.rows.weight`. If the model pads, entries
+        weigh their length, and have one row each."""
         most = self.max_weight if self.padding is not None else self.max_weight or self.max_batch
         return replace(self, max_weight=most, rows=True)
 
@@ -96,9 +96,7 @@ class QueueLimits:
         return min(entry.weight, self.max_weight) if self.max_weight else entry.weight
 
     def cost(self, entry: Entry) -> float:
-        """Return how many rounds an entry costs its tenant, given its weight. A batch filled by number costs as much as one
-        filled by weight.
-        """
+        """Return how many rounds an entry costs its tenant. A batch that is full by number costs as much as one that is full by weight."""
         if self.padding is not None:
             return min(self.padded_cost(entry.weight), LOOKED_AT)
         if not self.max_weight:
@@ -111,7 +109,7 @@ class QueueLimits:
         return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
 
     def line_at(self, alpha: float, beta: float, longest: float) -> tuple[float, float]:
-        """Return the line of run time by size for a batch padded to this weight, if the model pads, given the usual line."""
+        """Return the line of run time by size for a batch padded to this weight, given the usual line. Without padding it is the same."""
         padding = self.padding
         if padding is None:
             return alpha, beta
@@ -119,19 +117,18 @@ class QueueLimits:
         return each * padding.fixed, each * longest / self.max_batch
 
     def size(self, count: int, weight: float) -> float:
-        """Return the size of `count` entries with a total weight; that of a full batch is `max_batch`.
+        """Return the size of `count` entries with a total weight. A full batch has size `max_batch`.
 
-        It is their number, or the places that their weight takes if that is more. The run time of a batch depends on its
-        size, and so does everything computed from run times. If entries aren't weighed, it is their number.
-        """
+        It is their number, or the places that their weight takes if that is more; the number if entries aren't weighed. The run time of
+        a batch depends on its size, and so does everything computed from run times."""
         places = weight / self.unit
         return places if places > count else count
 
     def others(self, entry: Entry) -> float:
-        """Return the size of the entries that come with an entry, as it is judged as the last of them."""
+        """Return the size of the entries that come with an entry, which is judged as if it came last."""
         others = entry.count - 1
         return self.size(others, others * self.weight(entry)) if others > 0 else 0
 
     def fits(self, ahead: float, entry: Entry, batches: float) -> bool:
-        """Return True if so many batches hold an entry and what is ahead of it."""
+        """Return True if so many batches can hold an entry and what is ahead of it."""
         return ahead + self.size(1, self.weight(entry)) <= batches * self.max_batch

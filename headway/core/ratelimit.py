@@ -27,8 +27,7 @@ LEAST_TATS = 10_000
 def part(limit: Limit, of: int) -> Limit:
     """Return the share of a limit for one of `of` gateways that count separately.
 
-    Together they let in what the limit allows, if each sees an even part of the traffic.
-    """
+    Together they let in what the limit allows, if each sees an even part of the traffic."""
     return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0), limit.model, limit.counting)
 
 

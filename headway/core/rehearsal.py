@@ -1,7 +1,7 @@
 """Rehearsal: a small model of a queue and its slots, which shows how a policy handles given arrivals.
 
-The rules are the production ones, applied by `core.departure.decide`. There are no tiers, tenants, failures or
-deadlines, no clock and no chance: run times vary by quantiles of the measured spread, in a fixed order.
+The rules are the production ones, applied by `core.departure.decide`. There are no tiers, tenants, failures or deadlines, no clock and
+no chance: run times vary by quantiles of the measured spread, in a fixed order.
 
     for _ in rehearsal.steps(): ...      in small steps, as it takes milliseconds
 """
@@ -34,9 +34,8 @@ _BLOCK, _BLOCKS = 64, 16
 def _draws(even: bool) -> list[float]:
     """Return standard normal numbers, the same in every rehearsal, so that rules are compared fairly.
 
-    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). Even ones are blocks of the same quantiles, each
-    in another order, so that a few batches have the usual mean. But they would make a queue under load too short.
-    """
+    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). Even ones are blocks of the same quantiles, each in
+    another order, so that a few batches have the usual mean. But they would make a queue under load too short."""
     state, modulus, normal, draws = 1, 2**31 - 1, NormalDist(), list[float]()
     for _ in range(_BLOCKS):
         keyed = []

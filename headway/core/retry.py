@@ -4,11 +4,10 @@
     crashed, hung ──▶ whole again ──fails──▶ ┘
     remote ──▶ whole again ──fails──▶ whole again ──fails──▶ dead
 
-An exception is the fault of an input, and would come again: such a batch is searched at once, see `core.suspects`. A crash
-or hang may be nobody's fault: such a batch runs whole once more before it is searched. A failure of a remote API itself
-says nothing about the inputs: such a batch stays whole, so that one batch never becomes many calls to
-an API in trouble. Each further run of the latter two is paid from the retry budget of its entries' tenants, so that an
-outage is not amplified.
+An exception is the fault of an input, and would come again: such a batch is searched at once, see `core.suspects`. A crash or hang may
+be nobody's fault: such a batch runs whole once more before it is searched. A failure of a remote API itself says nothing about the
+inputs: such a batch stays whole, so that one batch never becomes many calls to an API in trouble. Each further run of the latter two is
+paid from the retry budget of its entries' tenants, so that an outage is not amplified.
 
 A backend that doesn't start, or dies before it got a batch, is started again after longer and longer pauses. Only a finished batch or
 some seconds of life show that it is well. One that dies in a batch is started again at once: the rules above bound how often that

@@ -3,8 +3,8 @@
 A request whose tensors have k rows is one entry that counts as k of a batch. So its weight is its rows, and a batch is bounded by the
 weight of as many rows as it may have entries.
 
-A batch is one call of its target. So if axes have any length, only rows of one shape ride together or, if the target has them
-padded, rows that need little padding.
+A batch is one call of its target. So if axes have any length, only rows of one shape ride together or, if the target has them padded,
+rows that need little padding.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ NUMBER_BYTES = 5
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
     """Return, by model, whether entries have rows or shapes, for models whose healthy workers say what they take.
 
-    They do while any of them takes tensors, or parameters that a call has once.
-    """
+    They do while any of them takes tensors, or parameters that a call has once."""
     found: dict[str, bool] = {}
     for worker in workers:
         if worker.takes and worker.status is WorkerStatus.HEALTHY:

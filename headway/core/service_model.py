@@ -28,7 +28,7 @@ STRAY = 2.0
 FASTER = 8
 """Batches in a row, each faster than expected by more than STRAY, after which the model has become faster."""
 FORGETTING = 0.5
-"""Weight of the past at each further one. A wrong pace holds batches back, so that there is ever less to learn from."""
+"""Weight of the past at each further such batch. A wrong pace holds batches back, so that there is ever less to learn from."""
 STRAY_DEVIATIONS = 4.0
 """Standard deviations from the expected run time within which no batch is a stray."""
 KNOWN = 8.0
@@ -40,18 +40,16 @@ SPREAD = 0.5
 class ServiceModel:
     """Run time of a batch as a line in its size.
 
-    Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System
-    Identification", §11.2). Both coefficients are kept at or above 0, so that noise cannot predict a
-    batch that gets faster as it grows. Far beyond the sizes seen the line says nothing: there `seconds` stays
-    level. Otherwise two small batches, one of them slow by accident, could predict a full batch of many seconds;
-    admission would refuse all but a trickle, and no larger batch would ever come to correct it.
+    Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System Identification", §11.2). Both
+    coefficients are kept at or above 0, so that noise cannot predict a batch that gets faster as it grows. Far beyond the sizes seen
+    the line says nothing: there `seconds` stays level. Otherwise two small batches, one of them slow by accident, could predict a full
+    batch of many seconds; admission would refuse all but a trickle, and no larger batch would ever come to correct it.
 
     Attributes:
         alpha: fixed part in seconds.
         beta: seconds for each unit of size, which is an entry unless entries are weighed.
-        deviation: standard deviation in seconds of the run times around the line. It is taken from their mean
-            distance, which one stray batch sways far less than it does the mean square (Jacobson, "Congestion
-            avoidance and control", SIGCOMM 1988).
+        deviation: standard deviation in seconds of the run times around the line. It is taken from their mean distance, which one stray
+            batch sways far less than it does the mean square (Jacobson, "Congestion avoidance and control", SIGCOMM 1988).
         largest: largest batch seen, slowly forgotten.
     """
 
@@ -120,11 +118,10 @@ class ServiceModel:
 class ArrivalRate:
     """Entries per second, forgetting with time constant `time_constant` seconds.
 
-    Each arrival adds 1/τ to a sum that decays as exp(−t/τ). The sum starts at 0, so it is divided by the
-    share of the past that has been seen, 1 − exp(−age/τ), as Adam's moments are (Kingma and Ba, 2015).
+    Each arrival adds 1/τ to a sum that decays as exp(−t/τ). The sum starts at 0, so it is divided by the share of the past that has
+    been seen, 1 − exp(−age/τ), as Adam's moments are (Kingma and Ba, 2015).
 
-    The sum is kept as it was at a base instant, and a later arrival adds exp(t/τ) to it, so that arrivals need not decay it.
-    """
+    The sum is kept as it was at a base instant, and a later arrival adds exp(t/τ) to it, so that arrivals need not decay it."""
 
     __slots__ = ("_base", "_began", "_next_base", "_sum", "_tau")
 

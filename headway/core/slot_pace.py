@@ -1,10 +1,9 @@
 """Pace of one slot in full batches, learnt from the batches that it ran itself.
 
-Slots differ: cards are mixed, and one may get hot. A line through all batches would mistake "slow card, larger
-batch" for the cost of an input. And if a batch takes as long as its longest input, no line fits from one input to a
-full batch. So each slot has figures of its own, and once batches of nearly the largest size were seen, they alone say how
-long a full one takes. Before that it is estimated: what the start's batches say about the largest, times how much longer
-later ones took.
+Slots differ: cards are mixed, and one may get hot. A line through all batches would mistake "slow card, larger batch" for the cost of
+an input. And if a batch takes as long as its longest input, no line fits from one input to a full batch. So each slot has figures of
+its own, and once batches of nearly the largest size were seen, they alone say how long a full one takes. Before that it is estimated:
+what the start's batches say about the largest, times how much longer later ones took.
 """
 
 from __future__ import annotations
@@ -142,8 +141,7 @@ class SlotPace:
         """Return the run time of a full batch; 0 if unknown.
 
         Without a warm-up of that size a line through small batches is believed up to some multiple of theirs only, as in
-        `core.capacity.pace`.
-        """
+        `core.capacity.pace`."""
         if self._full.weight >= SEEN:
             return self._full.mean
         if self._warm is not None:

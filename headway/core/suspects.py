@@ -1,29 +1,28 @@
 """The search for bad inputs: entries of a queue in `Suspects`, lines of bulk jobs in `LineSuspects`.
 
-A batch that failed holds a culprit. Hwang's generalised binary splitting finds it (Hwang, "A method for detecting all
-defective members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
+A batch that failed holds a culprit. Hwang's generalised binary splitting finds it (Hwang, "A method for detecting all defective members
+in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
 
     cut ──▶ half ──clean──▶ the rest holds the culprit: it is halved without a run of its own
               └──fails──▶ the half holds the culprit, and is halved; nothing is known of the rest any more
 
-Entries of which nothing is known go back to their caller's *quarantine* and run there together, along with fresh entries
-of a caller that rides apart. A batch with several callers is cut between two of them, those with most entries first, so
-that innocent callers are answered before anything is halved. An inference alone never ends an entry: each runs alone
-before it is given up.
+Entries of which nothing is known go back to their caller's *quarantine* and run there together, along with fresh entries of a caller
+that rides apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent callers are
+answered before anything is halved. An inference alone never ends an entry: each runs alone before it is given up.
 
-Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave and, while those have a
-batch, a tenant's fair share for each caller with a quarantine, or part of it if that caller had culprits of late. Among
-themselves they take turns by GPU time.
+Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave and, while those have a batch, a
+tenant's fair share for each caller with a quarantine, or part of it if that caller had culprits of late. Among themselves they take
+turns by GPU time.
 
-Lines of bulk jobs are searched apart from that, by the process that sent them (`headway.bulk.seat_runner`), so that they
-never make anybody else's entry suspect:
+Lines of bulk jobs are searched apart from that, by the process that sent them (`headway.bulk.seat_runner`), so that they never make
+anybody else's entry suspect:
 
     a batch failed ──▶ the lines of each tenant: whole once more, then in halves, then alone ──▶ to blame, or answered
 
-Both halves run at once, as nobody waits for the result. A tenant with a bad line rides apart until CLEAN lines of it have
-succeeded, and twice as many after each further bad one: otherwise each bad line of a million would cost others a batch. So
-does a tenant with large outputs, since all that ride with one wait while it is copied. A batch that killed its worker costs
-more than seats, as the model must load again: all lines of its tenant rest before any of them runs.
+Both halves run at once, as nobody waits for the result. A tenant with a bad line rides apart until CLEAN lines of it have succeeded,
+and twice as many after each further bad one: otherwise each bad line of a million would cost others a batch. So does a tenant with
+large outputs, since all that ride with one wait while it is copied. A batch that killed its worker costs more than seats, as the model
+must load again: all lines of its tenant rest before any of them runs.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from headway.core.retry import BLAMED, FATAL, NEVER_SPLIT, backoff, is_over, sta
 from headway.model import MOST_OUTPUT, Cause
 
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
-"""Kinds of groups: ahead of all others; half of a batch with a culprit; perhaps clean; waiting for a half's outcome."""
+"""Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome."""
 QUARANTINED_ATTEMPTS = 1
-"""Runs that all entries of a quarantine count as having had, once one of them had any: a quarantine may never be empty."""
+"""Runs that all entries of a quarantine count as having had once one of them had any, as a quarantine may never be empty."""
 LEAST_COST = 0.001
-"""Shortest run, in seconds, for the accounts below. Before the first measurement runs would cost nothing."""
+"""Shortest run, in seconds, for the accounts below, as runs would cost nothing before the first measurement."""
 APART_PRICE = 4.0
 """Price of a GPU second to a caller with recent culprits while others wait: it gets a quarter of its fair share."""
 SEARCH_PRICE = 3.0
@@ -142,7 +141,7 @@ class Suspects:
         self._place(group, group.members)
 
     def join(self, caller: CallerKey, members: Sequence[QueuedEntry], like: Group, full: int) -> None:
-        """Add entries to their caller's quarantine, ready when `like` is, or at once if it has `full` members by now."""
+        """Add entries to their caller's quarantine. It is ready when `like` is, or at once if it has `full` members by then."""
         quarantine = self._quarantines.get(caller)
         if quarantine is None:
             quarantine = self._quarantines[caller] = Group([], like.ready_at, QUARANTINE, caller=caller)
@@ -350,7 +349,8 @@ class LineSuspects:
         return 0.0 if sender is None else max(sender.rests_until - now, 0.0)
 
     def succeeded(self, tenant: str, size: int, batch: int) -> bool:
-        """Note a line's output of `size` bytes. True if its tenant rides apart from now on because full batches of such have no room."""
+        """Note a line's output of `size` bytes. True if its tenant rides apart from now on, as a batch has no room for `batch` such
+        outputs."""
         sender = self._senders.get(tenant)
         if size * batch > MOST_OUTPUT:
             sender = self._sender(tenant)
@@ -364,7 +364,8 @@ class LineSuspects:
         return False
 
     def failed(self, tenant: str, lines: Sequence[Line], cause: Cause, size: int) -> list[Sequence[Line]]:
-        """Split lines of one tenant, whose batch of `size` entries failed, into groups that run again; none if its only line gets no further run."""
+        """Return groups of a tenant's lines that run again after their batch of `size` entries failed; none if its only line gets no
+        further run."""
         first, sender = lines[0], self._sender(tenant)
         for line in lines:
             sender.suspects += line.failures == 0
@@ -386,7 +387,8 @@ class LineSuspects:
             self._senders[tenant].suspects -= 1
 
     def rest(self, tenant: str, groups: int, ran: float, now: float) -> list[float]:
-        """Have a tenant rest after a batch that ran for `ran` seconds killed its worker. Returns the pause before each of its groups, in seconds."""
+        """Let a tenant rest after a batch that ran for `ran` seconds killed its worker. Returns the pause before each of its groups, in
+        seconds."""
         sender = self._sender(tenant)
         seconds = max(LEAST_REST, RESTS * ran) * 2.0 ** min(sender.deadly, MOST_REST_DOUBLINGS)
         first = max(sender.rests_until - now, 0.0) + seconds
@@ -416,7 +418,7 @@ def last_moment(suspect: QueuedEntry) -> float:
 
 
 def _cut(members: list[QueuedEntry]) -> tuple[list[QueuedEntry], int]:
-    """Return a batch in the order to be cut, and the place: between callers if there are several, those with most entries first."""
+    """Return a failed batch in the order to be cut, and the place: between callers if there are several, those with most entries first."""
     counts = Counter(caller_of(member.entry) for member in members)
     if len(counts) == 1:
         return members, len(members) // 2

@@ -35,8 +35,7 @@ OTHER_TENANTS = ""
 BURST_SECONDS = 1.0
 """Seconds' worth of the rate that may come at once."""
 LEAST_BURST = 10.0
-"""Requests that may come at once however low the rate, which is an average over a second, and rough if low.
-"""
+"""Requests that may come at once however low the rate, which is an average over a second, and rough if low."""
 DEALT = 0.1
 """Part of the room that is divided evenly among all gateways."""
 LEAST_WEIGHT = 0.01

@@ -1,7 +1,7 @@
 """Values, from their JSON text and back; see `headway.model.Value`.
 
-A JSON text is validated without being built: a text of 1 MB may stand for half a million objects, which would block
-everybody else while they are made and freed. Only the worker that runs the input builds it.
+A JSON text is validated without being built: a text of 1 MB may stand for half a million objects, which would block everybody else
+while they are made and freed. Only the worker that runs the input builds it.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     one input, cold ──▶ one input ──▶ … ──▶ the largest batch ──▶ the largest batch again
 
-The first run may load and compile things that later ones reuse, and so may the first of each size: neither tells how long a
-batch takes. A batch is assumed to take at most proportionally longer, and isn't run if that may not fit into
-the remaining time. Small steps then lead as far up as time allows.
+The first run may load and compile things that later ones reuse, and so may the first of each size: neither tells how long a batch
+takes. A batch is assumed to take at most proportionally longer, and isn't run if that may not fit into the remaining time. Small steps
+then lead as far up as time allows.
 
-A run that takes far longer than predicted says as little, as its machine may have stalled. Its size is run once
-more, and the excess isn't counted.
+A run that takes far longer than predicted says as little, as its machine may have stalled. Its size is run once more, and the excess
+isn't counted.
 """
 
 from __future__ import annotations

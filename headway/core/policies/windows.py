@@ -1,7 +1,6 @@
 """Policies by a window: a batch leaves when it is full or its oldest member has waited long enough.
 
-It leaves early if less than one more arrival is expected in the rest of the window: waiting would then cost latency and
-change nothing.
+It leaves early if less than one more arrival is expected in the rest of the window: waiting would then cost latency and change nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class Table:
 
     below 50 % busy and fewer than 10 waiting   16 / 30 ms
     above 85 % busy or more than 100 waiting    64 / 100 ms
-    otherwise                                   32 / 50 ms
-    """
+    otherwise                                   32 / 50 ms"""
 
     def rule(self, load: Load) -> Rule:
         """Return the rule of the row that fits the load. Sizes are limited by the largest batch."""
@@ -60,8 +58,7 @@ class Pid:
 
         e = target − wait;   window += Kp·(e − e₁) + Ki·e + Kd·(e − 2e₁ + e₂)
 
-    The velocity form has no separate integrator, so clamping the window prevents windup.
-    """
+    The velocity form has no separate integrator, so clamping the window prevents windup."""
 
     def __init__(self, target: float) -> None:
         self._target = target

@@ -1,8 +1,7 @@
 """Forecast of a model's arrivals from samples of their rate: how many come, how unevenly, and how many will soon.
 
-The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start,
-arrivals may grow by as much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling
-isn't mistaken for an endless climb.
+The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start, arrivals may grow by as
+much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling isn't mistaken for an endless climb.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ class ArrivalForecast:
     def _compare(self, rate: float, now: float, elapsed: float) -> None:
         """Learn the dispersion from two samples: half of their squared difference is their variance.
 
-        Samples of one level differ only by chance, and a slow climb adds little.
-        """
+        Samples of one level differ only by chance, and a slow climb adds little."""
         self._before.append((now, rate))
         while len(self._before) > 1 and self._before[1][0] <= now - APART:
             self._before.popleft()

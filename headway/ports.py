@@ -581,7 +581,6 @@ class BulkStore(Protocol):
 
     async def file_ids(self, after: str, limit: int) -> Sequence[str]:
         """Return the ids of all tenants' files in order, after the id `after`."""
-        ...
 
     async def add_job(self, job: BulkJob, most: int, most_ended: int = MOST_ENDED) -> bool:
         """Add a job. Returns False if its tenant would have more than `most` unfinished jobs.
@@ -596,7 +595,6 @@ class BulkStore(Protocol):
 
     async def open_jobs(self, after: str, limit: int) -> Sequence[BulkJob]:
         """Return all tenants' unfinished jobs in order of their ids, after the id `after`."""
-        ...
 
     async def cancel(self, tenant: str, id: str) -> BulkJob | None:
         """Note that the client wants a job to end, unless it has ended. Returns the job."""

@@ -13,6 +13,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import accumulate, count, repeat
 from typing import Protocol
 
 from headway.errors import SettingError
@@ -36,7 +37,8 @@ def poisson(rate: float, rng: RandomSource) -> Iterator[float]:
         SettingError: the rate is not a positive number.
     """
     _check(rate)
-    return _poisson(rate, rng)
+    mean = 1.0 / rate
+    return accumulate(-math.log(1.0 - rng.random()) * mean for _ in repeat(None))
 
 
 def uniform(rate: float) -> Iterator[float]:
@@ -49,7 +51,7 @@ def uniform(rate: float) -> Iterator[float]:
         SettingError: the rate is not a positive number.
     """
     _check(rate)
-    return _uniform(rate)
+    return (number / rate for number in count())
 
 
 def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
@@ -67,47 +69,23 @@ def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
         SettingError: the rate is not a positive number, or the record has no time span to scale.
     """
     _check(rate)
-    count, first, last = 0, 0.0, 0.0
+    number, first, last = 0, 0.0, 0.0
     for last in recorded:
-        if not count:
+        if not number:
             first = last
-        count += 1
+        number += 1
     span = last - first
-    if count < 2 or span <= 0.0:
+    if number < 2 or span <= 0.0:
         raise SettingError(
-            "trace", f"{count} arrivals in {span:g} s", "has no rate", "Use one with arrivals at two instants or more."
+            "trace", f"{number} arrivals in {span:g} s", "has no rate", "Use one with arrivals at two instants or more."
         )
-    return _laps(recorded, first, (count - 1) / span / rate, count / rate)
+    scale, length = (number - 1) / span / rate, number / rate
+    return (lap * length + (instant - first) * scale for lap in count() for instant in recorded)
 
 
 def _check(rate: float) -> None:
     if not (math.isfinite(rate) and rate > 0.0):
         raise SettingError("rate", rate, "must be a positive number of requests per second", "For example 1000.")
-
-
-def _poisson(rate: float, rng: RandomSource) -> Iterator[float]:
-    log, roll = math.log, rng.random
-    mean = 1.0 / rate
-    now = 0.0
-    while True:
-        now -= log(1.0 - roll()) * mean
-        yield now
-
-
-def _uniform(rate: float) -> Iterator[float]:
-    number = 0
-    while True:
-        yield number / rate
-        number += 1
-
-
-def _laps(recorded: Iterable[float], first: float, scale: float, length: float) -> Iterator[float]:
-    lap = 0
-    while True:
-        start = lap * length
-        for instant in recorded:
-            yield start + (instant - first) * scale
-        lap += 1
 
 
 COLUMN = "TIMESTAMP"

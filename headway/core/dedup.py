@@ -76,15 +76,11 @@ def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
     kind = dedup_key.kind
     if kind is DedupKind.SAME:
         ran, by = ("", "") if reply.ran is None else (reply.ran.version, reply.ran.target)
-        return reply.output is not None and by == code and _answers(dedup_key.key.rpartition("@")[2], ran)
+        versions = dedup_key.key.rpartition("@")[2]
+        return reply.output is not None and by == code and (not ran or f",{ran}," in f",{versions},")
     if kind is DedupKind.TASK or reply.output is not None:
         return True
     return reply.failure is not None and reply.failure.code == REJECTED_BY_MODEL
-
-
-def _answers(versions: str, ran: str) -> bool:
-    """Return True if a version is among those that identical requests ask for, or unknown."""
-    return not ran or f",{ran}," in f",{versions},"
 
 
 def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:

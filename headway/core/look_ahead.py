@@ -132,17 +132,14 @@ class LookAhead:
         """Return the rule for this load. Also takes a step of a look, if one is due."""
         if (past.clients > 1) is not self._clients:
             self._clients, self._look, self._again = not self._clients, None, 0
-            self._begin_anew(past)
+            past.resume()
+            self._forget()
         if self._look is None and (self._clients or past.long):
             entries = load.in_entries()
             self._look = self._of_clients(entries, past) if self._clients else self._of_arrivals(entries, past)
         if self._look is not None and next(self._look, self) is self:
             self._look = None
         return (self._rules_of_clients if self._clients else self._rules)[self.chosen](load)
-
-    def _begin_anew(self, past: Past) -> None:
-        past.resume()
-        self._forget()
 
     def _forget(self) -> None:
         """Forget all looks and their choice."""

@@ -151,9 +151,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                 if weighs:
                     left -= queued.weight
         promised, owed = max(promised, room.promised), 0.0
-        if (
-            not members
-        ):  # Those taken so far are dropped, so entries that were too large or heavy beside them may fit now.
+        if not members:  # All taken ones were too late, so entries that didn't fit beside them may fit now.
             allowed, pages, most = tier_queues, terms.pages, None
     if (blocked or left <= 0.0) and not (
         members and members[0].entry.shape and tier_queues[members[0].entry.tier] is not top  # A batch of a lower tier.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from headway.core.tensors import SIZES, fits, header_of, rows_of
@@ -58,18 +58,16 @@ def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, 
     if together is RowsTogether.PADDED:
         known = {spec.name if len(specs) > 1 else "": spec.shape for spec in specs}
         if shapes.keys() == known.keys() and all(fits(shape, known[name]) for name, shape in shapes.items()):
-            free = {name: _free(shape, known[name]) for name, shape in shapes.items()}
+            free = {
+                name: [size for size, want in zip(shape, known[name], strict=True) if want == -1]
+                for name, shape in shapes.items()
+            }
             longest = max(itertools.chain(*free.values()), default=0)
             if max_batch * sum(_bytes_of_row(spec, longest) for spec in specs) <= PADDED_FREELY:
                 return 0
             shapes = {name: tuple(_step(size, len(sizes)) for size in sizes) for name, sizes in free.items()}
     digest = blake2b(repr(sorted(shapes.items())).encode(), digest_size=NUMBER_BYTES).digest()
     return int.from_bytes(digest, "little")
-
-
-def _free(shape: Sequence[int], spec: Sequence[int]) -> list[int]:
-    """Return the lengths of the free axes of a row."""
-    return [size for size, want in zip(shape, spec, strict=True) if want == -1]
 
 
 def _bytes_of_row(spec: TensorSpec, longest: int) -> int:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence, Set
 
+import msgspec
+
 from headway.core.service_model import ServiceModel
 
 STEP = 0.2
@@ -56,14 +58,11 @@ def position_of(raw: float) -> int:
     return min(max(steps - LOWEST, 0), len(FACTORS) - 1)
 
 
-class _Known:
-    __slots__ = ("batches", "position", "ran_at", "raw")
-
-    def __init__(self, ran_at: int) -> None:
-        self.raw = 1.0
-        self.batches = 0
-        self.position = USUAL
-        self.ran_at = ran_at
+class _Known(msgspec.Struct):
+    ran_at: int
+    raw: float = 1.0
+    batches: int = 0
+    position: int = USUAL
 
 
 class SlotFactors:

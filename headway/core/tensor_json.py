@@ -384,7 +384,8 @@ def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
         try:
             yield _packed(numbers, datatype)
         except OverflowError:
-            wrong = next(at for at, number in enumerate(numbers) if not _in_range(number, datatype))
+            least, most = BOUNDS[datatype]
+            wrong = next(at for at, number in enumerate(numbers) if not least <= number <= most)
             raise NoTensors(
                 f"element {place + wrong} of the input {quoted(name)} is {_beginning(numbers[wrong])}, which is out of the range of {datatype}"
             ) from None
@@ -428,11 +429,6 @@ def _beginning(element: object) -> str:
     """Return an element as JSON text, cut if long."""
     text = _encode(element).decode()
     return text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}…"
-
-
-def _in_range(number: float, datatype: str) -> bool:
-    least, most = BOUNDS[datatype]
-    return least <= number <= most
 
 
 def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:

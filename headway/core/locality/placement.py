@@ -234,7 +234,11 @@ class Placement:
 
     def _emptiest(self, model: str) -> str:
         """Return the GPU with the most room among those without a model; empty if there is none."""
-        free = [name for name, gpu in self._gpus.items() if self._has_room(gpu) and not self._is_on(model, gpu)]
+        free = [
+            name
+            for name, gpu in self._gpus.items()
+            if self._has_room(gpu) and model not in gpu.warm and model not in gpu.loading
+        ]
         return min(free, key=lambda name: len(self._gpus[name].loading), default="")
 
     def loaded(self, gpu: str, model: str, seconds: float, now: float) -> None:
@@ -351,7 +355,7 @@ class Placement:
         free = [(name == failed_on, self._busy(name), name) for name, gpu in fit if self._has_room(gpu)]
         if free:
             return Move(min(free)[-1], model, "", reason)
-        kept = self._copies()
+        kept = Counter(model for _, gpu in places for model in gpu.warm)
         victims = []
         for name, gpu in fit:
             if reason != BUSY:
@@ -388,10 +392,6 @@ class Placement:
         """Return the shortest stay of a model's copy in seconds."""
         return max(RESIDENCE_LOADS * self.load_seconds(model), LEAST_RESIDENCE)
 
-    def _copies(self) -> Counter[str]:
-        """Return the number of warm copies of each model."""
-        return Counter(model for gpu in self._gpus.values() for model in gpu.warm)
-
     def _busy(self, name: str) -> float:
         """Return the share of recent time in which a GPU ran batches."""
         return math.fsum(self._used.get((name, model), 0.0) for model in self._gpus[name].warm)
@@ -402,7 +402,3 @@ class Placement:
 
     def _has_room(self, gpu: _Gpu) -> bool:
         return not gpu.lost and len(gpu.warm) + len(gpu.loading) < self._room
-
-    @staticmethod
-    def _is_on(model: str, gpu: _Gpu) -> bool:
-        return model in gpu.warm or model in gpu.loading

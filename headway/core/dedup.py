@@ -144,7 +144,7 @@ class Consequences(msgspec.Struct):
     Attributes:
         replies: outcomes of other entries.
         anew: former followers to offer again, in this order.
-        idle: originals that nobody waits for any more; they needn't run.
+        idle: originals that nobody waits for any more, so they needn't run.
     """
 
     replies: list[tuple[QueuedEntry, Reply]] = msgspec.field(default_factory=list)
@@ -254,9 +254,9 @@ class Dedup:
             self._begun[queued] = flights
 
     def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
-        """Begin flights for all dedup keys of an entry that have none yet; it runs or joins.
+        """Begin flights for the dedup keys of an entry that have none yet. The entry runs, or joins another flight.
 
-        `version`: version of the flight that it joins. Identical requests get answers of their own version."""
+        `version`: version of the joined flight. Identical requests get answers of their own version."""
         own = version in (None, queued.entry.version)
         begun = [
             self._new_flight(queued.entry, dedup_key)

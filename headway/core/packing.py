@@ -32,7 +32,7 @@ class Nearness(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         full: entries of a full batch. If no more wait, they ride in turn, unless it saves time to separate light and heavy ones.
         fixed: weight that takes as long as the fixed part of a batch.
-        most: limit on the entries of a tier, in turn, among which the nearest are searched.
+        most: number of a tier's next entries among which the nearest are searched.
         cost: returns the rounds that a place costs if padded to a weight.
         by_age: True if the first entry comes from the tier whose oldest has waited longest, if that tier would get a place anyway.
     """

@@ -65,7 +65,7 @@ LOOKS = 2
 
 
 class Over(msgspec.Struct, frozen=True, gc=False):
-    """A request doesn't conform: the limit, and the seconds until it would."""
+    """Limit that a request exceeds, and the seconds until it would conform."""
 
     limit: Limit
     retry_after: float

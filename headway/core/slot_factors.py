@@ -100,7 +100,7 @@ class SlotFactors:
     ) -> None:
         """Learn from a run how fast its slot is relative to others, and how long batches take on a slot of factor 1 (`line`).
 
-        `doubt`: multiple of the deviation of its run time."""
+        `doubt`: factor for the deviation of its run time."""
         factor, foretold = self.of(worker), line.seconds(size)
         if foretold > 0.0:
             self.observe(worker, seconds / foretold, doubt * line.deviation / foretold, departures)

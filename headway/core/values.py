@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import islice
 
 import msgspec
@@ -187,10 +186,13 @@ def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
         NoTensors: the model doesn't take it.
     """
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
+    found = value
     if isinstance(value, str) and not takes_text:
-        with suppress(ValueError, RecursionError):  # Then it is refused as a text.
-            value = read(value.encode())
-    return tensor_json.tensors_of(value, specs)
+        try:
+            found = read(value.encode())
+        except (ValueError, RecursionError):
+            found = value  # Refused as a text.
+    return tensor_json.tensors_of(found, specs)
 
 
 def octets(value: Value) -> bytes:

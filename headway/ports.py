@@ -368,16 +368,12 @@ class Backend(Protocol):
     async def start(self) -> float:
         """Start the backend, including a warm-up batch. Returns the run time in seconds of the first warm-up; 0 without any.
 
-        Raises:
-            TargetError: the target cannot be loaded, or fails its warm-up batch.
-        """
+        Raises TargetError if the target cannot be loaded, or fails its warm-up batch."""
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         """Run a batch. Returns one item per entry.
 
-        Raises:
-            BackendError: the whole batch failed. After WorkerCrashed or BatchTimeout the backend must be restarted.
-        """
+        Raises BackendError if the whole batch failed. After WorkerCrashed or BatchTimeout the backend must be restarted."""
 
     async def gone(self) -> None:
         """Wait until the child has died, or should be replaced."""
@@ -439,9 +435,7 @@ class Identity(Protocol):
     def identify(self, authorization: bytes) -> Principal | None:
         """Return the principal for the value of an `Authorization` header (empty: none was sent); None if it is not valid.
 
-        Raises:
-            RequestError: the credential cannot be checked at present; says when to retry.
-        """
+        Raises RequestError if the credential cannot be checked at present; says when to retry."""
 
 
 @runtime_checkable
@@ -457,11 +451,8 @@ class KeyIdentity(Protocol):
     """Identity of API keys, which can tell what a key sent earlier may do now."""
 
     def principal_of(self, key: str) -> Principal | None:
-        """Return the principal of the key with this id; None if it is not valid.
-
-        Raises:
-            RequestError: the key cannot be checked at present.
-        """
+        """Return the principal of the key with this id; None if it is not valid. Raises RequestError if the key cannot be checked at
+        present."""
 
 
 class KeyMark(msgspec.Struct, frozen=True):

@@ -16,11 +16,7 @@ class NoArguments(ValueError):
 
 
 def read(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and named arguments that a text holds.
-
-    Raises:
-        NoArguments: the text isn't a list of literals.
-    """
+    """Return the positional and named arguments in a text. Raises NoArguments if it isn't a list of literals."""
     if not text.strip():
         return [], {}
     if len(text) > MOST_CHARS:
@@ -43,11 +39,7 @@ def read(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def write(named: Mapping[str, object]) -> str:
-    """Return named arguments as a text for `read`.
-
-    Raises:
-        NoArguments: a name isn't an identifier, or a value has no literal.
-    """
+    """Return named arguments as a text for `read`. Raises NoArguments if a name isn't an identifier, or a value has no literal."""
     for name in named:
         if not name.isidentifier():
             raise NoArguments(f"{name!r} is not the name of an argument")

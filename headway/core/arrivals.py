@@ -27,29 +27,14 @@ class RandomSource(Protocol):
 
 
 def poisson(rate: float, rng: RandomSource) -> Iterator[float]:
-    """Return arrivals of many independent clients: exponential gaps.
-
-    Arguments:
-        rate: mean arrivals per second.
-        rng: source of randomness.
-
-    Raises:
-        SettingError: the rate is not a positive number.
-    """
+    """Return arrivals of many independent clients, with exponential gaps. `rate`: mean per second, or SettingError if not positive."""
     _check(rate)
     mean = 1.0 / rate
     return accumulate(-math.log(1.0 - rng.random()) * mean for _ in repeat(None))
 
 
 def uniform(rate: float) -> Iterator[float]:
-    """Return arrivals at equal gaps, the first at 0.
-
-    Arguments:
-        rate: arrivals per second.
-
-    Raises:
-        SettingError: the rate is not a positive number.
-    """
+    """Return arrivals at equal gaps, the first at 0. `rate`: arrivals per second, or SettingError if not positive."""
     _check(rate)
     return (number / rate for number in count())
 
@@ -58,16 +43,10 @@ def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
     """Return recorded arrivals, sped up or slowed down to a mean rate.
 
     Every gap is multiplied by (recorded rate / wanted rate), which keeps the burstiness. At its end the record starts again, one mean
-    gap later.
+    gap later. It has instants in seconds, never decreasing, from any origin, and is iterated several times, so it must not be an
+    iterator.
 
-    Arguments:
-        recorded: instants in seconds, never decreasing, from any origin. It is iterated now, to measure its rate, and for each lap, so
-            it must not be an iterator.
-        rate: wanted mean arrivals per second.
-
-    Raises:
-        SettingError: the rate is not a positive number, or the record has no time span to scale.
-    """
+    Raises SettingError if the rate is not a positive number, or the record has no time span to scale."""
     _check(rate)
     number, first, last = 0, 0.0, 0.0
     for last in recorded:
@@ -92,17 +71,10 @@ COLUMN = "TIMESTAMP"
 
 
 def instants(lines: Iterable[str], name: str, setting: str = "--arrivals") -> Iterator[float]:
-    """Yield the arrivals of a trace, in seconds from its first one.
+    """Yield the arrivals of a trace, given line by line, in seconds from its first one.
 
-    Arguments:
-        lines: lines of the trace.
-        name: name of the trace in errors, for example its path.
-        setting: name in errors of the setting that it came from.
-
-    Raises:
-        SettingError: on iteration: there is no TIMESTAMP column, or an instant can't be read or is earlier than the one before it. The
-            text has the number of the line.
-    """
+    `name`, `setting`: the trace, and the setting that it came from, in errors. On iteration, raises SettingError with the number of a
+    line if there is no TIMESTAMP column, or if an instant can't be read or is earlier than the one before it."""
     column: int | None = None
     read: Callable[[str], float] | None = None
     before = -math.inf

@@ -4,14 +4,14 @@
     weight   α + β·Σw          an input takes time by its weight, such as its length
     padded   α + β·n·max w     all inputs are padded to the longest
 
-All three are fitted to the calls that ran. The one whose recent forecasts were best holds. It is that by number until another one is
+All three are fitted to the calls that ran, and the one with the best recent forecasts holds. The line by number holds until another is
 clearly better, so that a model whose batches always take the same time keeps it.
 
 A batch of a model that pads is sorted and cut if that saves time, by dynamic programming over the places of the cuts.
 
-Batches that all contain an input of the greatest length fit the line by number, too. So if α is known to be small, or if all batches
-are full so that it can't be known, a batch runs in two calls on trial now and then, the lighter inputs first. If these take less time
-than their number predicts, more trials follow soon; otherwise ever fewer.
+If every batch contains an input of the greatest length, the line by number fits, too. So now and then a batch runs in two calls on
+trial, the lighter inputs first, if α is known to be small, or can't be known as all batches are full. If the lighter inputs take less
+time than their number predicts, more trials follow soon; otherwise ever fewer.
 """
 
 from __future__ import annotations

@@ -100,15 +100,9 @@ class Culprits:
         self.active = False
 
     def found(self, entry: Entry, now: float, killed: bool = False, error: str = "", left_at: float = math.inf) -> None:
-        """Note an input that failed alone.
+        """Note an input that failed alone, with the error for its sender. `killed`: it killed its worker in several runs.
 
-        Arguments:
-            entry: entry with the input.
-            now: the instant.
-            killed: True if it killed its worker in several runs.
-            error: error for its sender.
-            left_at: instant at which its last run began. The workers may have changed since.
-        """
+        `left_at`: instant at which its last run began. The workers may have changed since."""
         self._set_apart(caller_of(entry), now)
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)

@@ -100,16 +100,7 @@ def follower(
 ) -> Entry:
     """Make an entry that follows a task, wherever that was submitted: it gets the task's outcome, and never runs.
 
-    Arguments:
-        id: UUIDv7 text; unique together with `tenant`.
-        task: id of the task.
-        tenant: name of the account that the task belongs to.
-        gateway: id of the gateway that gets the reply.
-        seconds: seconds from the enqueue until the outcome is worthless.
-        nonce: number of the submission.
-        model: name of the model that answers the task; empty if unknown.
-        version: version in whose queue the task is, if the model is known.
-    """
+    `seconds`: seconds from the enqueue until the outcome is worthless. `model`, `version`: those of the task's queue; empty if unknown."""
     keys = (DedupKey(DedupKind.TASK, task),)
     return Entry(id, model, "", 0, tenant, gateway, seconds, seconds, dedup_keys=keys, nonce=nonce, version=version)
 

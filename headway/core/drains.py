@@ -22,16 +22,8 @@ class UnknownName(NoDrain):
 def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> list[Drain]:
     """Return drains for the worker with a name, or for all workers of a process or host with it.
 
-    A worker that is offline counts if its process can start it again. It then starts without a backend until it is undrained.
-
-    Arguments:
-        name: id of a worker or a process, or name of a host.
-        workers: the worker registry.
-        members: processes of the fleet.
-
-    Raises:
-        UnknownName: nothing with workers has the name; lists similar names.
-    """
+    A worker that is offline counts if its process can start it again. It then starts without a backend until it is undrained. Raises
+    UnknownName, with similar names, if nothing with workers has the name."""
     homes = {
         worker.worker_id: home
         for worker in workers

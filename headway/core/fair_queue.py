@@ -27,10 +27,10 @@ import msgspec
 from headway.model import Entry
 
 QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
+"""States of an entry. Only QUEUED is false: it waits for its first departure."""
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
 _HAS_LEFT = attrgetter("state")
-"""States of an entry. Only QUEUED is false: it waits for its first departure."""
 _EVEN = frozenset((1,))
 """Costs of entries that take one round each."""
 
@@ -116,20 +116,8 @@ class TierQueue:
     """
 
     __slots__ = (
-        "_arrivals",
-        "_begun",
-        "_dropped",
-        "_gaps",
-        "_latest",
-        "_next",
-        "_rough",
-        "_round",
-        "_rounds",
-        "depth",
-        "mean",
-        "shaped",
-        "weight",
-    )
+        "_arrivals", "_begun", "_dropped", "_gaps", "_latest", "_next", "_rough", "_round", "_rounds", "depth", "mean", "shaped", "weight",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._round: list[QueuedEntry] = []

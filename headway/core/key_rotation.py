@@ -8,15 +8,9 @@ from headway.model import ApiKey
 
 
 def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
-    """Check that a new key has an id of its own, and that no other key replaces the same one.
+    """Check that a new key has an id of its own, and that no other key replaces the same one. Raises ValueError with the reason.
 
-    Arguments:
-        key: the new key.
-        alike: keys with its id, and keys that replace the same one.
-
-    Raises:
-        ValueError: the key can't be added; the text says why.
-    """
+    `alike`: keys with its id, and keys that replace the same one."""
     for other in alike:
         if other.id == key.id:
             raise ValueError(f"there is a key with the id {key.id!r} already")

@@ -35,17 +35,7 @@ def record_of(
     tiers: Sequence[str],
     content: bool,
 ) -> LedgerRecord:
-    """Return the ledger record of a finished request.
-
-    Arguments:
-        principal: principal that asked.
-        entry: entry of the request.
-        seconds: seconds from the request to its outcome.
-        reply: outcome of the request.
-        completed_at: Unix time in seconds.
-        tiers: names of the tiers.
-        content: whether input and output are kept.
-    """
+    """Return the ledger record of a finished request. `seconds`: until its outcome. `content`: keep input and output."""
     failure, of_answer = reply.failure, reply.ran
     ran = of_answer if reply.shared is None else None
     input = output = None

@@ -37,11 +37,7 @@ _decode_huge = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def decode(text: bytes) -> object:
-    """Return the value of a JSON text.
-
-    Raises:
-        msgspec.MsgspecError: it is not valid JSON, or has a number out of range.
-    """
+    """Return the value of a JSON text. Raises msgspec.MsgspecError if it is not valid JSON, or has a number out of range."""
     return _decode(text) if _HUGE.search(text) is None else _decode_huge(text)
 
 

@@ -44,20 +44,8 @@ class Past:
     """
 
     __slots__ = (
-        "_arrived",
-        "_ends",
-        "_from",
-        "_gaps",
-        "_soon",
-        "_squares",
-        "_sum",
-        "_weight",
-        "clients",
-        "each",
-        "last_end",
-        "long",
-        "tells",
-    )
+        "_arrived", "_ends", "_from", "_gaps", "_soon", "_squares", "_sum", "_weight", "clients", "each", "last_end", "long", "tells",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._arrived: list[float] = []

@@ -72,12 +72,7 @@ class Over(msgspec.Struct, frozen=True, gc=False):
 
 
 def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Over | list[float]:
-    """Judge one request by several limits: all are charged or none.
-
-    Arguments:
-        limits: rate limits that the request counts towards.
-        tats: known theoretical arrival times by id of the limit.
-        now: an instant on the clock that they were made with.
+    """Judge one request by several limits: all are charged or none. `tats`: known theoretical arrival times by id of the limit.
 
     Returns:
         The times to store, in the order of `limits`; or, of the limits that it exceeds, the one with the longest wait.

@@ -65,12 +65,9 @@ class Unknown(NoRollout):
 
 
 def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
-    """Return the rollout that a request begins.
+    """Return the rollout that a request begins, after the model's last one, if any.
 
-    Arguments:
-        plan: the request. If it names no version to compare with, that is the only other version that takes requests.
-        workers: the worker registry.
-        last: last rollout of the model; None: there was none.
+    If the request names no version to compare with, that is the only other version that takes requests.
 
     Raises:
         Unknown: the model, or a version, has no worker.
@@ -109,17 +106,9 @@ def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
 
 
 def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
-    """Return a rollout ended by an operator, even if it had ended in another way.
+    """Return a model's last rollout as an operator ended it (PROMOTED or ABORTED), even if it had ended in another way.
 
-    Arguments:
-        last: last rollout of the model; None: there was none.
-        state: PROMOTED or ABORTED.
-        model: name of the model.
-        workers: the worker registry.
-
-    Raises:
-        Unknown: there was none, or no worker serves the winner.
-    """
+    Raises Unknown if there was none, or no worker serves the winner."""
     if last is None:
         raise Unknown(f"model {model!r} has had no rollout")
     winner = last.version if state is RolloutState.PROMOTED else last.beside

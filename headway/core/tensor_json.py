@@ -98,15 +98,7 @@ class NoNumber(NoTensors):
 def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
     """Return a tensor's data from nested arrays, or from a flat array of all elements, which the protocol allows.
 
-    Arguments:
-        text: JSON text.
-        name: name of the tensor, for messages.
-        datatype: datatype of the protocol.
-        shape: the full shape, without free axes.
-
-    Raises:
-        NoTensors: the text isn't such an array.
-    """
+    `name`: for messages. `shape`: full shape, without free axes. Raises NoTensors if the text isn't such an array."""
     if datatype in (BYTES, JSON):
         return _read_elements(text, name, shape)
     bare = text.translate(None, _OTHERS)
@@ -169,15 +161,9 @@ def shape_of(text: bytes) -> tuple[int, ...]:
 
 
 def write(value: Octets, *, strict: bool = True) -> bytes:
-    """Return packed tensors as JSON text: nested arrays, in an object by name if there are several.
+    """Return packed tensors as JSON text: nested arrays, in an object by name if there are several. Raises NoTensors if damaged.
 
-    Arguments:
-        value: packed tensors.
-        strict: True to refuse NaN and infinities, which JSON lacks; otherwise they become null.
-
-    Raises:
-        NoTensors: such a number is refused, or the value is damaged.
-    """
+    `strict`: refuse NaN and infinities, which JSON lacks, with NoTensors; otherwise they become null."""
     return b"".join(pieces(value, strict=strict))
 
 
@@ -230,11 +216,7 @@ def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def as_fp32(tensor: Tensor) -> bytes | memoryview:
-    """Return a tensor's numbers as FP32.
-
-    Raises:
-        NoTensors: a number is out of range.
-    """
+    """Return a tensor's numbers as FP32. Raises NoTensors if a number is out of range."""
     if tensor.head.datatype == "FP32":
         return tensor.data
     numbers = _numbers_of(tensor)
@@ -491,13 +473,7 @@ def _hollow(shape: Sequence[int]) -> list[Any]:
 def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
     """Return the tensors of a JSON value: nested arrays of one or several rows, or an object of such arrays by name.
 
-    Arguments:
-        value: the value. A text, for example, is refused.
-        specs: specifications of the model's inputs. If unknown (empty), the value is refused.
-
-    Raises:
-        NoTensors: the value has no such arrays, or doesn't fit the specifications.
-    """
+    Raises NoTensors if the value has none, or doesn't fit the specifications of the model's inputs, or these are unknown (empty)."""
     return finish(tensors_in_steps(value, specs))
 
 

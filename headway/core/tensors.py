@@ -151,11 +151,7 @@ def rows_of(value: Value) -> int:
 
 
 def unpack(value: Octets) -> list[Tensor]:
-    """Return the tensors of a value, as views of its bytes.
-
-    Raises:
-        NoTensors: the value is damaged.
-    """
+    """Return the tensors of a value, as views of its bytes. Raises NoTensors if the value is damaged."""
     content = memoryview(value.content)
     header, at = _header(value.content)
     tensors = []
@@ -256,11 +252,8 @@ def _remedy(sent: str, taken: str) -> str:
 def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
     """Check one input of a request against a model's specifications, if known.
 
-    A narrower datatype is accepted if the model's holds all its numbers. It travels as it is, and the worker converts it.
-
-    Raises:
-        NoTensors: there is no such input, or the model takes another datatype or shape.
-    """
+    A narrower datatype is accepted if the model's holds all its numbers. It travels as it is, and the worker converts it. Raises
+    NoTensors if there is no such input, or the model takes another datatype or shape."""
     name = quoted(head.name)
     if head.datatype not in SIZES or head.datatype == JSON:
         known = ", ".join(datatype for datatype in SIZES if datatype != JSON)

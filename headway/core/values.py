@@ -123,9 +123,7 @@ def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
 def build(value: Value) -> object:
     """Build a Python object from a value: base64 text from octets, nested lists from tensors.
 
-    Raises:
-        msgspec.MsgspecError: a number in it is out of range.
-    """
+    Raises msgspec.MsgspecError if a number in it is out of range."""
     if isinstance(value, Tensors):
         return msgspec.json.decode(as_json(value))
     return parameters.decode(value) if isinstance(value, bytes) else shown(value)
@@ -180,11 +178,7 @@ def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
     """Return the tensors of a value that was accepted before the model was known to take tensors.
 
     `Predict` over gRPC sends tensors as JSON text, and other inputs as plain text, so a text may be either. If the model's only input
-    is one text, it is plain text.
-
-    Raises:
-        NoTensors: the model doesn't take it.
-    """
+    is one text, it is plain text. Raises NoTensors if the model doesn't take it."""
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
     found = value
     if isinstance(value, str) and not takes_text:

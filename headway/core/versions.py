@@ -28,11 +28,7 @@ class NoWeights(Exception):
 
 
 def read_weights(text: str) -> Weights:
-    """Return the weights in a text such as `3=95,4=5`; none in an empty one.
-
-    Raises:
-        NoWeights: it isn't such a text.
-    """
+    """Return the weights in a text such as `3=95,4=5`; none in an empty one. Raises NoWeights if it isn't such a text."""
     weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         found = _WEIGHT.fullmatch(part)

@@ -114,7 +114,7 @@ class Demand:
         self.owed = self.paid = 0.0
 
     def note(self, asked: Asked, entry_seconds: float, capacity: float, load: float, span: float, now: float) -> None:
-        """Note the present demand.
+        """Note the present demand, `span` seconds after the last call.
 
         Arguments:
             asked: requests at instant `now`.

@@ -69,11 +69,7 @@ USUAL = (
 
 
 def read(text: str) -> tuple[ScaleRule, ...]:
-    """Read the JSON text of a list of rules. An empty text means the default rules.
-
-    Raises:
-        NoRules: the text isn't such a list.
-    """
+    """Read the JSON text of a list of rules. An empty text means the default rules. Raises NoRules if the text isn't such a list."""
     if not text:
         return USUAL
     try:
@@ -84,11 +80,7 @@ def read(text: str) -> tuple[ScaleRule, ...]:
 
 
 def read_all(rules: object) -> tuple[ScaleRule, ...]:
-    """Read a list of rules from decoded JSON or TOML.
-
-    Raises:
-        NoRules: it isn't such a list.
-    """
+    """Read a list of rules from decoded JSON or TOML. Raises NoRules if it isn't such a list."""
     if not isinstance(rules, list):
         raise NoRules("it is no list")
     if not 1 <= len(rules) <= MOST_RULES:

@@ -188,7 +188,7 @@ async def test_large_outputs_are_answered_in_turns_bounded_together_and_held_unt
     found = await client.fail(INFER, request(*["a"] * 9).SerializeToString())
     assert found.status is Status.RESOURCE_EXHAUSTED
     assert found.trailers["x-headway-error"] == "PAYLOAD_TOO_LARGE"
-    assert f"more than {MOST_ANSWER} bytes together" in found.details
+    assert f"exceed {MOST_ANSWER} bytes together" in found.details
     assert found.details.endswith("(as over gRPC an answer is one message)"), "no setting would help"
     assert held.take("another", held.free - (2 << 20))
     found = await client.fail(INFER, request(*["a"] * 5).SerializeToString())

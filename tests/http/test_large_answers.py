@@ -39,7 +39,7 @@ async def test_outputs_that_are_too_many_bytes_together_are_refused_when_the_bou
     stand.gateway.output = "x" * 300_000
     answer = await stand.ask(many(20, ADA))
     assert (answer.status, answer.error) == (413, PAYLOAD_TOO_LARGE)
-    assert f"more than {MEBIBYTE} bytes together" in answer.json["message"]
+    assert f"exceed {MEBIBYTE} bytes together" in answer.json["message"]
     assert "memory_mb" in answer.json["message"]
     assert stand.counters.gateway.refusals["answer", "paid", "default"] == 1
     assert (await stand.ask(many(3, ADA))).status == 200

@@ -145,9 +145,13 @@ class PostgresServer(RunningPostgres):
         return True
 
     def kill(self) -> None:
-        """End it and all of its processes at once (SIGKILL)."""
+        """End it and all of its processes at once (SIGKILL), and return when all are gone: until then none starts on the same files."""
+        assert self._process, "it does not run"
+        self._process.send_signal(signal.SIGSTOP)  # It begins no further child.
+        children = _children(self._process.pid)
         self._signal(signal.SIGKILL)
         self._gone()
+        wait_until(lambda: not any(map(_lives, children)))
 
     def pause(self) -> None:
         """Have all of its processes do nothing until `resume` (SIGSTOP): connections stay open."""
@@ -251,6 +255,13 @@ def _programs(folder: Path) -> Path:
         if needed.exists():
             shutil.copytree(needed, folder / needed.relative_to(found.parents[1]), symlinks=True)
     return folder / found.relative_to(found.parents[1]) / "bin"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> set[int]:

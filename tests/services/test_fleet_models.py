@@ -265,7 +265,7 @@ def test_weights_that_name_a_version_without_a_worker_are_told_once() -> None:
             known.learn(*workers)
     told = [line for line in logs if "have a weight and no worker" in line["event"]]
     assert [(line["model"], line["versions"]) for line in told] == [("a", "7"), ("a", "7")], "again after it had one"
-    assert "the others share" in told[0]["hint"]
+    assert "other versions answer" in told[0]["hint"]
 
 
 def test_weights_of_which_no_version_has_a_worker_are_not_said_to_be_shared() -> None:
@@ -273,4 +273,4 @@ def test_weights_of_which_no_version_has_a_worker_are_not_said_to_be_shared() ->
     with capture_logs() as logs:
         known.learn(msgspec.structs.replace(worker("a"), version="3"))
     [told] = [line["hint"] for line in logs if "have a weight and no worker" in line["event"]]
-    assert "requests that name no version wait for one" in told
+    assert "requests that name no version wait for a worker" in told

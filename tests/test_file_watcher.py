@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.runtime.file_watcher import FileWatcher, python_files
+from headway.runtime.shared_files import FileWatcher, python_files
 
 
 def changes_seen(*files: Path, steps: list[Callable[[], object]], folder: Path | None = None) -> list[bool]:

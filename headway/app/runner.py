@@ -27,11 +27,11 @@ from headway.config import Settings
 from headway.config.target import ModuleTarget, Target
 from headway.errors import HeadwayError
 from headway.model import Role
-from headway.runtime.file_watcher import FileWatcher, python_files
 from headway.runtime.listening import check_descriptor_limit, descriptors
 from headway.runtime.logger import get_logger
 from headway.runtime.memory_reuse import kept_by_host, reuse_large_blocks
 from headway.runtime.race import end, end_all
+from headway.runtime.shared_files import FileWatcher, python_files
 
 if TYPE_CHECKING:
     from headway.worker.pool import Workers

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, Target
-from headway.runtime.file_watcher import python_files, stamp
+from headway.runtime.shared_files import python_files, stamp
 
 
 def source_folder(target: Target) -> Path | None:

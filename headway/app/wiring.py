@@ -235,8 +235,8 @@ class _Wiring:
 
     def _gateway(self, certificates: RemoteCertificates | None) -> tuple[Fallback | None, Gateway]:
         """Build the gateway, and the fallback that it asks while its broker is away if one is set."""
-        from headway.gateway.access_log import AccessLog
         from headway.gateway.gateway import Gateway
+        from headway.gateway.request_log import AccessLog
 
         settings, counters = self.settings, self.counters
         fallback = traces = None

@@ -17,8 +17,7 @@ direct_mode        answers while the shared broker is out of reach
 input_gate         applies the input policy
 judge              runs a policy's function in processes of its own
 outcome_counts     counts outcomes
-recent_requests    remembers the last requests
+request_log        remembers the last requests, and writes the access log
 ledger_writer      records requests in the ledger
-access_log         logs requests
 request_traces     spans of requests, including refused ones
 """

@@ -34,8 +34,8 @@ from headway.gateway.outcome_reader import OutcomeReader, Recalled
 from headway.model import Entry, Failure, Reply, Submission
 from headway.ports import RequestQueue
 from headway.runtime.availability import Availability
+from headway.runtime.periodic import until_tick
 from headway.runtime.supervisor import Supervisor
-from headway.runtime.ticks import until_tick
 
 LARGE = 1 << 16
 """An output of at least this many bytes gets a turn of the event loop to itself: writing it takes about a millisecond."""
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
     """Split replies into turns of the event loop: up to MOST_REPLIES small ones in each, then each large one alone."""
-    if len(replies) <= MOST_REPLIES and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:  # Mostly.
+    if len(replies) <= MOST_REPLIES and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:  # The common case.
         return [replies]
     large = [reply for reply in replies if reply.output is not None and len(reply.output) >= LARGE]
     small = [reply for reply in replies if reply.output is None or len(reply.output) < LARGE] if large else replies
@@ -393,7 +393,7 @@ class BrokerSession:
             await self._offer_again(entries)
             return
         if departed := self._departed_ids:
-            # While a submission is yet to be withdrawn, the broker would refuse a new one under its id.
+            # The broker would mistake an entry for an earlier one of its id that is yet to be withdrawn.
             self._outbox.put_back([entry for entry in entries if (entry.tenant, entry.id) in departed])
             entries = [entry for entry in entries if (entry.tenant, entry.id) not in departed]
         if self.broker.apart_from < math.inf:
@@ -457,10 +457,10 @@ class BrokerSession:
                 self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False, late: bool = True) -> None:
-        """Offer those of the entries again that still wait.
+        """Offer entries again, if they still wait.
 
         If an entry ends during the call, the broker may take it for new, so it is withdrawn. A task is withdrawn only if it
-        was cancelled or refused; otherwise its outcome stays of use.
+        was cancelled or refused; otherwise its outcome can still be fetched.
 
         Arguments:
             entries: entries to offer.

@@ -80,7 +80,7 @@ class DirectMode:
         return None
 
     def take_over(self, shared: BrokerSession, pending: PendingTable) -> None:
-        """Move the requests that the fallback serves from the session with the shared broker."""
+        """Move the requests that the fallback serves to its session, from the session with the shared broker."""
         moved = [request for request in pending.on(shared) if self._serves(request)]
         for request in moved:
             request.session, entry = self.session, request.entry

@@ -251,7 +251,7 @@ class FanOut(ReplySink):
             self._submit()
 
     def _payer(self, position: int) -> Principal:
-        """Return the principal of a part. With the first part's limits, it is charged for all."""
+        """Return a part's principal. The first part's limits charge for all parts."""
         limits = self._principal.limits
         if not limits or self._is_wrong or (counted := 0 if position else self._counted()) == 1:
             return self._principal

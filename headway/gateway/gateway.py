@@ -49,7 +49,7 @@ from headway.gateway.pending import (
     finish,
     tell,
 )
-from headway.gateway.recent_requests import RecentRequests, waiting
+from headway.gateway.request_log import RecentRequests, waiting
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.served_models import ServedModels
 from headway.model import (
@@ -592,7 +592,11 @@ class Gateway:
                 return failure
             if entry.limits and (failure := self.limiter.never(principal.limits, entry.limits[0].counting)):
                 return failure
-        if (failure := self._check_here(model, options)) is not None:
+        if self._direct_mode is not None and self._session is self._direct:
+            failure = self._direct_mode.refusal(model, options.version, self.out_of_reach())
+        elif options.version and options.count:  # The parts of a list but the first have a count of 0.
+            failure = self.served.refusal(model, options.version)
+        if failure is not None:
             return failure
         if self.served.unready and session is self._shared and (failure := self._unready(entry, options)):
             return failure
@@ -624,13 +628,6 @@ class Gateway:
         if principal.models and model and model not in principal.models:  # Don't reveal whether it is served.
             return failures.no_model_for(model, principal.models)
         return None if model in self.served else self.served.absence(model, principal.models)
-
-    def _check_here(self, model: str, options: RequestOptions) -> Failure | None:
-        """Return the failure of a request for a model or version that the current broker doesn't serve; otherwise None."""
-        version = options.version  # Only the first of several inputs, with a count, is checked.
-        if self._direct_mode is not None and self._session is self._direct:
-            return self._direct_mode.refusal(model, version, self.out_of_reach())
-        return self.served.refusal(model, version) if version and options.count else None
 
     def _refuse(
         self,

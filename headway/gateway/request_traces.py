@@ -20,13 +20,12 @@ import msgspec
 from headway.core.trace_context import pack_carried, read_trace_context, trace_id_of
 from headway.errors import SHOWN, STATUS, RequestError
 from headway.gateway.pending import Ending, PendingRequest, RequestTrace, SeveralInputs
+from headway.gateway.request_log import LEFT
 from headway.model import CarriedTrace, Entry, Failure, RequestOptions, TraceContext
 from headway.model.request import SAMPLED
 from headway.runtime.counters import GatewayCounts
 from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
-LEFT = 499
-"""Status of a request whose client left, as in the access log."""
 ACCEPTED = 202
 """Status of a request that has become a task."""
 SERVER_FAULT = 500

@@ -1,8 +1,7 @@
 """Parts that all services use.
 
 supervisor      keeps loops alive
-periodic        calls a function at even intervals
-ticks           instants at which periodic work wakes up together
+periodic        ticks, and loops that call a function at every tick
 timing_wheel    many deadlines, one timer
 race            ends tasks
 fair_turns      lets tenants take turns on the event loop
@@ -16,7 +15,6 @@ tls_transport   TLS of ports
 certificates    certificates of ports and remote APIs
 protocol_hints  log lines about clients that use the wrong protocol
 request_id      ids that sort by time
-file_watcher    changes of files
-folder_lock     turns of processes at files they share
+shared_files    watches files, and locks folders
 memory_reuse    keeps large blocks of memory with the process
 """

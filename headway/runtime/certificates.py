@@ -24,9 +24,9 @@ import msgspec
 from headway.config import flag
 from headway.errors import SettingError
 from headway.runtime.counters import TlsCounts
-from headway.runtime.file_watcher import Stamp, stamp
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic, PeriodicResource
+from headway.runtime.shared_files import Stamp, stamp
 
 log = get_logger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from headway.errors import SettingError
 from headway.runtime.logger import get_logger
-from headway.runtime.ticks import until_tick
+from headway.runtime.periodic import until_tick
 
 log = get_logger(__name__)
 

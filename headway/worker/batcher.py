@@ -65,8 +65,8 @@ from headway.ports import Backend, Gpu, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import WorkerCounts
 from headway.runtime.logger import get_logger
+from headway.runtime.periodic import until_tick
 from headway.runtime.supervisor import Supervisor
-from headway.runtime.ticks import until_tick
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims

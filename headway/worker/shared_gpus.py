@@ -27,9 +27,9 @@ from headway.model import ModelReport, QueueName, Signature, TierDepth, WorkerIn
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import WorkerCounts
 from headway.runtime.logger import get_logger
+from headway.runtime.periodic import until_tick
 from headway.runtime.race import TIDIES, end, heed_cancellation
 from headway.runtime.supervisor import Supervisor
-from headway.runtime.ticks import until_tick
 from headway.worker.batcher import BY_OPERATOR, Batcher, ServingBatchers, replace_all
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
 from headway.worker.starting import start_all

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headway.brokers.redis import figures, function_library
-from headway.runtime import folder_lock
+from headway.runtime import shared_files
 from headway.storage.postgres import database as postgres_database
 from headway.storage.sqlite import connection_thread, database
 from tests.contracts.brokers import EXAMPLES, HARNESSES, Harness
@@ -48,7 +48,7 @@ def all_written(monkeypatch: pytest.MonkeyPatch) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and databases are waited for, however slow the disk is."""
     for module, names in (
-        (folder_lock, ["LOCK_WITHIN"]),
+        (shared_files, ["LOCK_WITHIN"]),
         (postgres_database, ["CALL_WITHIN", "CLOSE_WITHIN"]),
         (database, ["BUSY_WITHIN"]),
         (connection_thread, ["CALL_WITHIN", "CLOSE_WITHIN"]),

@@ -20,7 +20,7 @@ from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.file import KeysFile
 from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyMark
-from headway.runtime import folder_lock
+from headway.runtime import shared_files
 from tests.contracts.test_key_stores import told
 from tests.identity.writing import digest_of, entry, id_of, key_of
 
@@ -191,7 +191,7 @@ def test_what_is_written_is_read_the_same(made: ApiKey, tmp_path: Path) -> None:
 
 
 def test_keys_that_are_added_at_once_are_all_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "LOCK_WITHIN", 60.0)
+    monkeypatch.setattr(shared_files, "LOCK_WITHIN", 60.0)
     path = tmp_path / "keys.toml"
     names = [f"key{letter}" for letter in "abcdefghijkl"]
     threads = [threading.Thread(target=lambda name=name: run(KeysFile(path).add(key(name)))) for name in names]
@@ -203,7 +203,7 @@ def test_keys_that_are_added_at_once_are_all_in_the_file(tmp_path: Path, monkeyp
 
 
 def test_a_writer_that_stays_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "LOCK_WITHIN", 0.0)
+    monkeypatch.setattr(shared_files, "LOCK_WITHIN", 0.0)
     store = written(tmp_path, entry("a"))
     folder = os.open(tmp_path, os.O_RDONLY)
     try:

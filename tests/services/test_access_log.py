@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway import errors
-from headway.gateway.access_log import AccessLog
 from headway.gateway.fan_out import FanOut
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
+from headway.gateway.request_log import AccessLog
 from headway.model import BatchRun, DedupKind, Entry, Failure, InferenceRequest, Principal, Reply, RequestOptions
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand

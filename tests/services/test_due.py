@@ -18,9 +18,8 @@ from headway.fleet.pace import RESTS_AFTER, Pace
 from headway.fleet.reaper import reap_on
 from headway.model import Capacity, Lease, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
-from headway.runtime.periodic import Periodic
+from headway.runtime.periodic import Periodic, ending_at_tick, until_tick
 from headway.runtime.supervisor import Supervisor
-from headway.runtime.ticks import ending_at_tick, until_tick
 from headway.worker.batcher import LeaseKeeper
 from tests.contracts.brokers import MemoryHarness, ask
 from tests.services.fake_backend import FakeBackend

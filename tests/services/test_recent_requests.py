@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headway.gateway import recent_requests
+from headway.gateway import request_log
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
-from headway.gateway.recent_requests import RecentRequests
+from headway.gateway.request_log import RecentRequests
 from headway.model import Entry, EntryState, Failure, Principal, Reply, RequestStatus
 
 NOW = 10.0
@@ -50,7 +50,7 @@ def test_no_other_text_finds_one(id: str) -> None:
 
 
 def test_the_newest_of_an_id_is_told_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_requests, "REMEMBERED", 4)
+    monkeypatch.setattr(request_log, "REMEMBERED", 4)
     recent = RecentRequests(lambda: NOW)
     recent.finished([ended("a", seconds=1.0), ended("a", seconds=2.0)], Ending.REPLIED, NOW)
     assert found(recent, "a").seconds == 2.0

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from headway.core.trace_context import read_carried
 from headway.errors import BatchRaised, BatchTimeout
-from headway.gateway.access_log import AccessLog
 from headway.gateway.fan_out import FanOut
+from headway.gateway.request_log import AccessLog
 from headway.model import Entry, InferenceRequest, Principal, Reply, RequestOptions, TraceContext
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import RUN

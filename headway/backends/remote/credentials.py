@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headway.errors import SettingError
-from headway.runtime.file_watcher import stamp
 from headway.runtime.logger import get_logger
+from headway.runtime.shared_files import stamp
 
 log = get_logger(__name__)
 

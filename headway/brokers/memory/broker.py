@@ -55,7 +55,7 @@ from headway.model import (
 )
 from headway.ports import Broker, DeadLetters, Held, NearQueue
 from headway.runtime.counters import BrokerCounts
-from headway.runtime.ticks import ending_at_tick
+from headway.runtime.periodic import ending_at_tick
 
 _OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
 _LEFT_OUT = attrgetter("left_out")

@@ -15,7 +15,7 @@ from headway.brokers.redis.together import all_of
 from headway.errors import BrokerUnavailable
 from headway.model import Cause
 from headway.runtime.counters import BrokerCounts
-from headway.runtime.ticks import EARLY, until_tick
+from headway.runtime.periodic import EARLY, until_tick
 
 LEAST_PAUSE = 0.001
 """Least seconds between two reaps."""

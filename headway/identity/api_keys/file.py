@@ -39,8 +39,7 @@ from headway.identity.api_keys.credential import is_id
 from headway.identity.tables import check_model_limit, is_name, read_tables
 from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyChanges, KeyMark, KeyStore
-from headway.runtime.file_watcher import Stamp, stamp
-from headway.runtime.folder_lock import locked
+from headway.runtime.shared_files import Stamp, locked, stamp
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at, replaces and model_limits."

@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-from headway.runtime.file_watcher import Stamp, stamp
+from headway.runtime.shared_files import Stamp, stamp
 from headway.version import __version__
 
 MAX_BYTES = 256 * 1024

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from headway.errors import SettingError, StoreCorrupted, StoreUnavailable
-from headway.runtime.folder_lock import locked
 from headway.runtime.logger import get_logger
+from headway.runtime.shared_files import locked
 
 T = TypeVar("T")
 

@@ -1,12 +1,17 @@
-"""Watcher of files: polls them for changes."""
+"""Files that other processes change, too: watched by polling, and locked."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
+from time import monotonic, sleep
+
+from headway.errors import StoreUnavailable
 
 CHECK_FILES_EVERY = 0.5
 """Seconds between two looks."""
@@ -14,6 +19,9 @@ MOST_FILES = 2000
 """Most Python files of a folder to watch, the nearest ones."""
 MOST_FOLDERS = 500
 """Most folders to search for them."""
+LOCK_WITHIN = 5.0
+"""Seconds to wait for a lock."""
+_LOCK_EVERY = 0.02
 
 _PASSED_BY = frozenset(["__pycache__", "node_modules", "site-packages", "dist-packages"])
 Stamp = tuple[int, int, int]
@@ -87,3 +95,26 @@ def stamp(path: Path) -> Stamp | None:
     except (OSError, ValueError):
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock on a folder in which files are added or replaced. Blocks the thread until the lock is free.
+
+    Raises:
+        StoreUnavailable: the lock isn't free within LOCK_WITHIN.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until = monotonic() + LOCK_WITHIN
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if monotonic() >= until:
+                    raise StoreUnavailable(f"another process holds the lock on {folder}") from None
+                sleep(_LOCK_EVERY)
+        yield
+    finally:
+        os.close(descriptor)

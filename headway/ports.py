@@ -166,7 +166,7 @@ class BulkQueue(Protocol):
     """Bulk side of a broker: entries that fill empty seats, see `headway.core.bulk`."""
 
     async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Admit or refuse bulk entries, as `RequestQueue.enqueue` does; those beyond the limit are refused.
+        """Admit or refuse bulk entries, as `RequestQueue.enqueue` does. Entries beyond the limit are refused.
 
         Their tier is the number of tiers. Entries of a shape other than 0 ride only with others of that shape. Bulk entries count
         towards no rate limit and have no dedup keys. They never expire, so their sender withdraws them. If a batch fails, its bulk
@@ -395,7 +395,7 @@ class BulkRunner(Protocol):
         lines."""
 
     def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
-        """Drop a job's unfinished lines, or those of them with these numbers. `done` is not called for them.
+        """Drop a job's unfinished lines, or only the lines with these numbers. `done` is not called for them.
 
         Drop many in one call, as each call looks through all unfinished lines."""
 

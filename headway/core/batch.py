@@ -1,4 +1,4 @@
-"""Batches that left for a GPU: those that run now, and the outcome of those that failed."""
+"""Batches that left for a GPU: running ones, and the outcome of failed ones."""
 
 from __future__ import annotations
 

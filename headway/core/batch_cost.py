@@ -52,7 +52,7 @@ MOST_PLACES = 64
 
 
 class BatchCost:
-    """Run time of calls, learnt from those that have run.
+    """Run time of calls, learnt from past calls.
 
     Attributes:
         shape: shape of the line that holds.

@@ -22,7 +22,7 @@ REST_CAP = 3600.0
 
 
 class State(IntEnum):
-    """States of a breaker; the values are those of the metric."""
+    """States of a breaker, with the values of the metric."""
 
     CLOSED = 0
     HALF_OPEN = 1

@@ -134,12 +134,12 @@ class Consequences(msgspec.Struct):
 
     Attributes:
         replies: outcomes of other entries.
-        anew: former followers to offer again, in this order.
+        reoffered: former followers to offer again, in this order.
         idle: originals that nobody waits for any more, so they needn't run.
     """
 
     replies: list[tuple[QueuedEntry, Reply]] = msgspec.field(default_factory=list)
-    anew: list[QueuedEntry] = msgspec.field(default_factory=list)
+    reoffered: list[QueuedEntry] = msgspec.field(default_factory=list)
     idle: list[QueuedEntry] = msgspec.field(default_factory=list)
 
 
@@ -171,8 +171,8 @@ class Dedup:
         healthy, known = set(codes), self._codes.get(queue, [])
         there = healthy.union(cold)
         if there:
-            found = [*sorted(there.difference(known)), *(code for code in known if code in there)]
-            self._codes[queue] = sorted(found, key=lambda code: code not in healthy)
+            current = [*sorted(there.difference(known)), *(code for code in known if code in there)]
+            self._codes[queue] = sorted(current, key=lambda code: code not in healthy)
 
     def follows(self, queued: QueuedEntry) -> bool:
         """Return True if an entry waits for the outcome of another."""
@@ -194,7 +194,7 @@ class Dedup:
         Returns:
             A failure: the entry is refused. Consequences: it joined, or its outcome is among the replies.
         """
-        found = None
+        flight_to_join = None
         for dedup_key in queued.entry.dedup_keys:
             flight = self._flight(queued, dedup_key, now)
             waits = dedup_key.kind is DedupKind.TASK and not _own(queued, dedup_key)
@@ -205,19 +205,19 @@ class Dedup:
             if flight.dedup_key.digest != dedup_key.digest and not waits:
                 return failures.misuse()
             if flight.reply is not None or dedup_key.joins:
-                found = flight
+                flight_to_join = flight
                 break
-        if found is None:
+        if flight_to_join is None:
             return None
-        kind = found.dedup_key.kind
-        self.begin(queued, now, found.version)
-        if found.reply is not None:
-            reply = passed_on(found.reply, queued, kind, kept=True)
+        kind = flight_to_join.dedup_key.kind
+        self.begin(queued, now, flight_to_join.version)
+        if flight_to_join.reply is not None:
+            reply = passed_on(flight_to_join.reply, queued, kind, kept=True)
             consequences = self.end(queued, reply, now)
             consequences.replies.insert(0, (queued, reply))
             return consequences
-        found.followers[queued] = None
-        self._followed[queued] = found
+        flight_to_join.followers[queued] = None
+        self._followed[queued] = flight_to_join
         self._begun.setdefault(queued, [])
         heapq.heappush(self._due, (queued.due, next(self._numbers), queued))
         return Consequences()
@@ -269,7 +269,7 @@ class Dedup:
         return self._unwanted.isdisjoint(members) and OVERHEAD + 4 * longest <= self.limits.largest
 
     def end_all(self, ended: list[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> Consequences:
-        """Note the outcomes of entries; see `end`. Adds those of their followers."""
+        """Note the outcomes of entries; see `end`. Adds their followers' outcomes to `ended`."""
         consequences = Consequences()
         for original, outcome in ended:
             self._unwanted.discard(original)
@@ -396,7 +396,7 @@ class Dedup:
                     self._unwanted.discard(follower)
                     follower.reservation = None
                 else:
-                    consequences.anew.append(follower)
+                    consequences.reoffered.append(follower)
 
     def _tidy(self) -> None:
         if len(self._due) > 2 * len(self._followed) + STALE:
@@ -404,7 +404,7 @@ class Dedup:
             heapq.heapify(self._due)
 
     def _release(self, queued: QueuedEntry, consequences: Consequences) -> None:
-        """Drop an entry that nobody waits for, and those that only ran for it."""
+        """Drop an entry that nobody waits for, and the originals that only ran for it."""
         while queued in self._unwanted and not any(map(_is_awaited, self._begun.get(queued, ()))):
             self._unwanted.discard(queued)
             queued.reservation = None

@@ -52,22 +52,24 @@ def of_input(position: int, count: int, failure: Failure) -> Failure:
     return replace(failure, message=at_input(position, count, failure.message))
 
 
-def refusal(found: Refused) -> Failure:
+def refusal(refused: Refused) -> Failure:
     """Return a refusal: the deadline can't be met."""
     apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed, or outputs too large for one batch"
-    if found.most:
+    if refused.most:
         message = "so many inputs in one request cannot be answered within the deadline at the model's pace now"
-        many = f"up to {found.most} may be; send fewer at a time"
-        if found.most < 0:
-            many = f"one batch takes longer. Give it more time; up to {-found.most} at once are tried all the same"
-        return Failure(errors.PAYLOAD_TOO_LARGE, f"{message}{found.apart * f' and while {apart}'}: {many}", None, LIST)
-    if found.apart:
+        many = f"up to {refused.most} may be; send fewer at a time"
+        if refused.most < 0:
+            many = f"one batch takes longer. Give it more time; up to {-refused.most} at once are tried all the same"
+        return Failure(
+            errors.PAYLOAD_TOO_LARGE, f"{message}{refused.apart * f' and while {apart}'}: {many}", None, LIST
+        )
+    if refused.apart:
         message = f"{apart}, and too many of them wait to answer this one within the deadline"
-        return Failure(errors.SERVICE_OVERLOADED, message, found.wait, "overloaded")
-    if found.tier_only:
-        return Failure(errors.SHED, "shed: this tier's share of the queue is full", found.wait, "shed")
+        return Failure(errors.SERVICE_OVERLOADED, message, refused.wait, "overloaded")
+    if refused.tier_only:
+        return Failure(errors.SHED, "shed: this tier's share of the queue is full", refused.wait, "shed")
     message = "the queue is too long to answer within the deadline"
-    return Failure(errors.SERVICE_OVERLOADED, message, found.wait, "overloaded")
+    return Failure(errors.SERVICE_OVERLOADED, message, refused.wait, "overloaded")
 
 
 def scarcity(wait: float) -> Failure:
@@ -115,8 +117,10 @@ def no_model(model: str, served: Iterable[str]) -> Failure:
 
 def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
     """Return a refusal: the model has no such version that takes requests."""
-    found = ", ".join(sorted(there)) or "none yet"
-    message = f"the model {excerpt(model)!r} has no version {excerpt(version)!r} that takes requests; there is: {found}"
+    versions = ", ".join(sorted(there)) or "none yet"
+    message = (
+        f"the model {excerpt(model)!r} has no version {excerpt(version)!r} that takes requests; there is: {versions}"
+    )
     return Failure(errors.NOT_FOUND, message)
 
 
@@ -201,15 +205,15 @@ def conflict() -> Failure:
     return Failure(errors.IDEMPOTENCY_CONFLICT, message, None, "conflict")
 
 
-def over(found: Over) -> Failure:
+def over(excess: Over) -> Failure:
     """Return a refusal: a rate limit is exceeded."""
-    limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
+    limit, whose = excess.limit, _WHOSE.get(excess.limit.name, "this credential")
     what = f"requests a minute to the model {excerpt(limit.model)!r}" if limit.model else "requests a minute"
     rate, burst, count = limit.rate * limit.counting, limit.burst * limit.counting, limit.counting
     message = f"over the limit of {rate:g} {what} for {whose}, {burst:g} at once"
     if count > 1:
         message += f"; {count} inputs count as {count} requests"
-    wait = found.retry_after if math.isfinite(found.retry_after) else None
+    wait = excess.retry_after if math.isfinite(excess.retry_after) else None
     return Failure(errors.RATE_LIMITED, message, wait, "rate")
 
 
@@ -221,11 +225,11 @@ def never_within(limit: Limit, count: int) -> Failure:
     return Failure(errors.PAYLOAD_TOO_LARGE, f"{count} inputs count as {count} requests, and {fit}", None, BURST)
 
 
-def over_polls(found: Over) -> Failure:
+def over_polls(excess: Over) -> Failure:
     """Return the refusal of a poll: its caller asks too often about tasks or models."""
-    limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
+    limit, whose = excess.limit, _WHOSE.get(excess.limit.name, "this credential")
     message = f"over {limit.rate:g} polls a minute for {whose}, {limit.burst:g} at once; ask less often, for a task with ?wait="
-    return Failure(errors.RATE_LIMITED, message, found.retry_after, "polls")
+    return Failure(errors.RATE_LIMITED, message, excess.retry_after, "polls")
 
 
 def misuse() -> Failure:

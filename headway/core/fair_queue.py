@@ -6,11 +6,11 @@ hasn't saved up anything. This is self-clocked fair queueing with unit cost (Gol
 broadband applications", INFOCOM 1994), where the tags are whole numbers and a bucket for each replaces the sorting; the virtual token
 counter applies the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
-A large entry costs as many rounds as it has pages: its tenant's next entry goes into the round after those. It is itself served by when
-it begins, not by when it would end, so that one large entry of a tenant that sends little waits no longer than a small one (start-time
-fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in proportion to its weight,
-and several light ones of a tenant share a round. Its place in the batch is its minimum cost: a batch that is full by number costs as
-many rounds as one that is full by weight.
+A large entry costs as many rounds as it has pages: its tenant's next entry waits for that many rounds. The large entry itself is served
+when its first round comes, not its last. So a single large entry of a tenant that sends little waits no longer than a small one
+(start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in proportion to
+its weight, and several light ones of a tenant share a round. Its place in the batch is its minimum cost: a batch that is full by number
+costs as many rounds as one that is full by weight.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class TierQueue:
     """Waiting entries of one tier, fair between tenants.
 
     Attributes:
-        depth: number of those still queued.
+        depth: number of queued entries.
         weight: their weight.
         mean: mean weight of recent arrivals, even refused ones; 0 before the first.
         shaped: True if some may ride only with entries of their shape, if entries are weighed.
@@ -296,7 +296,7 @@ class TierQueue:
     def take(self, count: int, *, small: bool) -> list[QueuedEntry]:
         """Take up to `count` entries, whatever they weigh, and mark them RUNNING.
 
-        `small`: only those before the first of more than one page."""
+        `small`: stop at the first entry of more than one page."""
         begun, rounds, number = self._round, self._rounds, self._next
         left = count if count < self.depth else self.depth
         if self._dropped or self._rough >= number - 1:
@@ -438,7 +438,7 @@ class DeadlineQueue:
         self._heap: list[tuple[float, int, QueuedEntry]] = []
         self._order = 0
         self._full_at = STALE
-        """Number of entries in deque and heap at which those that left are swept."""
+        """Number of entries in deque and heap at which entries that left are swept."""
 
     def push(self, queued: QueuedEntry) -> None:
         """Add an entry, keyed by its `queue_due`."""

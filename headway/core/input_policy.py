@@ -140,8 +140,8 @@ class Screen:
             _marks()  # This takes a tenth of a second, for which no request should wait.
         self._lengths = [(rule.name, rule.shadow, rule.longest) for rule in rules if rule.longest]
         runs = [(rule.name, rule.shadow, run_over(rule.longest_run)) for rule in rules if rule.longest_run]
-        found = [(rule.name, rule.shadow, searches[rule.name]) for rule in rules if rule.patterns]
-        self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *found)
+        patterns = [(rule.name, rule.shadow, searches[rule.name]) for rule in rules if rule.patterns]
+        self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *patterns)
 
     def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
         """Return the value as the model gets it, and the name of the rule that refuses it, or empty.
@@ -214,7 +214,7 @@ class Screen:
             if screened != text:
                 changed[string] = msgspec.json.encode(screened)
         if changed:
-            value = _STRING.sub(lambda found: changed.get(found[0], found[0]), value)
+            value = _STRING.sub(lambda match: changed.get(match[0], match[0]), value)
         return value, ""
 
 
@@ -225,7 +225,7 @@ def texts_of(value: Value) -> list[str]:
     if isinstance(value, Tensors):
         return _texts_of_tensors(value)
     if isinstance(value, Octets):
-        return [found] if (found := text_of(value)) else []
+        return [text] if (text := text_of(value)) else []
     return [_read_text(string) for string in dict.fromkeys(_STRING.findall(value))]
 
 
@@ -287,8 +287,8 @@ def run_over(longest: int) -> Search:
     def search(text: str) -> bool:
         if len(text) <= longest:
             return False
-        for found in _ALIKE.finditer(text[::step]):
-            character, begin = found[1], found.start() * step
+        for match in _ALIKE.finditer(text[::step]):
+            character, begin = match[1], match.start() * step
             end = begin + step
             if text.count(character, begin, end) < step:
                 continue

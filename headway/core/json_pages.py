@@ -74,8 +74,8 @@ def finish(steps: Steps[T]) -> T:
         try:
             next(steps)
         except StopIteration as stop:
-            found: T = stop.value
-            return found
+            result: T = stop.value
+            return result
 
 
 class Pages(Iterator[bytes]):
@@ -127,15 +127,15 @@ class Pages(Iterator[bytes]):
         bare, length, brackets = [], 0, 0
         while True:
             reach = min(at + self._reach, size)
-            found = None if reach == size else _CUT.match(text, at, reach)
+            match = None if reach == size else _CUT.match(text, at, reach)
             if reach == size:
                 end = size
-            elif found is not None:
-                end = found.end() - 1
+            elif match is not None:
+                end = match.end() - 1
             else:
                 end = _end_of(_LONG, text, at, reach)
             bare.append(drop_strings(b"", text[at:end]))
-            if found is not None or end == size:
+            if match is not None or end == size:
                 return end, b"".join(bare)
             length += len(bare[-1])
             if length > _LONGEST:
@@ -162,8 +162,8 @@ class Pages(Iterator[bytes]):
 
 def _end_of(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> int:
     """Return the end of what a pattern matches, which may be nothing."""
-    found = pattern.match(text, begin, end)
-    return begin if found is None else found.end()
+    match = pattern.match(text, begin, end)
+    return begin if match is None else match.end()
 
 
 def _end_of_string(text: bytes, begin: int) -> int:
@@ -178,13 +178,13 @@ def _end_of_string(text: bytes, begin: int) -> int:
             break
         if slashes % 2 == 0:
             return at + 1
-    found = STRING.match(text, begin)
-    return found.end() if found is not None else len(text)
+    match = STRING.match(text, begin)
+    return match.end() if match is not None else len(text)
 
 
 def _moved(message: str, by: int) -> str:
     """Return a decoder's message with the position in the whole text."""
-    return _BYTE.sub(lambda found: f"(byte {max(int(found[1]) + by, 0)})", message)
+    return _BYTE.sub(lambda match: f"(byte {max(int(match[1]) + by, 0)})", message)
 
 
 def levels_of(brackets: bytes) -> int:
@@ -206,7 +206,7 @@ def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
     """Return the elements of a JSON array, or members of an object, as texts; None if there are more than `most`.
 
     The text must be valid, without white space around it."""
-    found: list[bytes] = []
+    parts: list[bytes] = []
     at = since = begin = 1
     last, level, looked = len(text) - 1, 0, 0
     while at < last:
@@ -223,15 +223,15 @@ def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
             level += 1
             at += 1
         elif byte == _COMMA and not level:
-            found.append(text[begin:at].strip(_BLANK))
-            if len(found) >= most:
+            parts.append(text[begin:at].strip(_BLANK))
+            if len(parts) >= most:
                 return None
             begin = at = at + 1
         elif level and byte in b"]}":
             level -= 1
             at += 1
     part = text[begin:last].strip(_BLANK)
-    return [*found, part] if part or found else []
+    return [*parts, part] if part or parts else []
 
 
 def members(text: bytes, most: int) -> Steps[dict[str, bytes] | None]:
@@ -239,9 +239,9 @@ def members(text: bytes, most: int) -> Steps[dict[str, bytes] | None]:
     parts = yield from split(text, most)
     if parts is None:
         return None
-    found: dict[str, bytes] = {}
+    by_name: dict[str, bytes] = {}
     for part in parts:
         if (name := _MEMBER.match(part)) is None:  # Impossible in valid JSON.
             raise msgspec.DecodeError("JSON is malformed")
-        found[_read_name(name[1])] = part[name.end() :]
-    return found
+        by_name[_read_name(name[1])] = part[name.end() :]
+    return by_name

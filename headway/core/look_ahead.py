@@ -175,7 +175,7 @@ class LookAhead:
             yield
         self._looks += 1
         if self._looks >= LOOKS:
-            self._choose({name: 1.0 / max(found.p95(), 1e-9) for name, found in self._latencies.items()})
+            self._choose({name: 1.0 / max(latencies.p95(), 1e-9) for name, latencies in self._latencies.items()})
         alike = _apart(rates.mean, self._mean or rates.mean) < 1.25
         self._quiet = self._quiet + 1 if alike and self.chosen == self._usual else 0
         self._mean = rates.mean
@@ -197,11 +197,11 @@ class LookAhead:
             first = [number * gap for number in range(clients)]
             rehearsal = Rehearsal(load, _ByRate(load, make).learnt, first, load.deviation / each, clients=True)
             yield from rehearsal.steps(ROUNDS * seconds)
-            found = sum(size for at, size in rehearsal.answered if at >= SETTLED_ROUNDS * seconds)
+            answers = sum(size for at, size in rehearsal.answered if at >= SETTLED_ROUNDS * seconds)
             if name == self._usual:
-                usual = max(found, 1)
-            before = self._answers.get(name, found / usual)
-            self._answers[name] = before + (found / usual - before) * NEWEST
+                usual = max(answers, 1)
+            before = self._answers.get(name, answers / usual)
+            self._answers[name] = before + (answers / usual - before) * NEWEST
             self._choose_by_answers()
             yield
 
@@ -242,10 +242,10 @@ class _ByRate:
 
     def rule(self, rounded: int) -> Rule:
         """Return the rule at a rounded rate."""
-        found = self._known.get(rounded)
-        if found is None:
-            found = self._known[rounded] = self._make(replace(self._load, rate=math.exp(rounded / RATES)))
-        return found
+        rule = self._known.get(rounded)
+        if rule is None:
+            rule = self._known[rounded] = self._make(replace(self._load, rate=math.exp(rounded / RATES)))
+        return rule
 
     def learnt(self, now: float, rate: ArrivalRate) -> Rule:
         """Return the rule at the learnt rate."""

@@ -372,9 +372,9 @@ def turns(
         if room.weight <= 0.0:
             return
         oldest = [
-            (found.arrived, index)
+            (first.arrived, index)
             for index, tier_queue in enumerate(lower)
-            if (found := tier_queue.oldest()) is not None
+            if (first := tier_queue.oldest()) is not None
         ]
         if not oldest:
             return

@@ -59,7 +59,7 @@ QUARANTINE_BATCHES = 8
 QUARANTINE_ALONE = 2048
 """Limit in entries while nobody else waits, if that is more; a step over Redis reads all of them."""
 NEAR_BATCHES = 8
-"""Waiting entries, in batches, that are searched for those closest to the first, or of callers that now ride apart."""
+"""Limit, in batches, on the waiting entries searched for ones nearest to the first, or of callers that now ride apart."""
 SEARCH_LOAD = 2
 """An entry in a quarantine counts as so many, since it may fail and run again."""
 MOST_KINDS = 64
@@ -124,7 +124,7 @@ class ModelQueue:
 
     @property
     def depth(self) -> int:
-        """Entries waiting, including those that wait to run again."""
+        """Waiting entries, including failed ones that will run again."""
         return self._fresh + len(self._coming) + len(self._suspects.of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
@@ -404,7 +404,7 @@ class ModelQueue:
     def load(self, now: float, past: Past | None = None) -> Load:
         """Return the load at instant `now`, with the past if given."""
         self._take_in()
-        rate = sum(found.at(now) for found in self._rates)
+        rate = sum(arrivals.at(now) for arrivals in self._rates)
         return Load(
             rate=rate,
             alpha=self.service.alpha,
@@ -440,20 +440,20 @@ class ModelQueue:
 
         Overdue entries must have been removed by `expire`."""
         limit = min(limit, self.limits.max_batch)
-        found = self._suspects.choose(worker, self.slots > 1, now) if self._suspects.groups else _NOTHING
-        if found.first is not None:
-            return self._depart_apart(worker, found.first, limit, now)
+        choice = self._suspects.choose(worker, self.slots > 1, now) if self._suspects.groups else _NOTHING
+        if choice.first is not None:
+            return self._depart_apart(worker, choice.first, limit, now)
         self._policy, self._limit = policy, limit
         verdict = decide(self._rule_anew(policy, now), self._view(worker), now)
         waits = isinstance(verdict, Hold)
-        if found.turn is not None and (waits or self._suspects.credit >= 0.0):
-            price = 0.0 if waits else self._price(found.turn, now)
-            return self._depart_apart(worker, found.turn, limit, now, price)
+        if choice.turn is not None and (waits or self._suspects.credit >= 0.0):
+            price = 0.0 if waits else self._price(choice.turn, now)
+            return self._depart_apart(worker, choice.turn, limit, now, price)
         if isinstance(verdict, Hold):
             if self.bulk is not None:
-                return self._depart_whole(self.bulk, worker, limit, min(verdict.until, found.again), now)
-            return Hold(min(verdict.until, found.again))
-        tenants = self._tenants() if found.turn is not None else 0
+                return self._depart_whole(self.bulk, worker, limit, min(verdict.until, choice.again), now)
+            return Hold(min(verdict.until, choice.again))
+        tenants = self._tenants() if choice.turn is not None else 0
         departure = Departure(worker, [], verdict.reason, now)
         if self.bulk is not None:
             self._charge_delay(self.bulk, worker, limit, now)
@@ -465,7 +465,7 @@ class ModelQueue:
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
         self._budgets.earn((member.entry.tenant for member in departure.members), now)
-        if found.turn is not None:
+        if choice.turn is not None:
             full = self.service.seconds(self.limits.max_batch)
             self._suspects.earn(self.service.seconds(self._size(departure.members)), tenants, full)
         if self.bulk is not None:
@@ -486,7 +486,10 @@ class ModelQueue:
 
     def _forecast(self, limit: int, now: float) -> Forecast:
         """Return the forecast for a whole batch that leaves now. Its time follows the line even far beyond known sizes."""
-        seconds, rate = self.service.alpha + self.service.beta * limit, sum(found.at(now) for found in self._rates)
+        seconds, rate = (
+            self.service.alpha + self.service.beta * limit,
+            sum(arrivals.at(now) for arrivals in self._rates),
+        )
         gap = self._rule.gap(self._running.largest)
         return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest, self._fresh)
 
@@ -554,10 +557,10 @@ class ModelQueue:
         self._take_in()
         again = math.inf
         if self._suspects.groups:
-            found = self._suspects.wake(idle, self.slots > 1, now)
-            if isinstance(found, str):
-                return found
-            again = found
+            woken = self._suspects.wake(idle, self.slots > 1, now)
+            if isinstance(woken, str):
+                return woken
+            again = woken
         if self._fresh == 0:
             return again if self.bulk is None else self._wake_for_bulk(self.bulk, idle, again, now)
         if self._policy is None:
@@ -639,8 +642,8 @@ class ModelQueue:
     def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
         """Run members of a batch again, apart, whose outputs, of so many bytes, were left out."""
         callers = {caller_of(member.entry) for member, _ in members}
-        if anew := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
-            self._move_apart(anew, now)
+        if new_callers := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
+            self._move_apart(new_callers, now)
         for member, size in members:
             caller = caller_of(member.entry)
             self.culprits.left_out(caller, size, now)

@@ -86,9 +86,9 @@ def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) ->
         _check_served(plan.model, plan.beside, there)
         others = [plan.beside]
     if len(others) != 1 or plan.version in others:
-        found = f"versions {', '.join(others)} are" if others else "no other version is"
+        served = f"versions {', '.join(others)} are" if others else "no other version is"
         raise NoRollout(
-            f"{found} served beside version {plan.version} of {plan.model!r}; name the one to compare with as `beside`"
+            f"{served} served beside version {plan.version} of {plan.model!r}; name the one to compare with as `beside`"
         )
     held = {version: weight for version, weight in left.items() if not weight or version in there}
     before = _before(held, plan.version, others[0])
@@ -150,7 +150,7 @@ def _check_plan(plan: Rollout) -> None:
 
 
 def left_by(rollout: Rollout) -> dict[str, float]:
-    """Return the weights after a rollout: 100 for the last promoted version, 0 for those that lost."""
+    """Return the weights after a rollout: 100 for the last promoted version, 0 for versions that lost."""
     if rollout.state is RolloutState.PROMOTED:
         return {**dict.fromkeys(rollout.before, 0.0), rollout.beside: 0.0, rollout.version: 100.0}
     return {**rollout.before, rollout.version: 0.0}

@@ -31,12 +31,12 @@ def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
     """Return, by model, whether entries have rows or shapes, for models whose healthy workers say what they take.
 
     They do while any of them takes tensors, or parameters that a call has once."""
-    found: dict[str, bool] = {}
+    counting: dict[str, bool] = {}
     for worker in workers:
         if worker.takes and worker.status is WorkerStatus.HEALTHY:
             counts = worker.takes == ValueKind.TENSORS.value or worker.per_call != ()
-            found[worker.model] = found.get(worker.model, False) or counts
-    return found
+            counting[worker.model] = counting.get(worker.model, False) or counts
+    return counting
 
 
 def weight(value: Value, max_batch: int, max_weight: int) -> int:

@@ -65,7 +65,7 @@ MOST_SENDERS = 10_000
 LONGEST_PAUSE = 30.0
 """Longest pause, in seconds, before lines run again on a remote API that is in trouble."""
 SHAPES = 1 << 39
-"""Shapes among which a process draws the first of its own, so that those of several processes differ."""
+"""Range from which a process draws its first shape, so that the shapes of several processes differ."""
 
 
 class Group(msgspec.Struct, eq=False):
@@ -291,7 +291,7 @@ class Suspects:
 
 
 class SuspectLine(Protocol):
-    """A bulk line, with the number of its runs that failed, and of those in which it was the whole batch."""
+    """A bulk line, with the number of its failed runs, and of failed runs in which it was the whole batch."""
 
     failures: int
     alone: int

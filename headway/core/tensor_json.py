@@ -114,7 +114,7 @@ def read_in_steps(text: bytes, name: str, datatype: str, shape: Sequence[int]) -
         return read(text, name, datatype, shape)
     if datatype in (BYTES, JSON):
         return (yield from _elements_in_steps(text, name, shape))
-    found: list[bytes] = []
+    pages: list[bytes] = []
     count = count_of(shape)
     bare = text.translate(None, _OTHERS)
     if not (count and _is_skeleton(bare, (count,))):
@@ -123,17 +123,17 @@ def read_in_steps(text: bytes, name: str, datatype: str, shape: Sequence[int]) -
         yield 0
         _check_shape(text, bare, name, shape)
     for page in _numbers(text, name, datatype) if count else ():
-        found.append(page)
+        pages.append(page)
         yield 0
-    return b"".join(found)
+    return b"".join(pages)
 
 
 def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> None:
     """Check the shape of nested arrays; `bare` has their brackets and commas."""
     if not _matches(text, bare, shape):
-        found = shape_of(text)
-        told = f"of shape {shown_shape(found)}" if found else "no array of numbers"
-        raise NoTensors(f"the data of the input {quoted(name)} are {told}; expected shape {shown_shape(shape)}")
+        sent = shape_of(text)
+        described = f"of shape {shown_shape(sent)}" if sent else "no array of numbers"
+        raise NoTensors(f"the data of the input {quoted(name)} are {described}; expected shape {shown_shape(shape)}")
 
 
 def shape_of(text: bytes) -> tuple[int, ...]:
@@ -271,8 +271,8 @@ def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: b
         data, datatype = memoryview(array("d", _halves(data, datatype))), "FP64"
     code = "?" if datatype == "BOOL" else _TYPECODES[datatype]
     numbers: Any = data.cast("B")
-    found = numbers.cast(code, tuple(shape)).tolist() if shape else numbers.cast(code)[0]
-    text = _encode(found)
+    nested = numbers.cast(code, tuple(shape)).tolist() if shape else numbers.cast(code)[0]
+    text = _encode(nested)
     if strict and b"null" in text:
         raise NoNumber(
             f"the output {quoted(head.name)} holds NaN or an infinity, which JSON has not; ask for it in binary"
@@ -292,6 +292,7 @@ def _texts(elements: list[bytes], head: TensorHead, strict: bool) -> list[bytes]
 
 
 def _text(element: bytes, name: str, strict: bool) -> bytes:
+    """Return an element of BYTES as JSON text. Raises NoTensors if it isn't UTF-8."""
     try:
         return _encode(element.decode("utf-8", "strict" if strict else "backslashreplace"))
     except UnicodeDecodeError:
@@ -331,10 +332,10 @@ def _has_empty(text: bytes) -> bool:
 
 def _skeleton(shape: Sequence[int]) -> bytes:
     """Return the brackets and commas of nested arrays of a shape."""
-    found = b""
+    skeleton = b""
     for size in reversed(shape):
-        found = b"[" + (found + b",") * (size - 1) + found + b"]"
-    return found
+        skeleton = b"[" + (skeleton + b",") * (size - 1) + skeleton + b"]"
+    return skeleton
 
 
 def _small_shape(text: bytes) -> tuple[int, ...]:
@@ -388,7 +389,7 @@ def _pages(text: bytes) -> Iterator[bytes]:
 
 def _placed(exc: Exception, place: int) -> str:
     """Return a decoder's message with the position in all data, not just in the page."""
-    return re.sub(r" - at `\$\[(\d+)\]`", lambda found: f", at element {place + int(found[1])}", str(exc))
+    return re.sub(r" - at `\$\[(\d+)\]`", lambda match: f", at element {place + int(match[1])}", str(exc))
 
 
 def _packed(numbers: list[Any], datatype: str) -> bytes:
@@ -419,16 +420,16 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
         layer: list[Any] = _read_any(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise NoTensors(f"the data of the input {quoted(name)} are no array of texts: {exc}") from None
-    found = [len(layer)]
+    sizes = [len(layer)]
     while layer and isinstance(layer[0], list):
         if not all(isinstance(part, list) and len(part) == len(layer[0]) for part in layer):
             raise NoTensors(f"the data of the input {quoted(name)} are nested arrays of several lengths")
-        found.append(len(layer[0]))
+        sizes.append(len(layer[0]))
         layer = [part for outer in layer for part in outer]
     shown = tuple(shape[: list(shape).index(0) + 1] if 0 in shape else shape)  # An empty axis hides those inside it.
-    if tuple(found) not in (shown, (count_of(shape),)):
+    if tuple(sizes) not in (shown, (count_of(shape),)):
         raise NoTensors(
-            f"the data of the input {quoted(name)} are of shape {shown_shape(found)}; expected shape {shown_shape(shape)}"
+            f"the data of the input {quoted(name)} are of shape {shown_shape(sizes)}; expected shape {shown_shape(shape)}"
         )
     if len(layer) > MOST_ELEMENTS:
         raise NoTensors(
@@ -442,7 +443,7 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
 def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[bytes]:
     """Return the data of a tensor of BYTES, from a long text that is valid JSON."""
     count, pages = count_of(shape), Pages(text, known=True, reach=PAGE * 4)
-    bare, found, known = [], [], 0
+    bare, data, known = [], [], 0
     for page in pages:
         texts = find_strings(page)
         if (known := known + len(texts)) > MOST_ELEMENTS:
@@ -450,7 +451,7 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
                 f"the input {quoted(name)} has more than {MOST_ELEMENTS} elements of {BYTES}; at most {MOST_ELEMENTS} are taken"
             )
         try:
-            found.append(join_elements([element.encode() for element in _read_texts(b"[%b]" % b",".join(texts))]))
+            data.append(join_elements([element.encode() for element in _read_texts(b"[%b]" % b",".join(texts))]))
         except msgspec.MsgspecError as exc:
             raise NoTensors(f"the data of the input {quoted(name)} are no array of texts: {exc}") from None
         bare.append(drop_strings(b"", page))
@@ -462,7 +463,7 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
         raise NoTensors(
             f"the data of the input {quoted(name)} are {known} texts of another shape; expected shape {shown_shape(shape)}"
         )
-    return b"".join(found)
+    return b"".join(data)
 
 
 def _hollow(shape: Sequence[int]) -> list[Any]:
@@ -521,16 +522,16 @@ def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorS
         if len(specs) != 1:
             raise NoTensors(f"expected an object with an array by name; the model takes {shown_specs(specs)}")
         return [(specs[0], text)]
-    found = yield from members(text, MOST_TENSORS)
-    if found is None:
+    arrays = yield from members(text, MOST_TENSORS)
+    if arrays is None:
         raise NoTensors(
             f"the input has more than {MOST_TENSORS} members, which are the most; the model takes {shown_specs(specs)}"
         )
-    if missing := [spec for spec in specs if spec.name not in found]:
+    if missing := [spec for spec in specs if spec.name not in arrays]:
         raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
-    if unknown := [name for name in found if all(spec.name != name for spec in specs)]:
+    if unknown := [name for name in arrays if all(spec.name != name for spec in specs)]:
         raise NoTensors(f"there is no input {quoted(unknown[0])}; the model takes {shown_specs(specs)}")
-    return [(spec, found[spec.name]) for spec in specs]
+    return [(spec, arrays[spec.name]) for spec in specs]
 
 
 def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, bytes] | None:
@@ -558,10 +559,10 @@ def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:
     if len(shape) == len(spec.shape) + 1:
         return shape, False
     if shape:
-        found = f"have {len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
+        described = f"have {len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
     else:
-        found = "are arrays of several lengths" if text[:1] == b"[" else f"are `{_NAMES.get(text[:1], 'number')}`"
+        described = "are arrays of several lengths" if text[:1] == b"[" else f"are `{_NAMES.get(text[:1], 'number')}`"
     raise NoTensors(
-        f"the data of the input {quoted(spec.name)} {found}; expected one row, {spec.datatype} of shape {shown_shape(spec.shape)}, or an "
+        f"the data of the input {quoted(spec.name)} {described}; expected one row, {spec.datatype} of shape {shown_shape(spec.shape)}, or an "
         "array of rows"
     )

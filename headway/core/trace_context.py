@@ -35,10 +35,10 @@ def read_trace_context(parent: bytes, state: bytes = b"") -> TraceContext | None
     """Return the place in a trace that a request names by `traceparent`; None if it names none, or a malformed one.
 
     `state`: values of all `tracestate` fields, joined by commas; empty if there are none."""
-    found = _PARENT.fullmatch(parent)
-    if found is None:
+    match = _PARENT.fullmatch(parent)
+    if match is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
+    version, trace_id, span_id, flags, more = match.groups()
     if version == b"ff" or (version == b"00" and more is not None):
         return None
     trace, span = bytes.fromhex(trace_id.decode()), bytes.fromhex(span_id.decode())

@@ -180,13 +180,13 @@ def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
     `Predict` over gRPC sends tensors as JSON text, and other inputs as plain text, so a text may be either. If the model's only input
     is one text, it is plain text. Raises NoTensors if the model doesn't take it."""
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
-    found = value
+    parsed = value
     if isinstance(value, str) and not takes_text:
         try:
-            found = read(value.encode())
+            parsed = read(value.encode())
         except (ValueError, RecursionError):
-            found = value  # Refused as a text.
-    return tensor_json.tensors_of(found, specs)
+            parsed = value  # Refused as a text.
+    return tensor_json.tensors_of(parsed, specs)
 
 
 def octets(value: Value) -> bytes:
@@ -239,8 +239,8 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
     at, size = 0, len(text)
     while at < size:
         reach = min(at + PAGE, size)
-        found = _GOOD.match(text, at, reach)
-        end = found.end() if found is not None else at
+        match = _GOOD.match(text, at, reach)
+        end = match.end() if match is not None else at
         if end < reach - _LONGEST_ESCAPE or (reach == size and end < size):  # Not an escape cut by the page.
             raise NoValue(_NUL_REASON if text[end : end + 6] == b"\\u0000" else _LONE_REASON)
         at = end
@@ -256,8 +256,8 @@ def _check_numbers(text: bytes) -> int:
     if b'"' in text:
         text = _STRING.sub(b'""', text)
     count = 0
-    for count, found in enumerate(islice(_EXTREME.finditer(text), MOST_EXTREME + 1), 1):
-        number = found[0]
+    for count, match in enumerate(islice(_EXTREME.finditer(text), MOST_EXTREME + 1), 1):
+        number = match[0]
         if count <= MOST_EXTREME and (len(number) > MOST_DIGITS if number.isdigit() else math.isinf(float(number))):
             raise NoValue(f"holds {parameters.out_of_range(number.decode())}")
     return count

@@ -31,12 +31,12 @@ def read_weights(text: str) -> Weights:
     """Return the weights in a text such as `3=95,4=5`; none in an empty one. Raises NoWeights if it isn't such a text."""
     weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        found = _WEIGHT.fullmatch(part)
-        if found is None:
+        match = _WEIGHT.fullmatch(part)
+        if match is None:
             raise NoWeights(f"{part!r} is not VERSION=WEIGHT")
-        if found["version"] in weights:
-            raise NoWeights(f"names the version {found['version']!r} twice")
-        weights[found["version"]] = float(found["weight"])
+        if match["version"] in weights:
+            raise NoWeights(f"names the version {match['version']!r} twice")
+        weights[match["version"]] = float(match["weight"])
     if weights and not any(weights.values()):
         raise NoWeights("gives no version a weight above 0")
     return weights

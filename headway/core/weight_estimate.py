@@ -1,8 +1,8 @@
 """Weight of an input by a function of the target, estimated from the input's length.
 
-The function runs beside the target, and so only once a batch is there. But weights are needed before, in the queue. So they are
-estimated by a line in the length, weight = a + b · octets, which is fitted to what the function returned for inputs that ran. Octets
-are those of UTF-8: a tokenizer cuts them more evenly than characters, in any script.
+The function runs beside the target, so only once a batch is there. But the queue needs weights earlier. So it estimates them by a line
+in the length, weight = a + b · octets, fitted to what the function returned for past inputs. Octets are bytes of UTF-8: a tokenizer
+cuts them more evenly than characters, in any script.
 """
 
 from __future__ import annotations

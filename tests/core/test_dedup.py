@@ -213,7 +213,7 @@ class TestALateLeader:
         assert sharing.cancel(left) == Consequences()
         assert sharing.unwanted(left)
         consequences = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
-        assert consequences == Consequences(anew=[below])
+        assert consequences == Consequences(reoffered=[below])
         assert not sharing.unwanted(left)
         assert left.reservation is None
 

@@ -220,7 +220,7 @@ class SharingLaws(RuleBasedStateMachine):
             asker.heard.append(one)
         assert sorted(got, key=str) == sorted(heard, key=str)
         assert set(consequences.idle) == idle
-        assert consequences.anew == [asker.queued for asker in anew]
+        assert consequences.reoffered == [asker.queued for asker in anew]
         for asker in anew:
             self.askers.remove(asker)
             asker.queued = queued_at(asker.entry, self.now)

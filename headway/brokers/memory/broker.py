@@ -595,7 +595,7 @@ class MemoryBroker(Broker, NearQueue):
             self._queues[queued.entry.queue].remove(queued)
         if consequences.replies:
             self._post(consequences.replies)
-        for queued in consequences.anew:
+        for queued in consequences.reoffered:
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:

@@ -36,8 +36,8 @@ class ArrivalForecast:
 
     Attributes:
         rate: smoothed arrivals per second; 0 before the first sample.
-        level: the same, smoothed for longer where workers need long to start.
-        dispersion: variance over mean of the number of arrivals in a second or two; 1 for Poisson, more is burstier.
+        level: the same, smoothed for longer if workers need long to start.
+        dispersion: variance over mean of the number of arrivals in a second or two; 1 for Poisson, more if burstier.
     """
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class ArrivalForecast:
         if self._at is None:
             return self.level
         since = self._at - seconds
-        found = self._noted[0][1]
+        earlier = self._noted[0][1]
         for at, level in self._noted:
             if at > since:
                 break
-            found = level
-        return found
+            earlier = level
+        return earlier
 
     def _compare(self, rate: float, now: float, elapsed: float) -> None:
         """Learn the dispersion from two samples: half of their squared difference is their variance.
@@ -94,6 +94,6 @@ class ArrivalForecast:
         mean = (rate + other) / 2.0
         if now - at < APART or mean <= 0.0:
             return
-        found = min(SAMPLE_SECONDS * (rate - other) ** 2 / 2.0 / mean, MOST_DISPERSION)
+        dispersion = min(SAMPLE_SECONDS * (rate - other) ** 2 / 2.0 / mean, MOST_DISPERSION)
         share = -math.expm1(-elapsed / DISPERSION_SECONDS)
-        self.dispersion = max(self.dispersion + (found - self.dispersion) * share, 1.0)
+        self.dispersion = max(self.dispersion + (dispersion - self.dispersion) * share, 1.0)

@@ -127,13 +127,13 @@ def _rule(number: int, table: object) -> ScaleRule:
 
 
 def _one_of(where: str, table: Mapping[Any, object], names: Sequence[str]) -> str:
-    found = [name for name in names if name in table]
-    if len(found) != 1:
+    present = [name for name in names if name in table]
+    if len(present) != 1:
         either = f"{', '.join(names[:-1])} or {names[-1]}"
-        if not found:
+        if not present:
             raise NoRules(f"{where} lacks {either}: a rule has one of them")
-        raise NoRules(f"{where} has both {' and '.join(found)}: a rule has only one of {either}; make it two rules")
-    return found[0]
+        raise NoRules(f"{where} has both {' and '.join(present)}: a rule has only one of {either}; make it two rules")
+    return present[0]
 
 
 def _number(where: str, table: Mapping[Any, object], name: str, most: float) -> float:

@@ -31,12 +31,6 @@ T = TypeVar("T")
 class BackgroundService:
     """Service that runs in its own thread. It is up when the constructor returns.
 
-    Arguments:
-        settings: settings of the service.
-        role: role of the process.
-        target: target to serve.
-        listener: kind of its listeners.
-
     Attributes:
         process: the process; only the thread may use its parts.
         url: address of the public port.

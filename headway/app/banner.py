@@ -244,13 +244,7 @@ def _line_to_try(settings: Settings, port: int, signature: Signature | None, mod
     """Shell command for a request that the target accepts, with its example unless that is long.
 
     For tensors without a short example it sends a row of zeros, which Python writes if it is long. If their shape is
-    unknown, the command asks for the model's metadata instead.
-
-    Arguments:
-        settings: settings of the process.
-        port: the public port.
-        signature: signature of the target; None if unknown.
-        model: name that a request must give; empty if none.
+    unknown, the command asks for the model's metadata instead. `model`: name that a request must give; empty if none.
     """
     curl = f"curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}"
     named = f'"model": "{model}", ' if model else ""

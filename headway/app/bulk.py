@@ -50,14 +50,7 @@ def make_bulk_jobs(
 ) -> BulkJobs:
     """Build the bulk jobs of a gateway, not yet open.
 
-    Arguments:
-        settings: settings of the gateway.
-        gateway: the gateway.
-        runner: runs their lines.
-        lines: counts of lines by outcome.
-        ledger: gets a record of each finished job, if there is a ledger.
-        identity: identity that knows the API keys, if there are any.
-        clock: monotonic seconds.
+    `lines` counts their lines by outcome. The ledger, if there is one, gets a record of each finished job.
 
     Raises:
         SettingError: a chat template can't be used, or a package is missing.

@@ -27,11 +27,7 @@ log = get_logger(__name__)
 class PolicyResource:
     """Input policy as a resource of its process; see `headway.app.lifecycle.Resource` and `Rereadable`.
 
-    Arguments:
-        settings: settings with the file, the tiers, and the time a process may take to start.
-        models: names of the served models.
-        counts: counts of the rules' effects, by rule and effect.
-        restarts: counts of restarts by worker.
+    `counts` counts the rules' effects by rule and effect, `restarts` the restarts by worker.
 
     Attributes:
         gate: gate with the policy in force.

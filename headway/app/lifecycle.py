@@ -122,14 +122,8 @@ class Service:
     """Service of one process: its parts and listeners over one broker.
 
     Arguments:
-        settings: settings of the process.
-        broker: broker shared by all parts.
-        gateway: gateway for clients, if any.
-        pool: workers, if any.
+        settings, broker, gateway, pool, controller, membership, fallback: its parts; None for a missing part.
         listeners: listeners, the public one first if there is a gateway; they close in this order.
-        controller: controller, if any.
-        membership: membership of the process in the fleet, if any.
-        fallback: fallback that the gateway asks while the broker is away, if any.
         connection: connection to open first and close last; None if the broker is in this process.
         resources: resources to open in this order and close in reverse.
         workers: the resource that looks at the workers, which it must do before the public port opens; None without clients.

@@ -145,18 +145,7 @@ def describe_process(
     scalable: Mapping[str, tuple[int, int]],
     every: float,
 ) -> ProcessInfo:
-    """Describe the present state of a process for the fleet.
-
-    Arguments:
-        settings: settings of the process.
-        role: role of the process.
-        id: its id in the fleet.
-        gateway: its gateway, if any.
-        controller: its controller, if any.
-        admin_port: its admin port; 0 until that is open.
-        scalable: see `ProcessInfo`.
-        every: seconds until its next heartbeat.
-    """
+    """Describe the present state of a process for the fleet; see `ProcessInfo`. `admin_port`: 0 until it is open."""
     throttles = gateway.limiter.throttles if gateway is not None else {}
     arrivals = {model: throttle.rates for model, throttle in throttles.items()}
     model = (settings.default or next(iter(settings.served))) if gateway is not None else ""

@@ -86,14 +86,9 @@ def make_autoscaler(
     counters: ControllerCounts,
     clock: Callable[[], float],
 ) -> Autoscaler:
-    """Build the autoscaler of a controller.
+    """Build the autoscaler of a controller, with the pools that this process scales; `clock` is monotonic.
 
-    Arguments:
-        settings: settings of the process.
-        fleet_models: models of the fleet; None if only this process defines them.
-        pools: pools that this process scales.
-        counters: counts of the controller.
-        clock: monotonic seconds.
+    `fleet_models` is None if only this process defines the models.
     """
     from headway.controller.autoscaler import Autoscaler
 

@@ -93,16 +93,7 @@ def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
 
 
 class _Hangups:
-    """Reaction to SIGHUP.
-
-    Arguments:
-        service: service that reads its files again.
-        reopen_log: reopens the log file.
-        end: ends the process.
-
-    Attributes:
-        up: True while the service is up and not shutting down.
-    """
+    """Reaction to SIGHUP; `up` is True while the service is up and not shutting down."""
 
     def __init__(self, service: Service, reopen_log: Callable[[], bool], end: Callable[[], None]) -> None:
         self.up = False

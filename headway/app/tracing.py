@@ -41,12 +41,7 @@ def make_tracing(
 ) -> Tracing | None:
     """Build the recorder and exporter of a process; None if tracing is off.
 
-    Arguments:
-        settings: settings of the process.
-        role: role of the process.
-        dropped: counts of dropped spans by reason.
-        clock: monotonic seconds.
-        variables: environment variables that the SDK doesn't read itself; None: those of this process.
+    `dropped` counts dropped spans by reason. `variables` are those that the SDK doesn't read itself; None: the environment's.
 
     Raises:
         SettingError: packages of the SDK are missing.

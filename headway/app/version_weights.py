@@ -14,9 +14,7 @@ from headway.runtime.periodic import BareResource
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
     """Check that weights name existing versions, if only this process defines them.
 
-    Arguments:
-        settings: settings of the process.
-        texts: weights of each model that has its own, by name; weights of all other models at "".
+    `texts` has the weights of each model that has its own, by name, and those of all other models at "".
 
     Raises:
         SettingError: an unknown version has a weight above 0.
@@ -34,13 +32,7 @@ def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
 
 
 class WeightsResource(BareResource):
-    """Rereads the weights of a gateway's process; see `headway.app.lifecycle.Resource` and `Rereadable`.
-
-    Arguments:
-        settings: settings that name the file.
-        served: models whose versions have weights.
-        changed: called after the weights have changed.
-    """
+    """Rereads the weights of a gateway's process and calls `changed`; see `headway.app.lifecycle.Rereadable`."""
 
     rereads = "the weights of versions"
 

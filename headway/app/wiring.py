@@ -133,14 +133,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
 
 
 class _Wiring:
-    """Connects the parts of one process; each step uses the parts built before it.
-
-    Arguments:
-        settings: checked settings of the process, with a name.
-        role: role of the process.
-        plans: plan of each model that it runs.
-        listener: kind of its listeners.
-    """
+    """Connects the parts of one process; each step uses the parts built before it. The settings must have a name."""
 
     _service: Service
 

@@ -130,19 +130,8 @@ def make_batchers(
 ) -> MakeBatcher:
     """Return the builder of the batchers that run a target.
 
-    Arguments:
-        settings: settings of the model.
-        target: what the batchers run.
-        devices: devices of their slots.
-        counters: counts of the workers.
-        clock: monotonic seconds.
-        name: returns the worker name of a slot.
-        request_timeout: longest life of a request in seconds, if this process decides it.
-        queue_timeout: longest wait of a request in seconds, if this process decides it.
-        certificates: certificates for remote APIs, if any.
-        versioned: True if the batchers claim only entries for their version.
-        recorder: recorder of their spans, if any.
-        gpus: watches their GPUs, if anything does.
+    `name` returns the worker name of a slot. The timeouts, in seconds, are finite only if this process decides them. With
+    `versioned` the batchers claim only entries for their version. `gpus` watches their GPUs.
 
     Raises:
         SettingError: no backend of the target can be built with these settings.
@@ -219,16 +208,7 @@ def make_pool(
     slots: set[str] | None = None,
     places: Places | None = None,
 ) -> WorkerPool:
-    """Build the pool of workers that run a target; it can grow to the number of devices.
-
-    Arguments:
-        settings: settings of the model.
-        devices: devices of its workers.
-        make: builds its batchers.
-        broker: broker that batches come from.
-        slots: set to keep the slot ids in, shared with other pools.
-        places: slot numbers shared with other pools; None: numbers of its own.
-    """
+    """Build the pool of workers that run a target; it can grow to the number of devices. See `WorkerPool`."""
     return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots, places)
 
 

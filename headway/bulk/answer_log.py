@@ -32,12 +32,7 @@ Record = tuple[str, int, bytes]
 
 
 class AnswerLog:
-    """Log of a job, as one of its holders writes it.
-
-    Arguments:
-        folder: folder of bulk jobs.
-        job: id of the job.
-        generation: generation of the holder.
+    """Log of a job, as the holder of a generation writes it.
 
     Attributes:
         answered: lines that have a record.

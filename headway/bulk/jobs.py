@@ -38,16 +38,7 @@ DAY = 86_400.0
 class BulkJobs:
     """Bulk jobs of one process; see `headway.app.lifecycle.Resource`.
 
-    Arguments:
-        store: where jobs are.
-        folder: where files are.
-        feeder: feeder of the jobs.
-        settings: quotas of tenants, and the age at which files are removed.
-        clock: monotonic seconds.
-        wall: Unix time in seconds.
-
-    Attributes:
-        most: bytes and files that a tenant may store.
+    `clock` is monotonic, `wall` is Unix time. `most` has the bytes and files that a tenant may store.
     """
 
     def __init__(

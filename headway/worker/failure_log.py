@@ -33,14 +33,7 @@ class FailureLog:
             log.error("the target raised while it started", worker=worker, error=str(error), exception=error.trace)
 
     def failed(self, worker: str, lease: Lease, failure: BatchFailure, trace: str = "") -> None:
-        """Log a failed batch.
-
-        Arguments:
-            worker: id of the worker that ran it.
-            lease: the batch.
-            failure: why it failed.
-            trace: traceback of the user's exception; empty when there is none.
-        """
+        """Log a failed batch. `trace`: traceback of user code's exception, if it raised."""
         alone = len(lease.entries) == 1
         story = (failure.cause, alone)
         known = [self._logged.get((entry.tenant, entry.id)) for entry in lease.entries]

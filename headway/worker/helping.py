@@ -36,15 +36,7 @@ COMES_BACK = 5.0
 
 
 class Claims:
-    """Claims of one slot, from its own queue and from those where it helps.
-
-    Arguments:
-        slot: the slot as its broker knows it.
-        broker: broker that batches come from.
-        policy: departure policy.
-        clock: monotonic seconds.
-        traces: recorder of the spans of batches, if any.
-    """
+    """Claims of one slot, from its own queue and from those where it helps."""
 
     def __init__(
         self,
@@ -136,13 +128,7 @@ _COMING = (WorkerStatus.STARTING, WorkerStatus.DEGRADED)
 
 
 class StrayWatcher(PeriodicResource):
-    """Periodic search of one process for queues that no worker serves; see `headway.app.lifecycle.Resource`.
-
-    Arguments:
-        claims: returns the claims of the process's slots.
-        registry: broker that knows workers and depths.
-        clock: monotonic seconds.
-    """
+    """Periodic search of one process for queues that no worker serves; `claims` returns the claims of its slots."""
 
     def __init__(self, claims: Callable[[], Iterable[Claims]], registry: Registry, clock: Callable[[], float]) -> None:
         self._claims, self._registry, self._clock = claims, registry, clock

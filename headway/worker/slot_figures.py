@@ -230,13 +230,8 @@ class SlotFigures:
 class RunCounts:
     """Counts a slot's batches and the results of their inputs.
 
-    Failed bulk entries are counted apart: a file may hold anything, so they say nothing about the worker's health.
-
-    Arguments:
-        slot: the slot.
-        counters: counts of the workers.
-        figures: figures for the slot's heartbeats.
-        tiers: number of tiers; bulk entries have a tier of at least this.
+    Failed bulk entries are counted apart: a file may hold anything, so they say nothing about the worker's health. Bulk
+    entries have a tier of at least `tiers`.
     """
 
     def __init__(self, slot: Slot, counters: WorkerCounts, figures: SlotFigures, tiers: float = math.inf) -> None:

@@ -119,12 +119,8 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> bool:
     """Start a backend. Return True if this has warned that full batches take too long.
 
-    Arguments:
-        backend: backend to start; the caller stops it, also if this raises.
-        slot: its slot.
-        limits: limits of its batches.
-        clock: monotonic seconds.
-        fresh: True if this target was never started; only then its speed is checked.
+    The caller stops the backend, also if this raises. `fresh`: True if this target was never started; only then is its
+    speed checked.
 
     Raises:
         TargetError: the target doesn't load, fails its warm-up batch, or is too slow for its deadlines.
@@ -198,12 +194,9 @@ async def _again(
 
 
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
-    """Return the error for a target that takes too long for one input, with settings that would fit.
+    """Return the error for a target that takes `seconds` for one input, with settings that would fit.
 
-    Arguments:
-        seconds: run time of a batch of one input.
-        limits: limits that it exceeds.
-        full: run time of the slowest batch; 0 if unknown.
+    `full`: run time of the slowest batch; 0 if unknown.
     """
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"

@@ -73,13 +73,9 @@ PUSHBACK = "grpc-retry-pushback-ms"
 
 
 class GrpcBackend(RemoteBackend):
-    """Backend of one slot of a remote API over gRPC.
+    """Backend of one slot of a remote API over gRPC; see `RemoteBackend`.
 
-    Arguments:
-        spec: the API's URL.
-        remote: the API with its dialect; None: from the URL.
-        now: monotonic seconds, for the age of idle channels.
-        settings: other arguments of `RemoteBackend`.
+    `remote` is found from the URL if missing. `now` returns monotonic seconds, for the age of idle channels.
     """
 
     def __init__(

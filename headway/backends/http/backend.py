@@ -38,13 +38,9 @@ _REFUSALS = frozenset([400, 413, 422])
 
 
 class HttpBackend(RemoteBackend):
-    """Backend of one slot of a remote API over HTTP.
+    """Backend of one slot of a remote API over HTTP; see `RemoteBackend`.
 
-    Arguments:
-        spec: the API's URL.
-        remote: the API with its dialect; None: from the URL.
-        wall: Unix time in seconds, for a Retry-After with a date.
-        settings: other arguments of `RemoteBackend`.
+    `remote` is found from the URL if missing. `wall` returns Unix time, for a Retry-After with a date.
     """
 
     def __init__(

@@ -135,13 +135,7 @@ class Connections(Generations[_Client]):
     ) -> Response:
         """Send one request and read its answer.
 
-        Arguments:
-            method: POST or GET.
-            url: URL of the request.
-            body: the body; empty for none.
-            headers: header fields.
-            within: seconds for connecting.
-            most: limit on the answer's body in bytes, after decompression.
+        `within` limits the seconds for connecting, `most` the bytes of the answer's body after decompression.
 
         Raises:
             NotStarted: `open` wasn't called.

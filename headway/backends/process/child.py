@@ -263,14 +263,10 @@ def judge(
     gives: ValueKind = ValueKind.TEXT,
     kind: ArrayKind | None = None,
 ) -> Outputs | Failed:
-    """Judge a result of user code, and return it as an answer.
+    """Judge a result of user code for a batch of `expected` inputs, and return it as an answer.
 
-    Arguments:
-        number: number of the batch.
-        expected: number of its inputs.
-        result: what user code returned; looking at it may raise anything.
-        gives: kind of its outputs.
-        kind: how the target gives arrays, if it does.
+    `gives` is the kind of its outputs, and `kind` how the target gives arrays, if it does. Looking at `result` may raise
+    anything.
     """
     if kind is not None and gives is ValueKind.TENSORS:
         from headway.backends.process import arrays
@@ -379,14 +375,7 @@ def _unlisted(result: object, expected: int) -> str:
 
 
 def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoop], Target]) -> None:
-    """Load the target that the parent asks for, and run batches until the pipe closes.
-
-    Arguments:
-        pipe: pipe to the parent.
-        loop: runs async user code.
-        name: name of the target, for its author.
-        find: loads the target; raises Refusal.
-    """
+    """Load the target that the parent asks for by `find`, which may raise Refusal, and run batches until the pipe closes."""
     if (content := pipe.receive()) is None:
         return
     try:

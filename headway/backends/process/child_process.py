@@ -61,14 +61,7 @@ class Log(Protocol):
 
 
 class Output:
-    """Sends an output stream of a child to the log.
-
-    Arguments:
-        pipe: reading end of the stream; closed at the end.
-        stream: `stdout` or `stderr`.
-        worker: name of the worker, shown with each line.
-        log: logger of the lines.
-    """
+    """Sends an output stream of a child, `stdout` or `stderr`, to the log; closes the pipe at the end."""
 
     def __init__(self, pipe: IO[bytes], stream: str, worker: str, log: Log) -> None:
         self.lines = Lines()

@@ -35,12 +35,7 @@ _V1 = _Kind("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fi
 
 
 class HostMemory:
-    """Reads how much memory is in use.
-
-    Arguments:
-        clock: monotonic seconds.
-        root: root of the file system.
-    """
+    """Reads how much memory is in use, from the file system at `root`."""
 
     def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._clock = clock

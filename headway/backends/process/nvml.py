@@ -117,11 +117,7 @@ def _opened() -> Nvml | None:
 class NvmlGpu(Gpu):
     """One GPU; see `headway.ports.Gpu`.
 
-    Arguments:
-        device: id of the GPU.
-        clock: monotonic seconds.
-        ask: asks for a reading soon; with True even if one is pending.
-        look: reads it now, and waits for that.
+    `ask` asks for a reading soon, with True even if one is pending; `look` reads the GPU now and waits for that.
     """
 
     def __init__(

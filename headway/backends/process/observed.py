@@ -35,13 +35,7 @@ _decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 class ThreadChild(Child):
     """Child that runs in a thread.
 
-    Arguments:
-        call: function, class or other object that is the target.
-        name: name of the target, for errors.
-        arguments, environment: ignored.
-        worker: name of the worker.
-        log, guard: ignored, because the target prints to this process's streams.
-        arena_bytes: ignored, because all values are in this process.
+    It ignores what only a process needs: arguments and environment, an arena, and the log and guard of its output and end.
     """
 
     def __init__(
@@ -129,11 +123,9 @@ class _Words(Pipe):
 
 
 class ObservedBackend(ProcessBackend):
-    """Backend that records each batch, and runs it in a child process or a thread of this one.
+    """Backend that records each batch, and runs it in a thread of this process or, if given by module or file, in a child.
 
-    Arguments:
-        target: the target; it runs in a thread unless it is given by module or file.
-        worker, device, start_timeout, log, guard, weights: see `ProcessBackend`.
+    See `ProcessBackend` for the other arguments.
     """
 
     def __init__(

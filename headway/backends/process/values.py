@@ -100,10 +100,7 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
     """Return the kinds that a target takes and gives, from its annotations or else its example; texts without either.
 
-    Arguments:
-        hints: its annotations.
-        first: name of its parameter for the inputs.
-        example: its example, if any.
+    `first`: name of its parameter for the inputs.
     """
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
@@ -172,10 +169,7 @@ def decoder(
 ) -> Callable[[Value], object]:
     """Return a function that turns an input into what user code gets, or raises ValueError with the reason.
 
-    Arguments:
-        takes: kind of the inputs.
-        octets: type in which user code gets bytes.
-        types: JSON types that it takes, from `json_types`.
+    `octets` is the type in which user code gets bytes; `types`, from `json_types`, has the JSON types that it takes.
     """
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)

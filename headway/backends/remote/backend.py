@@ -460,13 +460,7 @@ def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: Token
 
 
 def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
-    """Return a sentence on what to check after a failed start.
-
-    Arguments:
-        error: error of the batch.
-        status: HTTP status of the last try; 0 if there is none.
-        body: body of that answer.
-    """
+    """Return a sentence on what to check after a failed start. `status`: HTTP status of the last try; 0 if there is none."""
     if isinstance(error, RemoteAbsent):
         return "No connection came about: check host and port, the certificates, and that the API is up."
     if isinstance(error, BatchTimeout):
@@ -499,13 +493,8 @@ def grouped(
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
     """Group a batch by row shape, by parameters if they apply to a whole request, and into parts of limited rows.
 
-    Arguments:
-        entries: the batch.
-        dialect: dialect of the API.
-        most_rows: limit on the rows of a request with several entries; 0 for none.
-
-    Returns:
-        The groups, and by place the results of entries whose inputs can't be sent.
+    `most_rows` limits the rows of a request with several entries; 0: no limit. Return the groups, and by place the results of
+    entries whose inputs can't be sent.
     """
     signature = dialect.signature
     of_form: dict[Hashable, list[RequestGroup]] = {}

@@ -20,8 +20,8 @@ from headway.app import backends, wiring
 from headway.app.backends import worker_name
 from headway.app.brokers import make_broker_bundle
 from headway.app.devices import NO_DEVICES, Devices, Gpus
+from headway.app.model_plans import WeightsResource
 from headway.app.roles import ROLES
-from headway.app.version_weights import WeightsResource
 from headway.app.wiring import Process
 from headway.app.workers import make_batchers, make_fallback, make_pool
 from headway.backends.process.group_guard import GroupGuard

@@ -25,7 +25,7 @@ from headway.app.backends import make_remote_certificates
 from headway.app.brokers import make_broker_bundle, queue_limits
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.lifecycle import PortListener, Resource, Service
-from headway.app.model_plans import Given, ModelPlan, make_plans
+from headway.app.model_plans import Given, ModelPlan, WeightsResource, check_weights, make_plans
 from headway.app.process_figures import FigureSource, OpenPort, describe_process, expected_workers
 from headway.app.roles import ROLES, Parts
 from headway.config import FIELDS, Settings, fallbacks_of, flag, idle, is_loopback
@@ -121,8 +121,6 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
     if parts.gateway:
-        from headway.app.version_weights import check_weights
-
         check_weights(settings, {name: model.version_weights for name, model in settings.served.items()})
     tell_of_other_roles(settings, parts)
     if plans:
@@ -452,8 +450,6 @@ class _Wiring:
             grpc_listener = ports["grpc"] = GrpcListener(entrance, ready, self.certificates)
             self.further.append(grpc_listener)
         if settings.weights_file:
-            from headway.app.version_weights import WeightsResource
-
             self.resources.append(WeightsResource(settings, gateway.served, gateway.learn))
         return public_listener, workers
 

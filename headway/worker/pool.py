@@ -195,12 +195,7 @@ class WorkerPool:
 
 
 class WorkerPools:
-    """Pools of one process.
-
-    Arguments:
-        of_models: pool of each model by name; models that share GPUs have the same pool. At least one.
-        slots: ids of all slots; the set that all these pools keep theirs in.
-    """
+    """All pools of one process by model, of which those that share GPUs have one pool; `slots` has the ids of all slots."""
 
     def __init__(self, of_models: Mapping[str, WorkerPool | SharedGpus], slots: set[str]) -> None:
         self.of_models = of_models
@@ -253,13 +248,7 @@ Workers = WorkerPool | WorkerPools | SharedGpus
 
 
 async def carry_out(names: Collection[str], process: str, pool: Workers) -> None:
-    """Hold the slots of a process that are drained, and let all its other slots claim.
-
-    Arguments:
-        names: names of all drains of the fleet.
-        process: id of the process.
-        pool: its workers.
-    """
+    """Hold the slots of a process that are drained, and let all its other slots claim. `names`: all drains of the fleet."""
     whole = process in names
     for of_model in pool.of_models.values() if isinstance(pool, WorkerPools) else (pool,):
         if isinstance(of_model, WorkerPool):

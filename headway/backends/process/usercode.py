@@ -422,19 +422,7 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
 
 
 def prepare(subject: Any, name: str, source: str, loop: UserLoop, arguments: str = "", module: object = None) -> Target:
-    """Build and set up a target.
-
-    Arguments:
-        subject: function, class or callable object.
-        name: target as the user wrote it.
-        source: file that it comes from; empty if there is none.
-        loop: runs async user code.
-        arguments: arguments of a class, as `core.arguments` reads them.
-        module: module in which the user named it, if any.
-
-    Raises:
-        Refusal: the target can't be served.
-    """
+    """Build and set up a target from a function, class or callable object; see `load` and `Target`. Raises Refusal."""
     if isinstance(subject, type):
         subject = _build(subject, name, loop, arguments)
     elif arguments:

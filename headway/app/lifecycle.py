@@ -240,7 +240,7 @@ class Service:
                     await listener.drain()
         except TimeoutError:
             held = self._gateway.pending if self._gateway is not None else 0
-            log.warning("drain time-out: answering what is left with 503", held=held)
+            log.warning("drain time-out: answering the remaining requests with 503", held=held)
 
     async def stop(self) -> None:
         """End at once: answer pending requests with 503, kill the workers, close the ports."""
@@ -280,7 +280,9 @@ class Service:
                     await resource.reread()
                     log.info("read again", what=resource.rereads)
                 except HeadwayError as exc:
-                    log.error("cannot be read again; what was known goes on", what=resource.rereads, error=str(exc))
+                    log.error(
+                        "cannot be read again; the former content stays in use", what=resource.rereads, error=str(exc)
+                    )
 
     async def _connect(self) -> bool:
         """Reach the broker, waiting if it is still starting, and join the fleet.
@@ -323,7 +325,7 @@ class Service:
             except SettingError as exc:
                 if str(exc) != logged:
                     logged = str(exc)
-                    log.error("the broker will not do; direct mode goes on", error=logged)
+                    log.error("the broker cannot be used; direct mode goes on", error=logged)
                 await asyncio.sleep(MEND_WITHIN)
             else:
                 log.info("the broker is there; direct mode ends")

@@ -76,7 +76,7 @@ class ServiceManager:
                 sock.setblocking(False)
                 sock.sendto(notice.encode(), address)
         except OSError as exc:
-            log.warning("the service manager cannot be told", notice=notice.partition("\n")[0], error=str(exc))
+            log.warning("the service manager cannot be notified", notice=notice.partition("\n")[0], error=str(exc))
 
 
 class Progress:

@@ -128,7 +128,7 @@ class _Hangups:
             try:
                 await self._service.reread()
             except Exception:
-                log.exception("reading again has failed")
+                log.exception("reading the files again failed")
 
 
 def _say_nothing_is_done(number: signal.Signals) -> None:

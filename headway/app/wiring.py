@@ -552,7 +552,7 @@ def warn_of_strangers(settings: Settings) -> None:
     if is_loopback(settings.host) or settings.keys or settings.jwt or settings.tls_client_ca:
         return
     hint = "Set --keys, --jwt or --tls-client-ca, or bind it to 127.0.0.1 behind a proxy that asks who they are."
-    log.warning("the public port is open to others than this machine, and nobody is asked for a key",
+    log.warning("the public port is open to other machines and asks nobody for a key",
                 host=settings.host, let_in=f"everybody, as {settings.default_tier}", hint=hint)  # fmt: skip
 
 

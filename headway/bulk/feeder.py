@@ -140,7 +140,7 @@ class Feeder:
             del self.runs[run.job.id]
             self._tasks.pop(run.job.id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a bulk job was interrupted, and is taken up again", job=run.job.id, exc_info=error)
+            log.error("a bulk job was interrupted and will be resumed", job=run.job.id, exc_info=error)
         self.tell()
 
     def _wake(self, model: str) -> None:

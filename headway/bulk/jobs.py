@@ -179,5 +179,5 @@ class BulkJobs:
             )
             return
         for name in strays:
-            log.info("a file of bulk jobs is nobody's, and is removed", file=name)
+            log.info("removing a file that belongs to no bulk job", file=name)
             await (self.folder.remove_job(name) if name.startswith("batch_") else self.folder.remove_file(name))

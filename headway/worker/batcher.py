@@ -464,7 +464,7 @@ class Batcher:
                 await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
             raise
         except Exception as exc:
-            log.exception("the backend broke", worker=self.slot.worker)
+            log.exception("the backend failed unexpectedly", worker=self.slot.worker)
             failure = BatchFailure(Cause.RAISED, repr(exc), self.slot.worker, "the worker broke")
             await self._failed(lease, failure, since, broken=True)
         else:

@@ -149,7 +149,7 @@ class WorkerPool:
         async with self._resizing:
             if self._winding_down or size == self.wanted:
                 return
-            log.info("the pool of workers changes", slots=size, before=len(self.batchers))
+            log.info("resizing the worker pool", slots=size, before=len(self.batchers))
             self.wanted = size
             self._grow()
             self._leaving.extend(self.batchers[size:])

@@ -313,7 +313,7 @@ class SharedGpus:
     def _moved(self, task: asyncio.Task[None]) -> None:
         self._moving.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a move of models broke", error=repr(error), exc_info=error)
+            log.error("moving models failed unexpectedly", error=repr(error), exc_info=error)
 
     async def _move(self, move: Move) -> None:
         """Evict a model if the move needs its room, and load another."""

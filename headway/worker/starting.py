@@ -151,7 +151,7 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
         warn_of_full(slot, full, line, limits)
     elif (slowest := again or warm_up) > limits.queue_timeout and fresh:
         log.warning(
-            "a batch takes longer than the queue deadline; who waits for one to end gets 504",
+            "a batch takes longer than the queue deadline; requests that wait for one to end get 504",
             worker=slot.worker,
             batch_ms=round(slowest * 1000, 1),
             queue_timeout_ms=round(limits.queue_timeout * 1000, 1),

@@ -9,7 +9,7 @@ from tests.e2e.server import TARGET, launched
 from tests.servers.redis import RedisServer
 
 DIRECT = "the broker does not answer; coming up in direct mode"
-UNFIT = "the broker will not do; direct mode goes on"
+UNFIT = "the broker cannot be used; direct mode goes on"
 EXPECTED = {DIRECT, UNFIT, "the broker is out of reach", "direct mode until the broker is back"}
 
 

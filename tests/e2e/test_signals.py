@@ -69,9 +69,9 @@ def test_issuers_are_read_again_and_those_that_will_not_do_are_not(tmp_path: Pat
         server.logged("read again", what="issuers")
         server.ask("known now", bearer(OTHER)).output()
         (tmp_path / "issuers.toml").write_text("[[issuers]")
-        server.expected = {"cannot be read again; what was known goes on"}
+        server.expected = {"cannot be read again; the former content stays in use"}
         hang_up(server, 2)
-        server.logged("cannot be read again; what was known goes on", what="issuers")
+        server.logged("cannot be read again; the former content stays in use", what="issuers")
         server.ask("known as before", bearer(ISSUER)).output()
         issuers(tmp_path, OTHER)
         hang_up(server, 3)

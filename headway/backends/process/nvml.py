@@ -89,7 +89,7 @@ class NvmlGpus:
                     for gpu in tuple(self._watched.values()):
                         gpu.read(nvml)
             except Exception:  # NVML may be of an unknown version.
-                log.exception("GPUs are not watched any more: NVML is not as it was thought to be")
+                log.exception("GPUs are not watched any more: NVML behaves unexpectedly")
                 nvml, self._closed = None, True
             if done is None:
                 self._pending = False

@@ -281,7 +281,7 @@ class RemoteBackend(ABC):
         except RemoteAbsent:
             raise
         except BackendError as exc:
-            log.warning("the remote API says nothing of its model", api=str(self._spec), reason=str(exc))
+            log.warning("the remote API gives no metadata of its model", api=str(self._spec), reason=str(exc))
             return
         try:
             self._dialect = self._remote.dialect.learn(answer.body)

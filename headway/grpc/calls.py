@@ -23,7 +23,7 @@ from headway.errors import INTERNAL, REQUEST_TIMEOUT, UNFORESEEN, BadRequest, Re
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.gateway import Gateway
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
-from headway.grpc.connection import CallStream, Ended
+from headway.grpc.call_stream import CallStream, Ended
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, trailers_of
 from headway.model import Principal

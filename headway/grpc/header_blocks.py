@@ -1,4 +1,4 @@
-"""Blocks of header fields: HPACK for a server that has few fields to write, and reads the same ones again and again."""
+"""Blocks of header fields: HPACK for a server that writes few fields, and reads the same ones again and again."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from hpack.hpack import encode_integer
 Headers = Sequence[tuple[bytes, bytes]]
 
 _STATUS_OK = b"\x88"
-"""`:status: 200`, as the table of HPACK has it."""
+"""`:status: 200` in HPACK's static table."""
 _OK = (":status", "200")
 _INDEXED = bytes(range(0x81, 0xFF))
-"""Octets that stand for a whole field each, and change no table."""
+"""Octets that each stand for a whole field, and change no table."""
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
-"""Three changes of the table's size, where two tell all (RFC 7541, section 4.2)."""
+"""Three changes of the table's size; two are enough for any purpose (RFC 7541, section 4.2)."""
 _SHORT = [bytes(encode_integer(size, 7)) for size in range(256)]
-"""Lengths of most names and values, as HPACK writes them."""
+"""HPACK's encoding of small lengths, by the length."""
 _MOST_KNOWN = 8
 _ENTRY = 32
 """Bytes that a header field counts beyond its name and value."""
 _NAMES = re.compile(rb"(?::?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*)?")
 """Names of header fields, joined by commas."""
 _ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
-"""Octets that no value of a header field may have."""
+"""Octets that are forbidden in the value of a header field."""
 _PSEUDO = ([b":authority", b":method", b":path", b":scheme"], [b":method", b":path", b":scheme"])
 """Pseudo fields of a request, in order."""
 _HOPS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-"""Header fields of HTTP/1.1 that belong to a connection, which HTTP/2 has no use for."""
+"""Header fields of HTTP/1.1 about the connection, which HTTP/2 forbids."""
 
 
 def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Block of some fields, none of which the client puts into its table."""
+    """Encode fields, none of which the client puts into its table."""
     return b"".join([_STATUS_OK if field == _OK else _field(*field) for field in headers])
 
 
@@ -47,13 +47,13 @@ class RequestFields:
         headers: names and values, in order.
 
     Attributes:
-        fields: value by name; the last one where a name is repeated.
+        fields: value by name; the last value of a name that is repeated.
         size: size of the fields as HTTP/2 counts it, or of the encoded block if that is larger.
-        pseudo: number of those whose names begin with a colon.
+        pseudo: number of fields whose names begin with a colon.
         misnamed: True if a name is not allowed in HTTP/2 (RFC 9113, section 8.2).
-        malformed: whether they break a rule for requests, or are misnamed (section 8.3).
+        malformed: True if they break a rule for requests (section 8.3), or are misnamed.
         illegal: True if a value contains a forbidden octet.
-        usual: what the calls of one connection with these fields have in common, as they read it; None while none has.
+        usual: what a call has read from these fields, for later calls with the same fields; None until then.
     """
 
     __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size", "usual")
@@ -77,10 +77,10 @@ class RequestFields:
 
 
 class HeaderReader(Decoder):
-    """Decoder that knows blocks which came before and of which each octet stands for a field in the table.
+    """Decoder that remembers blocks in which each octet stands for a field in the table.
 
     Arguments:
-        most: most bytes of a block's fields once they are unpacked, as HTTP/2 counts them.
+        most: most bytes of a block's unpacked fields, as HTTP/2 counts them.
     """
 
     def __init__(self, most: int) -> None:
@@ -88,18 +88,18 @@ class HeaderReader(Decoder):
         self._known: dict[bytes, RequestFields] = {}
 
     def read(self, block: bytes) -> RequestFields:
-        """Fields of a block. Raises HPACKError."""
-        found = self._known.get(block)
-        if found is None:
+        """Decode a block. Raises HPACKError."""
+        head = self._known.get(block)
+        if head is None:
             if _RESIZED.match(block):
                 raise HPACKDecodingError("the size of the table changes again and again")
-            found = RequestFields(cast(Headers, self.decode(block, raw=True)))
-            found.size = max(found.size, len(block))
+            head = RequestFields(cast(Headers, self.decode(block, raw=True)))
+            head.size = max(head.size, len(block))
             if block.translate(None, _INDEXED) or len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             else:
-                self._known[block] = found
-        return found
+                self._known[block] = head
+        return head
 
 
 def _field(name: str, value: str) -> bytes:
@@ -109,7 +109,7 @@ def _field(name: str, value: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def _named(name: str) -> bytes:
-    """Encode the start of a header field with this name. Cached, as there are few names."""
+    """Encode the beginning of a field with this name. There are few names."""
     octets = name.encode()
     return b"\0%b%b" % (_length(octets), octets)
 

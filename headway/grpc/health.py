@@ -1,7 +1,7 @@
 """Health service of the port: `grpc.health.v1.Health`.
 
-The process as a whole, under the empty name, and each service have one status: whether this process should get traffic, as
-`/readyz` tells. A process that goes down says so at once to all who watch.
+The process as a whole, under the empty name, and every service have the same status: SERVING if this process should get traffic, as
+`/readyz` tells. When the process goes down, everybody who watches learns it at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from headway.doors.fields import ID_PREFIX
 from headway.doors.readiness import AGE, CachedReadiness
 from headway.errors import NotFound
 from headway.grpc import messages
+from headway.grpc.call_stream import CallStream, to_be_opened_anew
 from headway.grpc.calls import PortContext, StreamCall
-from headway.grpc.connection import CallStream, to_be_opened_anew
 from headway.grpc.statuses import Metadata
 from headway.model import Principal
 
@@ -26,14 +26,14 @@ DOWN = _RESPONSE.NOT_SERVING
 UNKNOWN = _RESPONSE.SERVICE_UNKNOWN
 
 NAMES = frozenset(("", *messages.SERVICES))
-"""Names that have a status."""
+"""Names with a status."""
 
 
 class Health:
     """Statuses of one process.
 
     Arguments:
-        glance: look at whether the process should get traffic.
+        glance: tells if the process should get traffic.
 
     Attributes:
         leaving: set when the process goes down.
@@ -44,11 +44,11 @@ class Health:
         self.leaving = asyncio.Event()
 
     async def ready(self) -> bool:
-        """Whether the process should get traffic."""
+        """Return True if the process should get traffic."""
         return bool(await self.status() == UP)
 
     async def status(self) -> int:
-        """Status of all names."""
+        """Return the status, which all names share."""
         if self.leaving.is_set():
             return int(DOWN)
         serving = await self._glance.serving()
@@ -70,13 +70,7 @@ class Health:
 
 
 class WatchCall(StreamCall):
-    """One call of Watch: the status at once, and then whenever it has changed.
-
-    Arguments:
-        port: context of the port.
-        stream: stream that it came on.
-        health: statuses that are watched.
-    """
+    """One call of Watch: sends the status at once, and then whenever it has changed."""
 
     __slots__ = ("_health",)
 
@@ -90,11 +84,11 @@ class WatchCall(StreamCall):
         self.belong_to_address()
         name = messages.read(_REQUEST, await self.read()).service
         self.drop(self.kept)
-        told = -1
+        sent = -1
         while True:
             status = await self._health.status() if name in NAMES else int(UNKNOWN)
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 await self.send(_RESPONSE(status=status).SerializeToString())
             if self.retired:
                 raise to_be_opened_anew()

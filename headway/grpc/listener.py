@@ -1,10 +1,10 @@
 """Listener of the gRPC port, and the order in which it closes.
 
-bind     take the address; who comes is refused as if nobody was there
+bind     take the address; clients are refused as if nobody were there
 open     listen → look after the connections every now and then
-retire   health says NOT_SERVING → every client is told to open another connection; new ones are taken all the same
-drain    health says NOT_SERVING → stop listening → every client is told to go → none is left
-close    cut what is left
+retire   health says NOT_SERVING → every client is told to open another connection; new connections are still taken
+drain    health says NOT_SERVING → stop listening → every client is told to go → no connection is left
+close    cut the connections that are left
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from headway.runtime.tls_transport import TlsPort
 SWEEP = 0.5
 """Seconds between two looks at all connections."""
 SWEEP_DRAINING = 0.05
-"""Seconds between two of them while the port drains."""
-
+"""The same while the port drains."""
 CLOSING_TURNS = 3
-"""Turns of the event loop in which it closes a listening socket."""
+"""Turns that the event loop takes to close a listening socket."""
 
 
 class GrpcListener(ListeningPort):
@@ -40,9 +39,9 @@ class GrpcListener(ListeningPort):
 
     Arguments:
         entrance: entrance of the calls.
-        readiness: whether this process should get traffic.
-        certificates: certificates of the port; None: it speaks HTTP/2 without TLS.
-        port: port to bind; None: that of the settings.
+        readiness: tells if this process should get traffic.
+        certificates: certificates of the port; None for HTTP/2 without TLS.
+        port: port to bind; None for the one in the settings.
 
     Attributes:
         port: the port, once it is bound.
@@ -71,7 +70,7 @@ class GrpcListener(ListeningPort):
         return 0 if self._connections is None else len(self._connections.open)
 
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
-        """Get ready for connections. Returns the maker of their protocols."""
+        """Prepare for connections. Return the maker of their protocols."""
         entrance, settings = self._entrance, self._entrance.settings
         quotas = entrance.gateway.quotas
         connections = self._connections = PortConnections(
@@ -86,17 +85,14 @@ class GrpcListener(ListeningPort):
         return tls.around(connections.accept, _refuse_plain)
 
     def retire(self) -> None:
-        """Say that this process goes down, have each client open another connection, and still take new ones."""
+        """Report that this process goes down, and have each client open another connection. New ones are still taken."""
         if self._health is not None:
             self._health.leaving.set()
         if self._connections is not None:
             self._connections.retire()
 
     async def drain(self) -> None:
-        """Take no new connection, and let each open one go as soon as its calls are answered.
-
-        Returns when no connection is left.
-        """
+        """Take no new connections, and end each open one as soon as its calls are answered. Return when none is left."""
         connections = self._connections
         if connections is None:
             return
@@ -104,27 +100,25 @@ class GrpcListener(ListeningPort):
             self._health.leaving.set()
         await self.stop_listening()
         self._draining = True
-        for _ in range(
-            CLOSING_TURNS
-        ):  # A client that is told to go while the socket is not closed would come back to it.
+        for _ in range(CLOSING_TURNS):  # A client that is told to go before the socket is closed would come back to it.
             await asyncio.sleep(0)
         self.retire()
         self.look_after()
         await connections.emptied()
 
     async def close(self) -> None:
-        """Close the connections that remain."""
+        """Close the connections that are left."""
         await super().close()
         if self._connections is not None:
             await self._connections.close()
 
     def look(self) -> float:
-        """Have all connections looked at soon. Returns seconds until the next look."""
+        """Have all connections looked at soon. Return the seconds until the next look."""
         connections = self._connections
         if connections is not None:
             connections.ceiling = descriptor_ceiling(SPARE)
             loop = asyncio.get_running_loop()
-            # When all that has come by now has been read: this process may have stood still, and not its clients.
+            # Look only once everything that has come is read: it may be this process that stood still, and not its clients.
             loop.call_soon(loop.call_soon, connections.sweep, monotonic(), self._draining)
         return SWEEP_DRAINING if self._draining else SWEEP
 
@@ -134,7 +128,7 @@ _NOT_PLAIN = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
     % (len(_WHY_NOT_PLAIN), _WHY_NOT_PLAIN)
 )
-"""Answer to a client without TLS. One that is told so in HTTP/2 would come back at once, again and again."""
+"""Answer to a client without TLS. An answer in HTTP/2 would make it come back at once, again and again."""
 
 
 def _refuse_plain(connection: CallConnection) -> None:

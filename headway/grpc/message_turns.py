@@ -1,9 +1,9 @@
-"""Turns of the event loop for what has arrived: frames of connections, and messages.
+"""Turns of the event loop for what has come: frames of connections, and messages.
 
-To read what a connection has sent takes some time of the event loop, and to take a message in, from its bytes to the gateway, up to some
-milliseconds; a client with many streams has one ready on each of them. So all of it together has a millisecond in one turn of the
-loop, however much there is. What is beyond waits here: tenants take turns, and everything else in the process has its own in between.
-Nothing further is read for what waits, so that its client is held back by flow control.
+Reading frames takes time of the event loop. Taking a message in, from its bytes to the gateway, takes up to some milliseconds, and a client
+may have a message ready on each of many streams. So in each turn of the loop, all of this together gets a millisecond. The rest waits
+here: tenants take turns, and the rest of the process runs in between. Nothing more is read from a client whose work waits, so flow
+control holds it back.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from headway.core.tenant_turns import TenantTurns
 from headway.runtime.fair_turns import give_way
 
 SHARE = 0.001
-"""Seconds within one turn of the loop after which nothing further begins."""
+"""Seconds in one turn of the loop after which no more work begins."""
 
 T = TypeVar("T")
 
 
 class MessageTurns:
-    """Line of one port: owners take turns, each one's work in the order in which it came.
+    """Queue of one port's work: owners take turns, and the work of each is done in order.
 
     Arguments:
         clock: monotonic seconds.
@@ -37,44 +37,44 @@ class MessageTurns:
         self.clock = clock
         self._waiting = TenantTurns[Callable[[], None]]()
         self._spent = 0.0
-        """Seconds that this turn of the loop has spent."""
+        """Seconds spent in this turn of the loop."""
         self._asked = False
-        """Whether the next turn of the loop is asked for."""
+        """True if `_begin` is called in the next turn of the loop."""
 
     @property
     def free(self) -> bool:
-        """Whether work may begin at once."""
+        """True if work may begin at once."""
         return self._spent < SHARE and not self._waiting
 
     def wait(self, owner: str, work: Callable[[], None]) -> None:
         """Have work done in a later turn of the loop.
 
         Arguments:
-            owner: name of the owner, for whom it waits behind the owner's others.
+            owner: name of the owner, behind whose other work it waits.
             work: raises nothing.
         """
         self._waiting.add(owner, work)
         self._ask()
 
     def add(self, seconds: float) -> None:
-        """Count time that this turn of the loop spends, or the next one will."""
+        """Count time that is spent in this turn of the loop, or will be in the next."""
         self._spent += seconds
         self._ask()
 
     def spend(self, since: float) -> float:
-        """Count the time since an instant. Returns the instant that it is now, in seconds."""
+        """Count the time since an instant. Return the present instant, in seconds."""
         now = self.clock()
         self.add(now - since)
         return now
 
     async def take(self, owner: str, work: Callable[[float], T]) -> T:
-        """Take a message in, at once or in a later turn of the loop. Returns what `work` returns, and raises what it raises.
+        """Take a message in, at once or in a later turn of the loop. Return what `work` returns, and raise what it raises.
 
-        A caller that is cancelled may find that the work was done.
+        If the caller is cancelled, the work may have been done or not.
 
         Arguments:
             owner: see `wait`.
-            work: takes the message in; gets the seconds for which it has waited.
+            work: takes the message in. It gets the seconds that it has waited.
         """
         if self.free:
             before = self.clock()
@@ -88,7 +88,7 @@ class MessageTurns:
         try:
             return await turn
         finally:
-            del turn  # An error holds what has raised it, and would hold itself.
+            del turn  # Its error holds this frame, which would hold the error.
 
     def _ask(self) -> None:
         if not self._asked:
@@ -96,11 +96,11 @@ class MessageTurns:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Begin a turn of the loop: serve those who wait, as far as it goes."""
+        """Begin a turn of the loop with the work that waits."""
         if self._waiting:
             give_way()
         self._asked, self._spent = False, 0.0
-        for _ in range(len(self._waiting)):  # What comes meanwhile has waited for no turn.
+        for _ in range(len(self._waiting)):  # Work that is added from here on waits for the next turn.
             if self._spent >= SHARE:
                 break
             self._waiting.take()()
@@ -116,5 +116,5 @@ class MessageTurns:
         except Exception as exc:
             turn.set_exception(exc)
         finally:
-            del turn, work  # Likewise.
+            del turn, work  # An error would hold them in a cycle.
             self.spend(before)

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 Message = Any
-"""Message of one of the files. Their classes are made when the module is imported, so that no type checker knows them."""
+"""A protobuf message. Type checkers don't know the classes because they are made on import."""
 
 HEADWAY = "headway.v1.Inference"
 HEALTH = "grpc.health.v1.Health"
@@ -34,15 +34,11 @@ REFLECTION = "grpc.reflection.v1.ServerReflection"
 REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 
 SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)
-"""Names of all services, in the order in which they are listed."""
+"""Names of all services, in the order of their listing."""
 
 
 def read(kind: Any, body: bytes) -> Message:
-    """Message of a class in the bytes that a client sent.
-
-    Raises:
-        BadRequest: the bytes are no such message.
-    """
+    """Decode a message of a class. Raises BadRequest if the bytes are no such message."""
     try:
         return kind.FromString(body)
     except DecodeError:
@@ -50,15 +46,15 @@ def read(kind: Any, body: bytes) -> Message:
 
 
 def malformed(size: int, name: str) -> BadRequest:
-    """Error of bytes that are no message of a kind."""
+    """Return the error for bytes that are no message of the class `name`."""
     return BadRequest(f"the message is malformed: {size} bytes that are no {name}")
 
 
 def varint(number: int) -> bytes:
-    """Number as protobuf writes it, seven bits a byte, the lowest first."""
-    found = bytearray()
+    """Encode a number as protobuf does: seven bits a byte, the lowest first."""
+    octets = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        octets.append(number & 127 | 128)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    octets.append(number)
+    return bytes(octets)

@@ -1,12 +1,13 @@
-"""Methods of the port: which call answers each of them."""
+"""Methods of the port, and the call that answers each of them."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from headway.grpc import messages
+from headway.grpc.call_stream import CallStream
 from headway.grpc.calls import PlainCall, PortContext, Respond
-from headway.grpc.connection import CallStream, MakeCall
+from headway.grpc.connection import MakeCall
 from headway.grpc.health import Health, WatchCall
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.predict import predict_reader
@@ -20,15 +21,10 @@ _STREAMS = f"{messages.OPEN_INFERENCE}/ModelStreamInfer"
 
 
 def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
-    """Make the table of all methods, by their paths.
-
-    Arguments:
-        port: context of the port.
-        health: statuses of the process.
-    """
+    """Return the makers of calls for all methods, by their paths."""
     predict = predict_reader(port.settings)
     infer = infer_reader(port.settings)
-    found: dict[str, MakeCall] = {
+    methods: dict[str, MakeCall] = {
         f"/{_PREDICTS}": lambda stream: InferenceCall(port, stream, predict, f"grpc {_PREDICTS}"),
         f"/{messages.HEALTH}/Check": lambda stream: PlainCall(port, stream, health.check),
         f"/{messages.HEALTH}/List": lambda stream: PlainCall(port, stream, health.list),
@@ -41,15 +37,15 @@ def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
         ),
     }
     service = f"/{messages.OPEN_INFERENCE}"
-    found[f"/{_INFERS}"] = lambda stream: InferenceCall(port, stream, infer, f"grpc {_INFERS}")
-    found[f"/{_STREAMS}"] = lambda stream: InferStreamCall(port, stream, infer, f"grpc {_STREAMS}")
+    methods[f"/{_INFERS}"] = lambda stream: InferenceCall(port, stream, infer, f"grpc {_INFERS}")
+    methods[f"/{_STREAMS}"] = lambda stream: InferStreamCall(port, stream, infer, f"grpc {_STREAMS}")
     others = OpenInference(port, health.ready)
     for known, answers in ((False, others.for_everybody), (True, others.for_principals)):
         for name, answer in answers.items():
-            found[f"{service}/{name}"] = partial(
+            methods[f"{service}/{name}"] = partial(
                 _plain, port, respond=responder(name, answer, port.gateway.limiter if known else None), known=known
             )
-    return found
+    return methods
 
 
 def _plain(port: PortContext, stream: CallStream, respond: Respond, known: bool) -> PlainCall:

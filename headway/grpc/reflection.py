@@ -1,4 +1,4 @@
-"""Reflection service of the port, by which tools such as grpcurl learn what is served, in both of its versions."""
+"""Reflection service of the port, in both of its versions: tools such as grpcurl learn from it what is served."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ from typing import Any
 from headway.core.excerpt import excerpt
 from headway.doors.fields import ID_PREFIX
 from headway.grpc import messages
+from headway.grpc.call_stream import CallStream
 from headway.grpc.calls import PortContext, StreamCall
-from headway.grpc.connection import CallStream
 from headway.grpc.statuses import Metadata, StatusCode
 
 
 class ReflectionCall(StreamCall):
-    """One call of the service: each question is answered by itself.
-
-    Arguments:
-        port: context of the port.
-        stream: stream that it came on.
-        package: package of the service's version.
-    """
+    """One call of the service. `package` is the package of the service's version."""
 
     __slots__ = ("_request", "_response")
 
@@ -59,18 +53,18 @@ class ReflectionCall(StreamCall):
         return answer
 
     def _give_extensions(self, answer: Any, name: str) -> None:
-        """Tell that a type has no extensions, as none of the files has any."""
+        """Answer that a type has no extensions: none of the files has any."""
         if messages.is_message(name):
             answer.all_extension_numbers_response.base_type_name = name
         else:
             _fail(answer, StatusCode.NOT_FOUND, f"there is no such type: {excerpt(name)}")
 
     def _give_file(self, answer: Any, name: str) -> None:
-        found = messages.FILES.get(name)
-        if found is None:
+        file = messages.FILES.get(name)
+        if file is None:
             _fail(answer, StatusCode.NOT_FOUND, f"there is no such file or symbol: {excerpt(name)}")
         else:
-            answer.file_descriptor_response.file_descriptor_proto.append(found)
+            answer.file_descriptor_response.file_descriptor_proto.append(file)
 
 
 def _fail(answer: Any, code: int, message: str) -> None:

@@ -1,9 +1,9 @@
-"""Statuses of calls: each error as gRPC's clients read it, and whether a retry makes sense.
+"""Statuses of calls: each error as gRPC's clients read it, and if a retry makes sense.
 
-grpc-retry-pushback-ms   milliseconds after which a client may retry by itself; negative: it must not
-x-headway-error          code of the error, which says more than the status
+grpc-retry-pushback-ms     milliseconds after which a client may retry by itself; negative if it must not
+x-headway-error            code of the error, which says more than the status
 x-headway-dropped-reason   why a request was refused
-x-request-id             the request's id
+x-request-id               the request's id
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headway.errors import HOPELESS, LABEL, REFUSALS, SHOWN, STATUS, AnyError
 
 
 class StatusCode(IntEnum):
-    """Status of a call, as gRPC numbers them."""
+    """gRPC's number for each status of a call."""
 
     OK = 0
     INVALID_ARGUMENT = 3
@@ -48,43 +48,43 @@ STATUSES: dict[int, StatusCode] = {
     503: StatusCode.UNAVAILABLE,
     504: StatusCode.DEADLINE_EXCEEDED,
 }
-"""gRPC status by the HTTP status of an error. No retry helps after what is INTERNAL."""
+"""gRPC status by the HTTP status of an error. Errors that are INTERNAL must not be retried."""
 
 RETRIED = frozenset((409, 429, 503))
 """HTTP statuses of errors after which the same call may succeed."""
 
 LONGEST = 2048
-"""Bytes of the longest details. Each may take three on the wire, and many clients take 8 KiB of metadata."""
+"""Most bytes of details. Each may take three on the wire, and many clients accept 8 KiB of metadata."""
 
 Metadata = tuple[tuple[str, str], ...]
 
 
 def status_of(code: str) -> StatusCode:
-    """Status of an error code; by the class of its HTTP status where that is not in the table."""
+    """Return the gRPC status of an error code."""
     status = STATUS[code]
     return STATUSES.get(status, StatusCode.INVALID_ARGUMENT if status < 500 else StatusCode.INTERNAL)
 
 
 def details_of(message: str) -> str:
-    """Message of an error as the details of a status, which are sent in metadata and so cannot be long."""
+    """Shorten an error's message to the details of a status, which are sent in metadata."""
     return message.encode("utf-8", "backslashreplace")[:LONGEST].decode("utf-8", "ignore")
 
 
 def trailers_of(error: AnyError, shown: str) -> Metadata:
-    """Trailing metadata of an error. `shown`: the request's id as clients see it."""
+    """Return the trailing metadata of an error. `shown` is the request's id as clients see it."""
     code = error.code
-    found = [
+    trailers = [
         ("x-request-id", shown),
         ("x-headway-error", SHOWN.get(code, code)),
         ("grpc-retry-pushback-ms", str(pushback(code, error.retry_after))),
     ]
     if code in REFUSALS and LABEL.fullmatch(error.reason):
-        found.append(("x-headway-dropped-reason", error.reason))
-    return tuple(found)
+        trailers.append(("x-headway-dropped-reason", error.reason))
+    return tuple(trailers)
 
 
 def pushback(code: str, retry_after: float | None) -> int:
-    """Milliseconds after which a retry makes sense; -1: it does not."""
+    """Return the milliseconds after which a retry makes sense; -1 if it never does."""
     if code in HOPELESS or STATUS[code] not in RETRIED:
         return -1
     return math.ceil(1000 * (1.0 if retry_after is None else retry_after))

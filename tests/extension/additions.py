@@ -404,8 +404,8 @@ async def pour(body: bytes, principal: Principal) -> bytes:
     [
         (
             "headway/grpc/methods.py",
-            "from headway.grpc.connection import CallStream, MakeCall\n",
-            "from headway.grpc.connection import CallStream, MakeCall\nfrom headway.grpc.tea import pour\n",
+            "from headway.grpc.connection import MakeCall\n",
+            "from headway.grpc.connection import MakeCall\nfrom headway.grpc.tea import pour\n",
         ),
         before(
             "headway/grpc/methods.py",

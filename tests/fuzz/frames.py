@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.grpc.burden import Burden
 from headway.grpc.header_blocks import RequestFields, block_of
-from headway.grpc.http2 import PREFACE, Broken, Http2
+from headway.grpc.reader import PREFACE, Http2Reader
+from headway.grpc.writer import Broken, Http2Writer
 
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
 _END, _ACK, _WHOLE, _PADDED = 1, 1, 4, 8
@@ -75,14 +77,15 @@ def check_frames(data: bytes) -> None:
 
 def _read(data: bytes, size: int) -> tuple[list[tuple[Any, ...]], bytes, str]:
     log = _Log()
-    http2 = Http2(log, streams=10, window=1 << 13, most_header=2048)
+    writer = Http2Writer(Burden(), lambda: None)
+    reader = Http2Reader(log, writer, streams=10, window=1 << 13, most_header=2048)
     end = ""
     try:
         for begin in range(0, len(data), size):
             piece = data[begin : begin + size]
             while piece:
-                piece = piece[http2.receive(piece) :]
+                piece = piece[reader.receive(piece) :]
     except Broken as broken:
         end = broken.code.name
-    assert len(http2.windows) <= 10
-    return log.heard, http2.take(), end
+    assert len(writer.windows) <= 10
+    return log.heard, writer.take(), end

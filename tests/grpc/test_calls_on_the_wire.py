@@ -10,10 +10,11 @@ import pytest
 
 from bench.load import http2
 from headway import errors
-from headway.grpc.connection import PREFIX, CallConnection
-from headway.grpc.connection import WINDOW as READ_AHEAD
+from headway.grpc.call_stream import PREFIX
+from headway.grpc.call_stream import WINDOW as READ_AHEAD
+from headway.grpc.connection import CallConnection
 from headway.grpc.header_blocks import block_of
-from headway.grpc.http2 import ErrorCode
+from headway.grpc.writer import ErrorCode
 from headway.model import Failure
 from tests.grpc.stand import PREDICT, Port, on_port, predict, predicted, served
 from tests.grpc.wire import DATA, GOAWAY, HEADERS, PADDED, READ, SETTINGS, WINDOW, Answer, Wire, connect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 import pytest
@@ -13,12 +13,15 @@ import structlog
 from hpack import Encoder
 
 from bench.load import http2
-from headway.grpc import connection, messages
+from headway.grpc import burden, call_stream, messages, writer
+from headway.grpc.burden import Burden
+from headway.grpc.call_stream import CallStream
 from headway.grpc.calls import Call
-from headway.grpc.connection import LAST, LEAVING, CallConnection, CallStream, PortConnections
+from headway.grpc.connection import LAST, LEAVING, CallConnection, PortConnections
 from headway.grpc.header_blocks import HeaderReader
-from headway.grpc.http2 import PREFACE, Broken, Http2
 from headway.grpc.message_turns import SHARE
+from headway.grpc.reader import PREFACE, Http2Reader
+from headway.grpc.writer import Broken, Http2Writer
 from tests.grpc.stand import PREDICT, Port, on_port, predict, served
 from tests.grpc.test_open_inference import STREAM, request
 from tests.grpc.wire import ACK, GOAWAY, PING, Answer, greeted
@@ -46,12 +49,18 @@ def initial(amount: int) -> bytes:
     return http2.frame(http2.SETTINGS, 0, 0, _WINDOW + amount.to_bytes(4, "big"))
 
 
-def begun(*frames: bytes, streams: int = 1) -> Http2:
+def begun(*frames: bytes, streams: int = 1) -> Http2Reader:
     """Connection with open streams that has read some frames."""
-    it = Http2(Deaf(), 1000, 1 << 13, 1 << 14)
+    it = Http2Reader(Deaf(), Http2Writer(Burden(), lambda: None), 1000, 1 << 13, 1 << 14)
     calls = [http2.headers(number, PREDICT) for number in range(streams)]
     it.receive(b"".join((PREFACE, http2.frame(http2.SETTINGS, 0, 0), *calls, *frames)))
     return it
+
+
+def stuck(connection: CallConnection) -> Sized:
+    """Streams whose messages wait for room."""
+    assert connection._reader is not None
+    return connection._reader.writer.stuck
 
 
 class LoopTurns:
@@ -109,7 +118,7 @@ async def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(
     client, connections = await greeted(port)
     (it,) = connections.open
     client.send(initial(0) + b"".join(http2.headers(n, CHECK) + http2.message(n, b"") for n in range(1, 51)))
-    while len(it.stuck) < 50:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+    while len(stuck(it)) < 50:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
         await asyncio.sleep(0)
     client.send(http2.ping())
     assert await client.next(PING, ACK)  # By then what was begun of the answers has been sent.
@@ -129,7 +138,7 @@ async def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(
 def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(
     nothing: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BURDEN", 100)
+    monkeypatch.setattr(burden, "LIMIT", 100)
 
     async def main(port: Port) -> None:
         client, _ = await greeted(port)
@@ -152,7 +161,7 @@ async def test_calls_in_hand_are_answered_where_their_neighbours_on_the_connecti
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a proxy, which puts the calls of many clients on one connection."""
-    monkeypatch.setattr(connection, "BURDEN", 100)
+    monkeypatch.setattr(burden, "LIMIT", 100)
     client, _ = await greeted(port)
     port.gateway.hold = True
     client.ask(1)
@@ -180,7 +189,7 @@ async def test_a_client_that_breaks_the_protocol_is_counted(port: Port) -> None:
 async def test_an_answer_that_is_taken_byte_by_byte_explains_no_frames(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BURDEN", 100)
+    monkeypatch.setattr(burden, "LIMIT", 100)
     client, _ = await greeted(port)
     client.send(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
     for _ in range(120):
@@ -194,7 +203,7 @@ async def test_room_for_a_few_bytes_at_a_time_is_used_together_or_by_the_next_sw
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each frame of one byte costs as much as one of 16 KiB, and 8 connections of 100 calls had thousands of them in a second."""
-    monkeypatch.setattr(connection, "_PATIENCE", 5)
+    monkeypatch.setattr(writer, "_PATIENCE", 5)
     monkeypatch.setattr(PortConnections, "sweep", lambda *_: None)  # It would come by the clock.
     client, connections = await greeted(port)
     (it,) = connections.open
@@ -207,7 +216,7 @@ async def test_room_for_a_few_bytes_at_a_time_is_used_together_or_by_the_next_sw
         await client.settled()
         return len(answer.data)
 
-    while not it.stuck:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+    while not stuck(it):  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
         await asyncio.sleep(0)
     assert await data_after(*[1] * 20) == 1
     it.inspect(connections.clock(), False)
@@ -224,7 +233,7 @@ async def test_messages_are_unpacked_in_turns(port: Port, monkeypatch: pytest.Mo
     """A kilobyte of gzip is a megabyte, and a client may send hundreds at once."""
     packed = gzip.compress(bytes(1_000_000))
     unpacked: list[int] = []
-    unpack = connection._unpacked
+    unpack = call_stream._unpacked
 
     def slow(*asked: Any) -> bytes:
         unpacked.append(turns.number)
@@ -234,7 +243,7 @@ async def test_messages_are_unpacked_in_turns(port: Port, monkeypatch: pytest.Mo
     now, turns = [0.0], LoopTurns()
     client, connections = await greeted(port)
     connections.turns.clock = lambda: now[0]
-    monkeypatch.setattr(connection, "_unpacked", slow)
+    monkeypatch.setattr(call_stream, "_unpacked", slow)
     turns.count()
     for number in range(1, 11):
         body = b"\1" + len(packed).to_bytes(4, "big") + packed

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bench.load import http2
-from headway.grpc import connection
+from headway.grpc import burden
 from headway.grpc.connection import LAST, LEAVING, SILENCE
 from tests.grpc.stand import PREDICT, Port, on_port, predict, predicted, served
 from tests.grpc.wire import ACK, GOAWAY, PING, Wire, greeted
@@ -73,8 +73,8 @@ async def pinged(client: Wire, times: int) -> bytes:
 async def test_a_client_may_ping_at_intervals_with_a_call_in_hand_and_without_one(
     port: Port, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert connection.LEAST_PING < 10.0
-    monkeypatch.setattr(connection, "LEAST_PING", 0.0)
+    assert burden.LEAST_PING < 10.0
+    monkeypatch.setattr(burden, "LEAST_PING", 0.0)
     client, _ = await greeted(port)
     port.gateway.hold = True
     if calls:

@@ -19,8 +19,8 @@ from headway.core.json_pages import SHORT
 from headway.doors.exchange import Reader
 from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
+from headway.grpc.call_stream import CallStream
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
-from headway.grpc.connection import CallStream
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.statuses import Metadata, trailers_of
 from headway.oip.grpc.infer_messages import front_of

@@ -1,0 +1,473 @@
+"""Reader of one HTTP/2 connection (RFC 9113): bytes in, events out. It does no I/O and knows no clock.
+
+    receive(bytes) ─▶ frames ─▶ blocks of header fields, by hpack ─▶ Events
+
+Each event is told as soon as its frame is complete, and may end streams before the next frame is read. What the protocol itself has to
+answer (settings, pings, streams that are refused) goes straight to the writer. An error on one stream that no careful client makes ends
+the connection, as the RFC allows.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol
+
+from hpack.exceptions import HPACKError, OversizedHeaderListError
+
+from headway.grpc.burden import CANCELLED
+from headway.grpc.header_blocks import HeaderReader, RequestFields
+from headway.grpc.writer import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEADER,
+    GOAWAY,
+    HEADERS,
+    LARGEST,
+    LARGEST_FRAME,
+    PING,
+    PRIORITY,
+    PUSH,
+    RESET,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Broken,
+    ErrorCode,
+    Http2Writer,
+)  # fmt: skip
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+LARGEST_DATA = 1 << 20
+"""Most bytes of the payload of a frame with data that comes. Each frame takes time, however much it brings."""
+_PADDED, _PRIORITY = 8, 0x20
+_read_head = struct.Struct(">HBBBI").unpack_from
+"""Unpack a frame's header: its length in two parts, type, flags and stream."""
+_IN_PIECES = 1 << 10
+"""Bytes of data in a frame above which they are handed on as they come, so that nothing is put together twice."""
+_MOST_SETTINGS = 32
+"""Most settings in one frame; HTTP/2 has seven."""
+_READ_AT_ONCE = 4096
+"""Bytes of frames, or of unpacked header fields, after which `receive` stops. Data count less because they are only copied."""
+_DATA_SHIFT = 4
+
+
+class Events(Protocol):
+    """Listener of a connection's events."""
+
+    def requested(self, number: int, head: RequestFields, ended: bool) -> None:
+        """A stream has begun. If `ended`, its client sends nothing more on it."""
+
+    def oversized(self, number: int, ended: bool) -> None:
+        """A stream has begun with more header fields than are read."""
+
+    def lost(self, last: int) -> None:
+        """More header fields have come than are read. No stream begins after the last one."""
+
+    def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
+        """Data have come on a stream. With padding they take `amount` of its window. A view is valid only during the call."""
+
+    def was_reset(self, number: int) -> None:
+        """A stream has ended, because its client has cancelled it or made an error on it."""
+
+    def windows_changed(self, number: int) -> None:
+        """The client has given more room on a stream, or on all of them if the number is 0."""
+
+    def greeted(self) -> None:
+        """The client has sent settings, which may change the room on all streams."""
+
+    def settled(self) -> None:
+        """The client has read our settings, and heeds them from now on."""
+
+    def pinged(self) -> None:
+        """The client has sent a ping, which is answered."""
+
+    def ponged(self, data: bytes) -> None:
+        """The client has answered a ping."""
+
+    def left(self) -> None:
+        """The client begins no more streams."""
+
+
+class Http2Reader:
+    """Reader of one connection.
+
+    Arguments:
+        events: gets the events.
+        writer: writer of the same connection.
+        streams: most streams at once.
+        window: bytes that the client may send ahead on each stream once it has read our settings.
+        most_header: most bytes of a request's header fields, as the client is told. Unpacking stops at twice as many. The decoder then no
+            longer knows the connection's table, so no more streams can begin.
+
+    Attributes:
+        last: number of the last stream that has begun.
+    """
+
+    __slots__ = (
+        "_block", "_block_ends", "_block_of", "_burden", "_events", "_fields", "_greeted", "_in", "_left", "_lost", "_most", "_most_block", "_most_in", "_open",
+        "_part", "_rest", "_rest_ends", "_rest_of", "_settled", "_spent", "last", "writer",
+    )  # fmt: skip
+
+    def __init__(self, events: Events, writer: Http2Writer, streams: int, window: int, most_header: int) -> None:
+        self._events, self.writer, self._burden = events, writer, writer.burden
+        self._most, self._most_block = streams, 2 * most_header
+        self._fields = HeaderReader(self._most_block)
+        self._lost = False
+        """True once the decoder has lost the connection's table."""
+        self._greeted = self._settled = False
+        """True once the preface has come; once the client has read our settings."""
+        self._part = b""
+        """Beginning of a frame that isn't complete."""
+        self._rest, self._rest_of, self._rest_ends = 0, 0, False
+        """Of a frame that is handed on as it comes: the bytes still to come, the stream (0: nobody wants it), and if it ends that."""
+        self._spent = 0
+        """Bytes read since `receive` was called, weighed by the time they take."""
+        self._block: bytearray | None = None
+        """Beginning of a block of header fields that comes in several frames."""
+        self._block_of, self._block_ends = 0, False
+        self.last = 0
+        self._open: set[int] = set()
+        """Streams on which the client may send."""
+        self._left: dict[int, None] = {}
+        """The latest streams that ended here while the client was sending. What is under way on them is ignored."""
+        self._in, self._most_in = DEFAULT_WINDOW, max(DEFAULT_WINDOW, streams * window)
+        """Bytes that the client may send on all streams together now, and at most once it heeds the bound of each stream."""
+        writer.announce(streams=streams, window=window, largest_data=LARGEST_DATA, most_header=most_header)
+
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream. What its client still sends on it is ignored."""
+        if number in self._open:
+            self._open.discard(number)
+            self._left[number] = None
+            if len(self._left) > self._most:
+                del self._left[next(iter(self._left))]
+        self.writer.reset(number, code)
+
+    def receive(self, data: bytes, begin: int = 0) -> int:
+        """Read bytes from a place on, and stop after a frame with which enough time has passed for others to be served.
+
+        Returns:
+            The number of bytes read.
+
+        Raises:
+            Broken: the client has broken the protocol.
+        """
+        part, self._spent = len(self._part), 0
+        if part:
+            data, begin = self._part + data[begin:], 0
+            self._part = b""
+        at, length = begin, len(data)
+        if not self._greeted:
+            if not self._begins(data):
+                self._part = data
+                return length - part
+            at = len(PREFACE)
+        while at < length:
+            if self._spent > _READ_AT_ONCE:
+                return at - begin - part
+            if self._rest:
+                piece = memoryview(data)[at : at + self._rest]
+                at += len(piece)
+                self._go_on(piece)
+                continue
+            if at + FRAME_HEADER > length:
+                break
+            high, low, kind, flags, number = _read_head(data, at)
+            size, number, body = high << 8 | low, number & LARGEST, at + FRAME_HEADER
+            if size > _IN_PIECES and self._in_pieces(kind, flags, number, size):
+                at = body
+                continue
+            if body + size > length:
+                break
+            at = body + size
+            self._spent += size + FRAME_HEADER
+            self._frame(kind, flags, number, data[body:at])
+        self._part = data[at:]
+        return length - begin - part
+
+    def _begins(self, data: bytes) -> bool:
+        """Return True once the preface has come with the beginning of the settings that must follow."""
+        size = len(PREFACE)
+        kind = data[size + 3 : size + 4]
+        _check(data[:size] == PREFACE[: len(data)] and kind in (b"", bytes((SETTINGS,))))
+        self._greeted = bool(kind)
+        return self._greeted
+
+    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if self._block is not None:
+            _check(kind == CONTINUATION and number == self._block_of)
+        if kind == DATA:
+            self._data(flags, number, payload)
+        elif kind == HEADERS:
+            self._headers(flags, number, payload)
+        elif kind == WINDOW_UPDATE:
+            self._window_update(number, payload)
+        elif kind == RESET:
+            self._reset(number, payload)
+        elif kind == SETTINGS:
+            self._settings(flags, number, payload)
+        elif kind == PING:
+            self._ping(flags, number, payload)
+        elif kind == CONTINUATION:
+            self._continuation(flags, payload)
+        elif kind == PRIORITY:  # RFC 9113 has dropped priorities.
+            _check(number > 0)
+            _check_size(len(payload) == 5)
+            _check(_depends_on(payload) != number)
+            self._ignore()
+        elif kind == GOAWAY:
+            _check(not number)
+            _check_size(len(payload) >= 8)
+            self._burden.frames += 1
+            self._events.left()
+        else:
+            _check(kind != PUSH)
+            self._ignore()
+
+    def _ignore(self) -> None:
+        """Let a frame pass that brings nothing."""
+        self._burden.frames += 1
+
+    # Data.
+
+    def _in_pieces(self, kind: int, flags: int, number: int, size: int) -> bool:
+        """Begin to hand on a large frame as it comes. Return False if it has to be complete first."""
+        if self._block is not None:
+            _check(kind == CONTINUATION and number == self._block_of)
+        if kind == DATA and not flags & _PADDED and size <= LARGEST_DATA:
+            self._take(size)
+            self._rest, self._rest_of, self._rest_ends = size, number, bool(flags & END_STREAM)
+            if number not in self._open:
+                self._rest_of = 0
+                self._unwanted(number)
+            return True
+        if size <= LARGEST_FRAME:
+            return False
+        _check_size(kind in (HEADERS, CONTINUATION) and size <= LARGEST_DATA)
+        self._lose_frame(kind, flags, number, size)
+        return True
+
+    def _go_on(self, piece: memoryview) -> None:
+        """Hand on more of a frame that is handed on as it comes."""
+        amount, number = len(piece), self._rest_of
+        self._rest -= amount
+        self._spent += amount >> _DATA_SHIFT
+        if not number:
+            return
+        if number not in self._open:  # It has ended here since the frame began.
+            self._unwanted(number)
+            return
+        self._hand_on(number, piece, amount, self._rest_ends and not self._rest)
+
+    def _data(self, flags: int, number: int, payload: bytes) -> None:
+        amount = len(payload)
+        self._take(amount)
+        if flags & _PADDED:
+            payload = _unpadded(payload)
+        if number in self._open:
+            self._hand_on(number, payload, amount, bool(flags & END_STREAM))
+        else:
+            self._unwanted(number)
+
+    def _take(self, amount: int) -> None:
+        """Take data off the connection's window, and widen that when half of it is used."""
+        self._in -= amount
+        if self._in < 0:
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
+        if self._settled and self._in < self._most_in // 2:
+            self.writer.grant(0, self._most_in - self._in)
+            self._in = self._most_in
+
+    def _hand_on(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
+        """Tell of data on an open stream."""
+        if ended:
+            self._open.discard(number)
+        if not data:
+            self._burden.frames += 1
+        self._events.received(number, data, amount, ended)
+
+    def _unwanted(self, number: int) -> None:
+        """Ignore what came on a stream that has ended here, or never begins, unless its client could know that."""
+        _check(number & 1 == 1 and (self._lost or number <= self.last))
+        if number not in self._left and number <= self.last:
+            raise Broken(ErrorCode.STREAM_CLOSED)
+        self._ignore()
+
+    # Header fields.
+
+    def _headers(self, flags: int, number: int, payload: bytes) -> None:
+        _check(number & 1 == 1)
+        if flags & _PADDED:
+            payload = _unpadded(payload)
+        if flags & _PRIORITY:
+            _check(len(payload) >= 5 and _depends_on(payload) != number)
+            payload = payload[5:]
+        self._block_of, self._block_ends = number, bool(flags & END_STREAM)
+        if flags & END_HEADERS:
+            self._whole_block(payload)
+        else:
+            self._block = bytearray(payload)
+
+    def _continuation(self, flags: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise Broken(ErrorCode.PROTOCOL_ERROR)
+        self._ignore()
+        if not self._lost:
+            block += payload
+            if len(block) > self._most_block:
+                block.clear()
+                self._lose()
+        if flags & END_HEADERS:
+            self._block = None
+            self._whole_block(bytes(block))
+
+    def _whole_block(self, block: bytes) -> None:
+        number, ended = self._block_of, self._block_ends
+        if self._lost:
+            self._unread()
+            return
+        try:
+            head = self._fields.read(block)
+        except OversizedHeaderListError:
+            self._lose()
+            return
+        except HPACKError:
+            raise Broken(ErrorCode.COMPRESSION_ERROR) from None
+        self._spent += head.size
+        self._burden.frames += head.size >> 10
+        if number <= self.last:
+            self._trailers(number, head, ended)
+            return
+        self.last, windows = number, self.writer.windows
+        if not ended:
+            self._open.add(number)
+        if len(windows) >= self._most or head.malformed:
+            self.reset(number, ErrorCode.PROTOCOL_ERROR if len(windows) < self._most else ErrorCode.REFUSED_STREAM)
+            self._ignore()
+        else:
+            windows[number] = 0
+            self._events.requested(number, head, ended)
+
+    def _trailers(self, number: int, head: RequestFields, ended: bool) -> None:
+        """Take fields after the data as the end of a stream; clients of gRPC send none."""
+        if number not in self._open:
+            self._unwanted(number)
+        elif not ended or head.pseudo or head.misnamed:
+            self._fail(number, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._hand_on(number, b"", 0, True)
+
+    def _lose(self) -> None:
+        """Give up a block that is too large, and all blocks that come after it."""
+        number, self._lost = self._block_of, True
+        begins, self.last = number > self.last, max(number, self.last)
+        self._events.lost(self.last)
+        if not begins:
+            self._unread()
+            return
+        if not self._block_ends:
+            self._open.add(number)
+        self.writer.windows[number] = 0
+        self._events.oversized(number, self._block_ends)
+
+    def _lose_frame(self, kind: int, flags: int, number: int, size: int) -> None:
+        """Give up header fields of which a single frame is larger than all that a client may send."""
+        if kind == HEADERS:
+            _check(number & 1 == 1)
+            self._block_of, self._block_ends = number, bool(flags & END_STREAM)
+        else:
+            _check(self._block is not None)
+            self._ignore()
+        self._rest, self._rest_of = size, 0
+        ends = bool(flags & END_HEADERS)
+        self._block = None if ends else bytearray()
+        if not self._lost:
+            self._lose()
+        elif ends:
+            self._unread()
+
+    def _unread(self) -> None:
+        """Ignore a block that can't be read: it begins a stream, which the client has to begin elsewhere, or ends one."""
+        number = self._block_of
+        self._ignore()
+        if number in self._open:
+            self._hand_on(number, b"", 0, True)
+
+    # The rest.
+
+    def _fail(self, number: int, code: ErrorCode) -> None:
+        """End a stream because of an error of its client."""
+        self.reset(number, code)
+        self._burden.frames += CANCELLED
+        self._events.was_reset(number)
+
+    def _window_update(self, number: int, payload: bytes) -> None:
+        _check_size(len(payload) == 4)
+        _check(not number or (number & 1 == 1 and (self._lost or number <= self.last)))
+        self._burden.frames += 1
+        if code := self.writer.widen(number, int.from_bytes(payload, "big") & LARGEST):
+            if not number:
+                raise Broken(code)
+            self._fail(number, code)
+        self._events.windows_changed(number)
+
+    def _reset(self, number: int, payload: bytes) -> None:
+        _check_size(len(payload) == 4)
+        _check(number & 1 == 1 and (self._lost or number <= self.last))
+        self.writer.windows.pop(number, None)
+        self._open.discard(number)
+        self._left.pop(number, None)
+        self._burden.frames += CANCELLED
+        self._events.was_reset(number)
+
+    def _settings(self, flags: int, number: int, payload: bytes) -> None:
+        _check(not number)
+        self._burden.frames += 1
+        if not flags & ACK:
+            _check_size(len(payload) % 6 == 0)
+            if len(payload) > 6 * _MOST_SETTINGS:
+                raise Broken(ErrorCode.ENHANCE_YOUR_CALM)
+            self.writer.heed(payload)
+            self._events.greeted()
+            return
+        _check_size(not payload)
+        if not self._settled:
+            self._settled = True
+            if more := self._most_in - DEFAULT_WINDOW:
+                self.writer.grant(0, more)
+                self._in += more
+            self._events.settled()
+
+    def _ping(self, flags: int, number: int, payload: bytes) -> None:
+        _check(not number)
+        _check_size(len(payload) == 8)
+        if flags & ACK:
+            self._burden.frames += 1
+            self._events.ponged(payload)
+        else:
+            self.writer.ping(payload, answer=True)
+            self._events.pinged()
+
+
+def _check(holds: bool) -> None:
+    if not holds:
+        raise Broken(ErrorCode.PROTOCOL_ERROR)
+
+
+def _check_size(holds: bool) -> None:
+    if not holds:
+        raise Broken(ErrorCode.FRAME_SIZE_ERROR)
+
+
+def _depends_on(payload: bytes) -> int:
+    """Return the number of the stream on which a priority depends."""
+    return int.from_bytes(payload[:4], "big") & LARGEST
+
+
+def _unpadded(payload: bytes) -> bytes:
+    _check(len(payload) > 0 and payload[0] < len(payload))
+    return payload[1 : len(payload) - payload[0]]

@@ -161,3 +161,10 @@ class Reader(NamedTuple):
 
     at_once: ReadRequest
     in_steps: ReadInSteps | None = None
+
+    def steps(self, body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+        """Read a long body in steps; in a single one if reading costs next to nothing."""
+        if self.in_steps is None:
+            yield 0
+            return self.at_once(body, options, known)
+        return (yield from self.in_steps(body, options, known))

@@ -1,10 +1,10 @@
-"""Quotas of the calls on the gRPC port: how many at once, and bytes of messages on their way and of unread answers.
+"""Quotas of the calls on the gRPC port: calls at once, and bytes of incoming messages and unread answers.
 
-One connection may carry calls of several tenants, as behind a proxy, so that calls are counted for their own tenant, or
-without keys for their client's address. No tenant's share keeps the others out.
+A connection may carry calls of several tenants, as behind a proxy. So each call counts for its own tenant, or for its client's address
+if there are no keys. No tenant can keep the others out.
 
-gRPC hands a message over when it is whole, and does not tell its length before. So a call takes room for the largest message
-before it reads, and gives it back when it has read. One for which there is no room waits for it, behind those of its tenant.
+The length of a message is known only once its beginning has come. So a call takes room for the largest message before it reads, and
+gives back what it didn't need. If there is no room, the call waits for it behind the other calls of its tenant.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, RequestError
 from headway.gateway.client_quotas import HeldBytes, no_room
 
 STRANGERS = "\0"
-"""Beginning of the owners of calls that need no credential: an address follows, so that none keeps out the probes of another."""
+"""Beginning of the owner of a call that needs no credential. The address follows, so that no address keeps out the probes of another."""
 
 SMALL = 4096
-"""Bytes of an answer up to which it is not counted. As many calls as there may be hold some 40 MB of these."""
+"""Bytes of an answer up to which it isn't counted. All calls that there may be hold at most some 40 MB of such answers."""
 
 
 class CallQuotas:
     """Budgets of one gRPC port.
 
     Arguments:
-        settings: settings of the bounds, and whether clients are authenticated.
+        settings: bounds, and credentials if clients are authenticated.
         bytes: budget of the bytes that the clients of the process hold.
     """
 
@@ -59,11 +59,11 @@ class CallQuotas:
         self._calls.give(owner, 1)
 
     def may_read(self, owner: str) -> bool:
-        """Take room for the largest message; False: there is none, or others of the owner wait for it."""
+        """Take room for the largest message. Return False if there is none, or if other calls of the owner wait for it."""
         return owner not in self._waiting and self._bytes.take(owner, self._largest)
 
     async def room_to_read(self, owner: str) -> None:
-        """Take room for the largest message; returns when there is some."""
+        """Wait for room for the largest message, and take it."""
         if self.may_read(owner):
             return
         waiting = self._waiting.get(owner)
@@ -75,7 +75,7 @@ class CallQuotas:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # It was let in at the same moment.
+            if not turn.cancelled():  # It got its room at the same moment.
                 self.has_read(owner)
             elif turn in waiting:
                 waiting.remove(turn)
@@ -83,14 +83,14 @@ class CallQuotas:
             raise
 
     def has_read(self, owner: str, kept: int = 0) -> None:
-        """Give the room to read back, but for the bytes of the message that came, and let others have it."""
+        """Give back the room to read, except the bytes of the message that came."""
         self._bytes.give(owner, self._largest - kept)
 
     def room_for_stream(self, owner: str) -> int:
-        """Take room for the largest message as long as a stream is open. Returns the bytes that were counted.
+        """Take room for the largest message as long as a stream is open. Return its bytes.
 
         Raises:
-            RequestError: the owner has too little.
+            RequestError: the owner holds too many bytes.
         """
         if not self._bytes.take(owner, self._largest):
             message = "too many streams and messages of this caller are on their way; use fewer at once (memory_mb)"
@@ -98,11 +98,11 @@ class CallQuotas:
         return self._largest
 
     def may_hold(self, owner: str, amount: int) -> bool:
-        """Count the bytes of a message that is in hand; False: the owner holds too many."""
+        """Count the bytes of a message that has come. Return False if the owner holds too many."""
         return self._bytes.take(owner, amount)
 
     def keep(self, owner: str, amount: int) -> int:
-        """Count the bytes of an answer until it has left. Returns how many were counted.
+        """Count the bytes of an answer until it has left. Return how many are counted.
 
         Raises:
             RequestError: the owner leaves too many unread.
@@ -113,7 +113,7 @@ class CallQuotas:
             return amount
         if used := self._bytes.used(owner):
             raise no_room(used)
-        return 0  # One answer may wait in any case, however large.
+        return 0  # A single answer may always wait, however large it is.
 
     def drop(self, owner: str, amount: int) -> None:
         """Stop counting bytes of an answer."""
@@ -121,7 +121,7 @@ class CallQuotas:
             self._bytes.give(owner, amount)
 
     def _admit(self) -> None:
-        """Let those who wait read, one of each owner at a time, as far as there is room."""
+        """Give room to waiting calls, one of each owner at a time."""
         admitted = True
         while admitted:
             admitted = False

@@ -1,9 +1,9 @@
-"""Calls of the gRPC port: what all have in common, those with streams of messages, and those that ask for no inference.
+"""Calls of the gRPC port: what all calls share, calls with streams of messages, and calls that ask for no inference.
 
-Who asks is known from the metadata, before the message is read, and a stranger's message never is.
+The metadata tell who asks before the message is read; a stranger's message is never read.
 
-A call is cancelled when its client has left or its deadline has passed. Its request is then abandoned, and never gets to a
-GPU if it is not there yet. Messages that are being read all have the same time, so that one timer does for all.
+A call is cancelled when its client has left or its deadline has passed. Its request is then abandoned, and doesn't reach a GPU if it
+hasn't yet. All messages have the same time to come, so one timer serves them all.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any
 
-from headway.config import Settings
 from headway.doors.entrance import Entrance
 from headway.doors.fields import ID_PREFIX, TRACE_FIELDS, select_fields
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, UNFORESEEN, BadRequest, RequestError
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
-from headway.gateway.gateway import Gateway
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.call_stream import CallStream, Ended
 from headway.grpc.message_turns import MessageTurns
@@ -32,18 +29,17 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 Respond = Callable[[bytes, Principal], Awaitable[bytes]]
-"""Message of a request, and its principal, to the message of the answer. Raises RequestError."""
+"""Answer the message of a request, given its principal, with a message. Raises RequestError."""
 
 _LOOKED_AT = TRACE_FIELDS | {
     b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
 }  # fmt: skip
 MOST_PLAIN = 1 << 16
-"""Most bytes of a message that asks for no inference. It is a few names, and nobody waits for a turn to decode it."""
+"""Most bytes of a message that asks for no inference. Such messages are a few names, and are decoded without waiting for a turn."""
 read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
-"""Reader of the metadata of a call. They have the names and the meaning of the HTTP header fields."""
+"""Read the metadata of a call, whose names and meanings are those of the HTTP header fields."""
 
 
-@dataclass(slots=True)
 class PortContext:
     """Context shared by the calls of one gRPC port.
 
@@ -54,25 +50,15 @@ class PortContext:
         gateway: the gateway.
         settings: bounds, times, tiers and the default model.
         largest: most bytes of a message that asks for inference.
-        largest_plain: most bytes of any other.
+        largest_plain: most bytes of any other message.
         longest: seconds that a request may take.
         message_timeout: seconds within which a message has to come.
         reading: deadlines of the messages that are being read.
     """
 
-    entrance: Entrance
-    quotas: CallQuotas
-    turns: MessageTurns
-    gateway: Gateway = field(init=False)
-    settings: Settings = field(init=False)
-    largest: int = field(init=False)
-    largest_plain: int = field(init=False)
-    longest: float = field(init=False)
-    message_timeout: float = field(init=False)
-    reading: ReadDeadlines = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gateway, self.settings = self.entrance.gateway, self.entrance.settings
+    def __init__(self, entrance: Entrance, quotas: CallQuotas, turns: MessageTurns) -> None:
+        self.entrance, self.quotas, self.turns = entrance, quotas, turns
+        self.gateway, self.settings = entrance.gateway, entrance.settings
         self.largest = self.settings.max_body_bytes
         self.largest_plain = min(self.largest, MOST_PLAIN)
         self.longest = self.settings.longest_request_s
@@ -85,11 +71,19 @@ class Call:
 
     Arguments:
         port: context of the port.
-        stream: stream that it came on.
-        way: see RequestOptions; empty where it asks for no inference.
+        stream: its stream.
+        way: see RequestOptions; empty if it asks for no inference.
 
     Attributes:
-        headers: header fields that came with it.
+        headers: its header fields.
+        begun: monotonic instant of its beginning, in seconds.
+        submitted: True once the gateway has its request.
+        principal: who asks; NOBODY until that is known.
+        owner: whom it counts for.
+        counted: True while it counts.
+        kept: bytes that count for its owner until it ends.
+        shown: id of the request as clients see it.
+        tier: tier under which an error is counted; None if the gateway has counted it.
     """
 
     __slots__ = (
@@ -102,18 +96,15 @@ class Call:
         self._way = way
         self.begun = monotonic()
         self.submitted = False
-        """Whether the gateway has its request."""
         self.principal = NOBODY
         self.owner = ""
         self.counted = False
         self.kept = 0
-        """Bytes that are counted for its owner until it ends."""
         self.shown = ""
         self.tier: str | None = "none"
-        """Tier under which an error is counted; None: the gateway has counted it."""
 
     async def run(self) -> None:
-        """Answer the call, whatever comes of it."""
+        """Answer the call, with its error if it fails."""
         try:
             self.stream.end(StatusCode.OK, "", await self.talk())
         except RequestError as exc:
@@ -126,18 +117,18 @@ class Call:
             self.release()
 
     async def talk(self) -> Metadata:
-        """Read the request, and write the answer. Returns the trailing metadata. Raises RequestError or Ended."""
+        """Read the request, and write the answer. Return the trailing metadata. Raises RequestError or Ended."""
         message, trailers = await self.answer()
         if not self.stream.answer(message, trailers):
             await self.send(message)
         return trailers
 
     async def answer(self) -> tuple[bytes, Metadata]:
-        """Message of the answer, and its trailing metadata. Raises RequestError."""
+        """Return the message of the answer, and its trailing metadata. Raises RequestError."""
         raise NotImplementedError
 
     async def send(self, message: bytes) -> None:
-        """Send a message; a client that does not take it for too long loses the call."""
+        """Send a message. A client that doesn't take it within the time-out loses the call."""
         stream = self.stream
         stream.send(message)
         if stream.sent is None:
@@ -162,11 +153,11 @@ class Call:
         self.owner, self.counted = owner, True
 
     def belong_to_address(self) -> None:
-        """Count a call that needs no credential for its client's address until it ends; see `belong`."""
+        """Count a call that needs no credential for its client's address; see `belong`."""
         self.belong(STRANGERS + self.stream.connection.address)
 
     def identify(self, authorization: bytes) -> Principal:
-        """Principal of the call, for whom it is counted from now on.
+        """Find the principal of the call, and count the call for it.
 
         Raises:
             RequestError: the principal is not known, or its tenant has too many calls or connections.
@@ -184,10 +175,10 @@ class Call:
         return principal
 
     async def read(self) -> bytes:
-        """Return the message of the request. Its bytes are counted until the call ends, or drops them.
+        """Return the message of the request. Its bytes count for the owner until the call ends or drops them.
 
         Raises:
-            RequestError: there is none, or it does not come in time.
+            RequestError: the message doesn't come in time, or the call ends without one.
         """
         port = self.port
         quotas, deadlines = port.quotas, port.reading
@@ -227,12 +218,12 @@ class Call:
         self.stream.end(status_of(error.code), details_of(error.message), trailers + more)
 
     def limits_left(self) -> Metadata:
-        """Metadata by which the principal learns of its limits; none where it is not known, or has none."""
+        """Return the metadata that tell the principal of its limits, if it has any."""
         limits = self.principal.limits
         return tuple(self.port.entrance.rate_limits.fields(limits).items()) if limits else ()
 
     def count_refusal(self, error: RequestError) -> None:
-        """Count an error, and record its span, unless the gateway has."""
+        """Count an error, and record its span, unless the gateway has done so."""
         entrance = self.port.entrance
         traces = entrance.refusal_traces
         if traces is not None and self._way and not self.submitted:
@@ -242,7 +233,7 @@ class Call:
             entrance.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
-        """Count bytes for the call's owner; returns how many are counted. Raises RequestError: the owner holds too many."""
+        """Count bytes of an answer for the call's owner. Return how many are counted. Raises RequestError if the owner holds too many."""
         kept = self.port.quotas.keep(self.owner, amount) if self.counted else 0
         self.kept += kept
         return kept
@@ -254,7 +245,7 @@ class Call:
             self.port.quotas.drop(self.owner, kept)
 
     def release(self) -> None:
-        """Stop counting the call, and what it holds, for its owner."""
+        """Stop counting the call and its bytes."""
         if self.counted:
             self.counted = False
             self.port.quotas.drop(self.owner, self.kept)
@@ -268,28 +259,28 @@ class StreamCall(Call):
 
     @property
     def retired(self) -> bool:
-        """Whether the client is to open another connection, so that this call is to end soon."""
+        """True if the client has to open another connection, so this call has to end soon."""
         return self.stream.connection.leaving is not None
 
     def hold_room(self) -> None:
-        """Take room for the largest message as long as the call lasts, as its client may send one at any time.
+        """Count the largest message for the owner as long as the call lasts: its client may send one at any time.
 
         Raises:
-            RequestError: its owner has too little.
+            RequestError: the owner holds too many bytes.
         """
         self.kept += self.port.quotas.room_for_stream(self.owner)
 
     async def next(self) -> bytes | None:
-        """Return the next message, for which room is held; None: the client has no more.
+        """Return the next message; None if the client has no more. `hold_room` counts its bytes.
 
         Raises:
-            RequestError: the client is to open another connection.
+            RequestError: the client has to open another connection.
         """
         port = self.port
         return await self.stream.read(port.largest if self._way else port.largest_plain, leaves=True)
 
     async def pause(self, seconds: float) -> None:
-        """Return after some seconds, or as soon as the client is to open another connection."""
+        """Return after some seconds, or as soon as the client has to open another connection."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.stream.change()
@@ -300,9 +291,9 @@ class PlainCall(Call):
 
     Arguments:
         port: context of the port.
-        stream: stream that it came on.
-        respond: message, and the principal, to the message of the answer. Raises RequestError.
-        known: whether only known principals may ask.
+        stream: its stream.
+        respond: makes the answer.
+        known: True if only known principals may ask.
     """
 
     __slots__ = ("_known", "_respond")
@@ -313,7 +304,7 @@ class PlainCall(Call):
         self._known = known
 
     async def answer(self) -> tuple[bytes, Metadata]:
-        """Message of the answer, and its trailing metadata. Raises RequestError."""
+        """Return the message of the answer, and its trailing metadata. Raises RequestError."""
         self.shown = ID_PREFIX + self.port.entrance.new_id()
         if self._known:
             self.identify(read_fields(self.headers).get(b"authorization", b""))
@@ -327,15 +318,13 @@ NOBODY = Principal(user="", tenant="", tier=0)
 
 
 def unforeseen(exc: Exception, shown: str) -> RequestError:
-    """Error of a call that has failed for a reason nobody thought of, which is logged."""
+    """Log an unforeseen exception, and return the error that the client gets."""
     log.error("a call failed", request_id=shown, exc_info=exc)
     return RequestError(UNFORESEEN, code=INTERNAL)
 
 
 class ReadDeadlines:
-    """Deadlines of the tasks that read a message, each for a reader; a task reads for one at a time.
-
-    A reader never gets to hold its task, as a task that is cancelled holds what it has run.
+    """Deadlines of the tasks that read a message, by the objects they read for.
 
     Arguments:
         seconds: seconds within which a message has to come.
@@ -343,11 +332,12 @@ class ReadDeadlines:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        # Tasks are kept here because an object that held its task would be a cycle: a cancelled task holds what it has run.
         self._reading: dict[object, tuple[float, asyncio.Task[Any]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, reader: object) -> None:
-        """Have the current task cancelled at the end of its time, unless `end` is called before."""
+        """Cancel the current task when its time is over, unless `end` is called before."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a message is read in a task")
@@ -357,14 +347,14 @@ class ReadDeadlines:
             self._timer = loop.call_later(self._seconds, self._look)
 
     def end(self, reader: object) -> bool:
-        """Note that a reader reads no more. False: its task was cancelled for its time alone, and goes on."""
+        """End a deadline. Return False if it is the only reason why the task was cancelled; the task then goes on."""
         if self._reading.pop(reader, None) is not None:
             return True
         task = asyncio.current_task()
         return task is None or task.uncancel() > 0
 
     def _look(self) -> None:
-        """Cancel what is late, and look again when the next one would be."""
+        """Cancel the tasks that are late, and look again at the next deadline."""
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()

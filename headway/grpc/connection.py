@@ -99,14 +99,9 @@ class PortConnections:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        quotas: Quotas,
-        refusals: MutableMapping[tuple[str, str, str], int],
-        turns: MessageTurns,
-        clock: Callable[[], float],
-        jitter: Callable[[], float],
-    ) -> None:
+        self, settings: Settings, quotas: Quotas, refusals: MutableMapping[tuple[str, str, str], int], turns: MessageTurns,
+        clock: Callable[[], float], jitter: Callable[[], float],
+    ) -> None:  # fmt: skip
         self.quotas, self.clock, self.turns = quotas, clock, turns
         self.hints = ProtocolHints("grpc", clock)
         self.most_header = settings.max_header_bytes

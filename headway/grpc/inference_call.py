@@ -1,4 +1,4 @@
-"""Calls of inference: from the metadata and the message to the gateway, and back."""
+"""Calls of inference: from the metadata and the message to the gateway, and back to the client."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from headway.grpc.statuses import Metadata
 from headway.model import Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20
-"""Most bytes of the outputs of one request together, as a message is sent in one piece."""
+"""Most bytes that the outputs of one request have together, because they are one message."""
 _ONE_MESSAGE = "as over gRPC an answer is one message"
 
 _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class _Usual(NamedTuple):
+    """What calls with equal metadata share."""
+
     authorization: bytes
     options: RequestOptions
 
@@ -38,8 +40,8 @@ class InferenceCall(Call):
 
     Arguments:
         port: context of the port.
-        stream: stream that it came on.
-        read: reads its message; its `write` returns the message of the answer behind header lines that are empty.
+        stream: its stream.
+        read: reads its message. The exchange's `write` returns no header lines, and the message of the answer.
         way: see RequestOptions.
     """
 
@@ -52,24 +54,14 @@ class InferenceCall(Call):
         self._charged = False
         self._exchange: Exchange | None = None
         self._sink: FutureSink | None = None
-        """Sink of the request, from its submission to its outcome."""
+        """Sink of the request, from its submission to its outcome; else None."""
         self._fan_out: FanOut | None = None
         self._reply: Reply | None = None
 
-    @property
-    def asked_id(self) -> str:
-        """Id that the message gives the request, once that is submitted."""
-        return self._exchange.id if self._exchange is not None else ""
-
-    @property
-    def asks_final(self) -> bool:
-        """Whether the message asks that an answer on a stream says that it is the last."""
-        return self._exchange is not None and self._exchange.final
-
     async def answer(self) -> tuple[bytes, Metadata]:
-        """Message of the answer, and its trailing metadata. Raises RequestError."""
+        """Return the message of the answer, and its trailing metadata. Raises RequestError."""
         options, id = self.begin()
-        if self.principal.limits:  # Until the message is there: else any number could be on their way.
+        if self.principal.limits:  # Until the message has come; otherwise any number could be under way.
             self.port.entrance.charge(self.principal)
             self._charged = True
         message, marks = await self.infer(await self.read(), options, id)
@@ -77,10 +69,10 @@ class InferenceCall(Call):
         return message, (("x-request-id", self.shown), *marks, *self.limits_left())
 
     def begin(self) -> tuple[RequestOptions, str]:
-        """Find out who asks, and what the metadata say: options and id of the request.
+        """Find out who asks, and return the request's options and id as its metadata say.
 
         Raises:
-            RequestError: the principal is not known, is over a limit, or the metadata are wrong.
+            RequestError: the principal is not known or over a limit, or the metadata are wrong.
         """
         port, entrance, head = self.port, self.port.entrance, self.stream.head
         remaining = self.stream.time_remaining()
@@ -110,12 +102,12 @@ class InferenceCall(Call):
         return options, id
 
     async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
-        """Submit the request in a message in its turn, and wait for its outcome; see `submit` and `outcome`."""
+        """Submit a message's request in its turn, and wait for its outcome; see `submit` and `outcome`."""
         size = len(body)
         try:
             if size <= SHORT:
                 work = partial(self.submit, body, options, id)
-                del body  # So that nothing but its entry stays, once it is read.
+                del body  # Only its entry remains.
                 await self.port.turns.take(self.owner, work)
                 del work
             else:
@@ -127,11 +119,11 @@ class InferenceCall(Call):
         self.drop(size)
         return await self.outcome()
 
-    async def take_long(self, body: bytes, options: RequestOptions, id: str) -> None:
-        """Read a long message, each step in its turn, and submit its request. Its principal is charged for what was read in any case.
+    async def take_long(self, body: bytes, options: RequestOptions, id: str) -> Exchange:
+        """Read a long message, each step in its turn, and submit its request. Its principal is charged for what was read, even on errors.
 
         Raises:
-            RequestError: it is wrong, or its time has passed.
+            RequestError: the message is wrong, or the request's time has passed.
         """
         turns, principal, begun, size = self.port.turns, self.principal, monotonic(), 0
         steps = self._long_steps(body, options)
@@ -141,18 +133,15 @@ class InferenceCall(Call):
                 if monotonic() - begun > options.timeout:
                     raise error_of(unread(options.timeout))
             waited = monotonic() - begun
-            await turns.take(self.owner, partial(self.submit, b"", options, id, exchange=read, spent=waited))
+            return await turns.take(self.owner, partial(self.submit, b"", options, id, exchange=read, spent=waited))
         finally:
             self.port.entrance.charge_pages(principal, size)
 
     def _long_steps(self, body: bytes, options: RequestOptions) -> Steps[Exchange]:
         """Read a long message in steps. Raises RequestError."""
         entrance, served, only = self.port.entrance, self.port.gateway.served, self.principal.models
-        known, in_steps = served.seen_by(only) if only else served, self._read.in_steps
         try:
-            if in_steps is None:
-                return self._read.at_once(body, options, known)
-            return (yield from in_steps(body, options, known))
+            return (yield from self._read.steps(body, options, served.seen_by(only) if only else served))
         except RequestError:
             if self._charged:
                 entrance.refund(self.principal)
@@ -161,19 +150,19 @@ class InferenceCall(Call):
 
     def submit(
         self, body: bytes, options: RequestOptions, id: str, waited: float, *, exchange: Exchange | None = None, spent: float = 0.0
-    ) -> None:  # fmt: skip
-        """Submit the request in a message.
+    ) -> Exchange:  # fmt: skip
+        """Submit a message's request, and return it.
 
         Arguments:
             body: the message.
             options: options of the request.
             id: id of the request.
-            waited: seconds for which it has waited for its turn.
-            exchange: the parsed request, if the message has already been read.
+            waited: seconds that the message has waited for its turn.
+            exchange: the request, if the message has been read already.
             spent: seconds that reading it took.
 
         Raises:
-            RequestError: it is wrong.
+            RequestError: the message is wrong.
         """
         entrance = self.port.entrance
         served, only = entrance.gateway.served, self.principal.models
@@ -192,7 +181,9 @@ class InferenceCall(Call):
         principal = self.principal = entrance.principal_for(exchange, asker)
         self.submitted = True
         self._exchange, sink = exchange, FutureSink()
-        if exchange.options is options and options.timeout == self.port.longest:  # Else hardly any other asks alike.
+        if (
+            exchange.options is options and options.timeout == self.port.longest
+        ):  # Otherwise hardly any other request would share the lane.
             input = exchange.input
             if not isinstance(input, list):
                 lane = entrance.gateway.lane(asker, options, exchange.model)
@@ -201,12 +192,13 @@ class InferenceCall(Call):
                     entrance.gateway.enter(sink, lane, id, input, exchange.parameters)
                 else:
                     entrance.gateway.take_in(sink, lane, options, id, input, exchange.parameters)
-                return
+                return exchange
         self._fan_out = entrance.submit(sink, principal, id, exchange, self.owner, MOST_ANSWER, _ONE_MESSAGE)
         self._sink = sink
+        return exchange
 
     def abandon(self) -> None:
-        """Drop the request, if it is submitted and has no outcome."""
+        """Drop the request, if it is submitted and has no outcome yet."""
         sink, self._sink = self._sink, None
         if sink is None:
             return
@@ -216,12 +208,13 @@ class InferenceCall(Call):
             self.port.gateway.abandon(sink, self.principal.tenant, self.shown.removeprefix(ID_PREFIX))
 
     async def outcome(self) -> tuple[bytes, Metadata]:
-        """Wait for the outcome of the request that was submitted.
+        """Wait for the outcome of the submitted request.
 
-        Returns the message of the answer, and the metadata on how its outcome came about.
+        Returns:
+            The message of the answer, and the metadata that tell if its outcome was shared or stored.
 
         Raises:
-            RequestError: it has failed.
+            RequestError: the request has failed.
         """
         exchange, sink = self._exchange, self._sink
         if exchange is None or sink is None:
@@ -238,10 +231,10 @@ class InferenceCall(Call):
         if reply.output is None:
             raise error_of(failure_of(reply))
         milliseconds = int((monotonic() - self._begun) * 1e6) / 1000
-        outputs = [one.output for one in replies if one.output is not None]
+        outputs = [part.output for part in replies if part.output is not None]
         try:
             version = (reply.ran.version if reply.ran is not None else "") or self.port.settings.model_version
-            tokens = [one.tokens for one in replies]
+            tokens = [part.tokens for part in replies]
             _, message = exchange.write(Outcome(self.shown, outputs, milliseconds, version, tokens))
             if isinstance(message, Iterator):
                 if room is None or room.held:
@@ -256,13 +249,13 @@ class InferenceCall(Call):
         return message, outcome_headers(reply)
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
-        """End the call with an error, and with the trailers that tell how its outcome came about."""
+        """End the call with an error, and with the metadata of its outcome; see `outcome`."""
         marks = outcome_headers(self._reply) if self._reply is not None else ()
         super().refuse(error, more + marks)
 
 
 def _step(steps: Steps[Exchange], waited: float) -> Exchange | int:
-    """Do one step of reading a message. Returns the bytes that it read, or the exchange, once that is there."""
+    """Do one step of reading a message. Return the bytes that it read, or the exchange after the last step."""
     try:
         return next(steps)
     except StopIteration as stop:

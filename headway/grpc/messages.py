@@ -10,20 +10,9 @@ from headway.errors import BadRequest
 from headway.protos import FILES, OPEN_INFERENCE, file_of, is_message, message, message_classes
 
 __all__ = [
-    "FILES",
-    "HEADWAY",
-    "HEALTH",
-    "OPEN_INFERENCE",
-    "REFLECTION",
-    "REFLECTION_ALPHA",
-    "SERVICES",
-    "Message",
-    "file_of",
-    "is_message",
-    "message_classes",
-    "message",
-    "read",
-]
+    "FILES", "HEADWAY", "HEALTH", "OPEN_INFERENCE", "REFLECTION", "REFLECTION_ALPHA", "SERVICES", "Message", "file_of", "is_message", "message",
+    "message_classes", "read",
+]  # fmt: skip
 
 Message = Any
 """A protobuf message. Type checkers don't know the classes because they are made on import."""

@@ -10,7 +10,7 @@ from headway.grpc.calls import PlainCall, PortContext, Respond
 from headway.grpc.connection import MakeCall
 from headway.grpc.health import Health, WatchCall
 from headway.grpc.inference_call import InferenceCall
-from headway.grpc.predict import predict_reader
+from headway.grpc.predict import PREDICT_READER
 from headway.grpc.reflection import ReflectionCall
 from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.grpc.infer_stream import InferStreamCall
@@ -22,10 +22,9 @@ _STREAMS = f"{messages.OPEN_INFERENCE}/ModelStreamInfer"
 
 def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
     """Return the makers of calls for all methods, by their paths."""
-    predict = predict_reader(port.settings)
     infer = infer_reader(port.settings)
     methods: dict[str, MakeCall] = {
-        f"/{_PREDICTS}": lambda stream: InferenceCall(port, stream, predict, f"grpc {_PREDICTS}"),
+        f"/{_PREDICTS}": lambda stream: InferenceCall(port, stream, PREDICT_READER, f"grpc {_PREDICTS}"),
         f"/{messages.HEALTH}/Check": lambda stream: PlainCall(port, stream, health.check),
         f"/{messages.HEALTH}/List": lambda stream: PlainCall(port, stream, health.list),
         f"/{messages.HEALTH}/Watch": lambda stream: WatchCall(port, stream, health),

@@ -2,10 +2,10 @@
 
     the model takes or gives    the input, or the output
     texts                       the text, in UTF-8
-    octets                      these; a text in their place is their base64
-    tensors                     the JSON text of nested arrays, of one row or several, or of an object with such by name
+    octets                      the octets; a model may give them as a text in base64
+    tensors                     JSON text: nested arrays of one row or several, or an object of such arrays by name
 
-A JSON value that is an output is its JSON text.
+An output that is a JSON value is sent as its JSON text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from base64 import b64decode
 from collections.abc import Iterator
 from functools import partial
 
-from headway.config import Settings
 from headway.core import tensor_json, values
 from headway.core.failures import no_json
 from headway.core.json_pages import SHORT, Steps, finish
@@ -30,44 +29,40 @@ from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind, add
 _REQUEST = messages.message("headway.v1.PredictRequest")
 _RESPONSE = messages.message("headway.v1.PredictResponse")
 _OUTPUT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["output"].number << 3 | 2,))
-"""Byte before the length of the output in an answer."""
+"""Tag before the length of the output in an answer."""
 _TENSORS = ValueKind.TENSORS
 
 
-def predict_reader(settings: Settings) -> Reader:
-    """Make the reader of the method's messages.
+def _read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+    request = messages.read(_REQUEST, body)
+    model = request.model_id or known.default
+    takes = known[model].takes
+    input: Value | list[Value]
+    if takes is _TENSORS:
+        input = finish(_tensors(known, model, request.input_data))
+    else:
+        input = Octets(request.input_data) if takes is ValueKind.BYTES else read_text(request.input_data)
+    return Exchange(model, input, b"", options, partial(_write, known, model))
 
-    Arguments:
-        settings: bounds of inputs, and the default model.
-    """
 
-    def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-        asked = messages.read(_REQUEST, body)
-        model = asked.model_id or known.default
-        takes = known[model].takes
-        input: Value | list[Value]
-        if takes is _TENSORS:
-            input = finish(_tensors(known, model, asked.input_data))
-        else:
-            input = Octets(asked.input_data) if takes is ValueKind.BYTES else read_text(asked.input_data)
-        return Exchange(model, input, b"", options, partial(_write, known, model))
+def _read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+    request = messages.read(_REQUEST, body)
+    model = request.model_id or known.default
+    takes = known[model].takes
+    input: Value | list[Value]
+    if takes is _TENSORS:
+        input = yield from _tensors(known, model, request.input_data)
+    else:
+        input = Octets(request.input_data) if takes is ValueKind.BYTES else read_text(request.input_data)
+    return Exchange(model, input, b"", options, partial(_write, known, model))
 
-    def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        asked = messages.read(_REQUEST, body)
-        model = asked.model_id or known.default
-        takes = known[model].takes
-        input: Value | list[Value]
-        if takes is _TENSORS:
-            input = yield from _tensors(known, model, asked.input_data)
-        else:
-            input = Octets(asked.input_data) if takes is ValueKind.BYTES else read_text(asked.input_data)
-        return Exchange(model, input, b"", options, partial(_write, known, model))
 
-    return Reader(read, read_in_steps)
+PREDICT_READER = Reader(_read, _read_in_steps)
+"""Reader of the method's messages."""
 
 
 def _tensors(known: KnownModels, model: str, text: bytes) -> Steps[Value | list[Value]]:
-    """Tensors of a JSON text. Raises BadRequest."""
+    """Read the tensors in a JSON text. Raises BadRequest."""
     try:
         value = values.read(text) if len(text) <= SHORT else (yield from values.read_in_steps(text))
     except values.NoValue as exc:
@@ -97,7 +92,7 @@ def _write(known: KnownModels, model: str, outcome: Outcome) -> Written:
 
 
 def _with_tensors(answer: bytes, output: Tensors) -> Iterator[bytes]:
-    """Pieces of the message of an answer, of which `answer` is all but the output. Raises RequestError."""
+    """Make a message in pieces from the answer without its output, and the output. Raises RequestError."""
     text: list[bytes] = []
     try:
         for piece in tensor_json.pieces(output):

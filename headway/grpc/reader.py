@@ -43,6 +43,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LARGEST_DATA = 1 << 20
 """Most bytes of the payload of a frame with data that comes. Each frame takes time, however much it brings."""
 _PADDED, _PRIORITY = 8, 0x20
+_SIZE = ErrorCode.FRAME_SIZE_ERROR
 _read_head = struct.Struct(">HBBBI").unpack_from
 """Unpack a frame's header: its length in two parts, type, flags and stream."""
 _IN_PIECES = 1 << 10
@@ -215,12 +216,12 @@ class Http2Reader:
             self._continuation(flags, payload)
         elif kind == PRIORITY:  # RFC 9113 has dropped priorities.
             _check(number > 0)
-            _check_size(len(payload) == 5)
+            _check(len(payload) == 5, _SIZE)
             _check(_depends_on(payload) != number)
             self._ignore()
         elif kind == GOAWAY:
             _check(not number)
-            _check_size(len(payload) >= 8)
+            _check(len(payload) >= 8, _SIZE)
             self._burden.frames += 1
             self._events.left()
         else:
@@ -246,7 +247,7 @@ class Http2Reader:
             return True
         if size <= LARGEST_FRAME:
             return False
-        _check_size(kind in (HEADERS, CONTINUATION) and size <= LARGEST_DATA)
+        _check(kind in (HEADERS, CONTINUATION) and size <= LARGEST_DATA, _SIZE)
         self._lose_frame(kind, flags, number, size)
         return True
 
@@ -292,8 +293,7 @@ class Http2Reader:
     def _unwanted(self, number: int) -> None:
         """Ignore what came on a stream that has ended here, or never begins, unless its client could know that."""
         _check(number & 1 == 1 and (self._lost or number <= self.last))
-        if number not in self._left and number <= self.last:
-            raise Broken(ErrorCode.STREAM_CLOSED)
+        _check(number in self._left or number > self.last, ErrorCode.STREAM_CLOSED)
         self._ignore()
 
     # Header fields.
@@ -406,8 +406,10 @@ class Http2Reader:
         self._events.was_reset(number)
 
     def _window_update(self, number: int, payload: bytes) -> None:
-        _check_size(len(payload) == 4)
-        _check(not number or (number & 1 == 1 and (self._lost or number <= self.last)))
+        if len(payload) != 4:  # No `_check` here and below: clients send one of these frames with many calls.
+            raise Broken(_SIZE)
+        if number and not (number & 1 and (self._lost or number <= self.last)):
+            raise Broken(ErrorCode.PROTOCOL_ERROR)
         self._burden.frames += 1
         if code := self.writer.widen(number, int.from_bytes(payload, "big") & LARGEST):
             if not number:
@@ -416,7 +418,7 @@ class Http2Reader:
         self._events.windows_changed(number)
 
     def _reset(self, number: int, payload: bytes) -> None:
-        _check_size(len(payload) == 4)
+        _check(len(payload) == 4, _SIZE)
         _check(number & 1 == 1 and (self._lost or number <= self.last))
         self.writer.windows.pop(number, None)
         self._open.discard(number)
@@ -428,13 +430,12 @@ class Http2Reader:
         _check(not number)
         self._burden.frames += 1
         if not flags & ACK:
-            _check_size(len(payload) % 6 == 0)
-            if len(payload) > 6 * _MOST_SETTINGS:
-                raise Broken(ErrorCode.ENHANCE_YOUR_CALM)
+            _check(len(payload) % 6 == 0, _SIZE)
+            _check(len(payload) <= 6 * _MOST_SETTINGS, ErrorCode.ENHANCE_YOUR_CALM)
             self.writer.heed(payload)
             self._events.greeted()
             return
-        _check_size(not payload)
+        _check(not payload, _SIZE)
         if not self._settled:
             self._settled = True
             if more := self._most_in - DEFAULT_WINDOW:
@@ -444,7 +445,7 @@ class Http2Reader:
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         _check(not number)
-        _check_size(len(payload) == 8)
+        _check(len(payload) == 8, _SIZE)
         if flags & ACK:
             self._burden.frames += 1
             self._events.ponged(payload)
@@ -453,14 +454,9 @@ class Http2Reader:
             self._events.pinged()
 
 
-def _check(holds: bool) -> None:
+def _check(holds: bool, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:
     if not holds:
-        raise Broken(ErrorCode.PROTOCOL_ERROR)
-
-
-def _check_size(holds: bool) -> None:
-    if not holds:
-        raise Broken(ErrorCode.FRAME_SIZE_ERROR)
+        raise Broken(code)
 
 
 def _depends_on(payload: bytes) -> int:

@@ -13,7 +13,7 @@ from headway.config import Settings
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.grpc.messages import varint
-from headway.grpc.predict import predict_reader
+from headway.grpc.predict import PREDICT_READER
 from headway.model import RequestOptions, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.grpc.infer_messages import infer_reader
 
@@ -22,7 +22,7 @@ MOST = 1_000_000
 SLOW = 0.08
 """Seconds of the processor that four models may take together for one message, with room for the garbage collector."""
 _SETTINGS, _OPTIONS = Settings(), RequestOptions(4.0)
-_READERS = {"infer": infer_reader(_SETTINGS), "predict": predict_reader(_SETTINGS)}
+_READERS = {"infer": infer_reader(_SETTINGS), "predict": PREDICT_READER}
 
 
 def _models() -> dict[str, ServedModels]:

@@ -14,7 +14,7 @@ from headway.errors import BadRequest, RequestError, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
-from headway.grpc.predict import predict_reader
+from headway.grpc.predict import PREDICT_READER
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.openai.chat import Message, load_template
@@ -159,7 +159,7 @@ _READERS = [
     (settings, read, kind, _kinds(kind))
     for settings in _SETTINGS
     for kind in ValueKind
-    for read in (predict_reader(settings).at_once, infer_reader(settings).at_once)
+    for read in (PREDICT_READER.at_once, infer_reader(settings).at_once)
 ]
 _REQUESTS = [
     request

@@ -16,7 +16,7 @@ from headway.doors.exchange import CodecContext, Exchange
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
-from headway.grpc.predict import predict_reader
+from headway.grpc.predict import PREDICT_READER
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.openapi import document
@@ -76,7 +76,7 @@ def grpc_infer(model: str, body: bytes, version: str | None) -> Exchange:
 
 def grpc_predict(model: str, body: bytes, version: str | None) -> Exchange:
     asked = messages.message("headway.v1.PredictRequest")(model_id=model, input_data=body + b"\xff")
-    return predict_reader(SETTINGS).at_once(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
+    return PREDICT_READER.at_once(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
 
 
 def told(read: Callable[[str, bytes, str | None], Exchange], model: str, body: bytes, version: str | None) -> object:

@@ -19,18 +19,17 @@ import msgspec
 from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
 from headway.doors.answer_pieces import LargeAnswer, is_large
-from headway.doors.exchange import Exchange, Outcome, ReadRequest, outcome_headers, unusual
+from headway.doors.exchange import Exchange, Outcome, Reader, outcome_headers, unusual
 from headway.doors.fields import ID_PREFIX, with_time_left
 from headway.errors import AnyError, RequestError
 from headway.gateway.fan_out import FanOut, joined
-from headway.gateway.served_models import KnownModels
 from headway.http.inference.context import InferenceContext
 from headway.http.inference.incoming_bodies import BodyPieces, Unpacker
 from headway.http.inference.inference_head import HEAD, KnownHead, Wish, several_as_task
 from headway.http.server.connection import ASKED, BODY, IDLE, Connection
 from headway.http.server.connection_context import LARGE
 from headway.http.tasks import PATH, Result
-from headway.model import Principal, Reply, RequestOptions, TokenCount, Value
+from headway.model import Principal, Reply, TokenCount, Value
 from headway.runtime.fair_turns import MILLISECOND
 
 NOBODY = Principal(user="", tenant="", tier=0)
@@ -422,8 +421,8 @@ class LongBody:
             return
         request = self._request
         head, only, served = request.known.head, request.principal.models, request.inference.served
-        read = partial(_at_once, head.read) if head.read_long is None else head.read_long
-        steps = read(body, head.options, served.seen_by(only) if only else served)
+        reader = Reader(head.read, head.read_long)
+        steps = reader.steps(body, head.options, served.seen_by(only) if only else served)
         self._go_on(steps, request.principal, 0)
 
     def _go_on(self, steps: Steps[Exchange], principal: Principal, size: int) -> None:
@@ -539,12 +538,6 @@ class LargeSending:
         if unread.since and alone:
             answer.left_since = answer.left_since or unread.since
             unread.count_whole(answer.left_since, answer.total)
-
-
-def _at_once(read: ReadRequest, body: bytes, options: RequestOptions, models: KnownModels) -> Steps[Exchange]:
-    """Read a body that is fast to read, as a single step."""
-    yield 0
-    return read(body, options, models)
 
 
 class AsyncHandoff:

@@ -165,8 +165,8 @@ class InferStreamCall(StreamCall):
         """Submit a request in its turn."""
         try:
             options, id = item.call.begin()
-            item.call.submit(body, options, id, waited)
-            item.id, item.final = item.call.asked_id, item.call.asks_final
+            exchange = item.call.submit(body, options, id, waited)
+            item.id, item.final = exchange.id, exchange.final
         except Exception as exc:
             _refuse(item, body, exc)
 
@@ -174,8 +174,8 @@ class InferStreamCall(StreamCall):
         """Submit a long request, which is read in turns."""
         try:
             options, id = item.call.begin()
-            await item.call.take_long(body, options, id)
-            item.id, item.final = item.call.asked_id, item.call.asks_final
+            exchange = await item.call.take_long(body, options, id)
+            item.id, item.final = exchange.id, exchange.final
         except Exception as exc:
             _refuse(item, body, exc)
 

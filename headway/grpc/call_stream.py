@@ -258,7 +258,7 @@ class CallStream:
         self._begin()
         self._unsent = memoryview(b"\0%b%b" % (len(body).to_bytes(4, "big"), body))
         if not self.pump():
-            self._writer.stuck[self] = None
+            self._writer.stuck[self.number] = self.pump
             self.sent = asyncio.get_running_loop().create_future()
 
     def answer(self, body: bytes, trailers: Metadata) -> bool:
@@ -378,7 +378,7 @@ class CallStream:
             self._timer.cancel()
             self._timer = None
         if self._unsent:
-            self._writer.stuck.pop(self, None)
+            self._writer.stuck.pop(self.number, None)
             self._unsent = memoryview(b"")
 
     def cancel(self) -> None:

@@ -311,7 +311,7 @@ class CallConnection(asyncio.Protocol):
         reader, turns, at, length = self._reader, self.turns, 0, len(data)
         if reader is None:
             return
-        frames = reader.writer.burden
+        load = reader.writer.burden
         begun = turns.clock()
         while at < length:
             try:
@@ -319,8 +319,8 @@ class CallConnection(asyncio.Protocol):
             except Broken as broken:
                 self.cut("protocol_error", broken.code)
                 return
-            if frames.frames > burden.LIMIT // 2:
-                if frames.frames > burden.LIMIT:
+            if load.frames > burden.LIMIT // 2:
+                if load.frames > burden.LIMIT:
                     self.cut("too_many_frames")
                     return
                 self.retire()  # A proxy then opens another connection, and its other clients lose no call.
@@ -523,22 +523,9 @@ class CallTable:
             stream.close()
             stream.cancel()
 
-    def windows_changed(self, number: int) -> None:
-        """Send on, if a message waits for room."""
-        stuck = self._writer.stuck
-        if not stuck:
-            return
-        if not number:
-            self._writer.flush_soon()
-        else:
-            stream = self._streams.get(number)
-            if stream is not None and stream in stuck and stream.pump():
-                del stuck[stream]
-
     def greeted(self) -> None:
-        """Note that the client speaks HTTP/2, and send on: its windows may have grown."""
+        """Note that the client speaks HTTP/2."""
         self._connection.greeted = True
-        self.windows_changed(0)
 
     def settled(self) -> None:
         """Bound what the client sends ahead on each stream by less."""

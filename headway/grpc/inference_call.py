@@ -181,9 +181,8 @@ class InferenceCall(Call):
         principal = self.principal = entrance.principal_for(exchange, asker)
         self.submitted = True
         self._exchange, sink = exchange, FutureSink()
-        if (
-            exchange.options is options and options.timeout == self.port.longest
-        ):  # Otherwise hardly any other request would share the lane.
+        # Requests with options of their own go without a lane, which hardly any other request would use.
+        if exchange.options is options and options.timeout == self.port.longest:
             input = exchange.input
             if not isinstance(input, list):
                 lane = entrance.gateway.lane(asker, options, exchange.model)

@@ -73,11 +73,8 @@ class Events(Protocol):
     def was_reset(self, number: int) -> None:
         """A stream has ended, because its client has cancelled it or made an error on it."""
 
-    def windows_changed(self, number: int) -> None:
-        """The client has given more room on a stream, or on all of them if the number is 0."""
-
     def greeted(self) -> None:
-        """The client has sent settings, which may change the room on all streams."""
+        """The client has sent settings."""
 
     def settled(self) -> None:
         """The client has read our settings, and heeds them from now on."""
@@ -415,7 +412,6 @@ class Http2Reader:
             if not number:
                 raise Broken(code)
             self._fail(number, code)
-        self._events.windows_changed(number)
 
     def _reset(self, number: int, payload: bytes) -> None:
         _check(len(payload) == 4, _SIZE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol
 
 from headway.grpc.burden import CANCELLED, Burden
 
@@ -65,13 +64,6 @@ class Broken(Exception):
         self.code = code
 
 
-class Stuck(Protocol):
-    """Stream with a message that waits for room."""
-
-    def pump(self) -> bool:
-        """Send as much of the message as there is room for. Return True if that is all of it."""
-
-
 class Http2Writer:
     """Writer of one connection.
 
@@ -82,7 +74,7 @@ class Http2Writer:
     Attributes:
         burden: see the arguments.
         blocked: monotonic instant since which the transport takes nothing; 0 while it does.
-        stuck: streams whose messages wait for room.
+        stuck: for each stream whose message waits for room, what sends as much as there is room for, and returns True if that is all.
         windows: for each stream whose answer hasn't ended, the bytes that may be sent beyond the client's initial window.
     """
 
@@ -93,7 +85,7 @@ class Http2Writer:
     def __init__(self, burden: Burden, wake: Callable[[], object]) -> None:
         self.burden, self._wake = burden, wake
         self.windows: dict[int, int] = {}
-        self.stuck: dict[Stuck, None] = {}
+        self.stuck: dict[int, Callable[[], bool]] = {}
         self.blocked = 0.0
         self._window = self._initial = DEFAULT_WINDOW
         self._no_table = False
@@ -104,14 +96,14 @@ class Http2Writer:
 
     def take(self) -> bytes:
         """Return what is to be sent, with what there is room for of the messages that wait."""
-        self._waking = False
         if self.stuck:
             self.pump()
+        self._waking = False
         data = b"".join(self._out)
         self._out.clear()
-        self._unflushed = 0
-        if data and self.stuck:
+        if self._unflushed >= _FLUSH and self.stuck:
             self.flush_soon()
+        self._unflushed = 0
         return data
 
     def flush_soon(self) -> None:
@@ -121,14 +113,14 @@ class Http2Writer:
             self._wake()
 
     def pump(self, *, sweep: bool = False) -> None:
-        """Send what there is room for of the messages that wait; in a sweep, however little room each has."""
+        """Send what there is room for of the messages that wait. In a sweep, send it however little it is."""
         self._sweeping = sweep
-        for stream in list(self.stuck):
+        for number, send in list(self.stuck.items()):
             if self.blocked or self._unflushed >= _FLUSH or self._window <= 0:
                 break
-            del self.stuck[stream]
-            if not stream.pump():
-                self.stuck[stream] = None
+            del self.stuck[number]
+            if not send():
+                self.stuck[number] = send
         self._sweeping = False
 
     # Streams.
@@ -198,7 +190,7 @@ class Http2Writer:
         self.flush_soon()
 
     def widen(self, number: int, amount: int) -> ErrorCode:
-        """Take more room that the client gives on a stream, or on all together if the number is 0. Return what is wrong with it."""
+        """Take more room on a stream, or on all together if the number is 0, and send on. Return what is wrong with the amount, if anything."""
         if not number:
             self._window += amount
             room = self._window
@@ -207,9 +199,14 @@ class Http2Writer:
             room = self._initial + self.windows[number]
         else:
             return ErrorCode.NO_ERROR
-        if not amount:
-            return ErrorCode.PROTOCOL_ERROR
-        return ErrorCode.FLOW_CONTROL_ERROR if room > LARGEST else ErrorCode.NO_ERROR
+        if not amount or room > LARGEST:
+            return ErrorCode.FLOW_CONTROL_ERROR if amount else ErrorCode.PROTOCOL_ERROR
+        if number in self.stuck:
+            if self.stuck[number]():
+                del self.stuck[number]
+        elif not number and self.stuck:
+            self.flush_soon()
+        return ErrorCode.NO_ERROR
 
     # The connection.
 
@@ -239,6 +236,7 @@ class Http2Writer:
         if self._initial + max(self.windows.values(), default=0) > LARGEST:
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
         self._out.append(_frame(SETTINGS, ACK, 0, b""))
+        self.flush_soon()
 
     def ping(self, data: bytes, *, answer: bool = False) -> None:
         """Send a ping, or the answer to one."""

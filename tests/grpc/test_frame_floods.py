@@ -117,12 +117,13 @@ async def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(
 
     client, connections = await greeted(port)
     (it,) = connections.open
+    monkeypatch.setattr(CallStream, "pump", counted)
     client.send(initial(0) + b"".join(http2.headers(n, CHECK) + http2.message(n, b"") for n in range(1, 51)))
     while len(stuck(it)) < 50:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
         await asyncio.sleep(0)
     client.send(http2.ping())
     assert await client.next(PING, ACK)  # By then what was begun of the answers has been sent.
-    monkeypatch.setattr(CallStream, "pump", counted)
+    pumped.clear()
     client.send(window(http2.stream_of(7), 1) * 2 + window(0, 1) * 50 + http2.ping())
     assert await client.next(PING, ACK)
     assert pumped[:2] == [http2.stream_of(7)] * 2

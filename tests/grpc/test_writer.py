@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.grpc import burden
 from headway.grpc.burden import CANCELLED, Burden
-from headway.grpc.writer import DEFAULT_WINDOW, Http2Writer, Stuck
+from headway.grpc.writer import DEFAULT_WINDOW, Http2Writer
 
 FLUSH = 1 << 17
 
@@ -15,8 +15,7 @@ class Waiting:
     def __init__(self, writer: Http2Writer, number: int, size: int) -> None:
         self.writer, self.number, self.left = writer, number, bytes(size)
         writer.windows[number] = 0
-        stuck: Stuck = self
-        writer.stuck[stuck] = None
+        writer.stuck[number] = self.pump
 
     def pump(self) -> bool:
         """Send what there is room for."""

@@ -83,8 +83,8 @@ class Carrier(CountedConnection, Protocol):
     def retire(self) -> None:
         """Tell the client to open another connection for further calls."""
 
-    def reset(self, stream: CallStream, code: ErrorCode) -> None:
-        """Close a stream on which the client shall send no more."""
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream on which the client shall send no more."""
 
 
 class CallStream:
@@ -286,15 +286,10 @@ class CallStream:
         self._writer.headers(self.number, block if self._begun else _TRAILERS_ONLY + block, end=True)
         self._finish()
 
-    def refuse(self, status: str) -> None:
-        """End the stream with a status of HTTP, because it carries no call."""
-        self._writer.headers(self.number, block_of(((":status", status),)), end=True)
-        self._finish()
-
     def reset(self) -> None:
         """End the stream without a status."""
         if not self.closed:
-            self.connection.reset(self, ErrorCode.CANCEL)
+            self.connection.reset(self.number, ErrorCode.CANCEL)
 
     def pump(self) -> bool:
         """Send as much of the message in hand as there is room for. Return True if that is all of it."""
@@ -323,7 +318,7 @@ class CallStream:
             self.connection.streams.pop(self.number, None)
             self.close()
         else:
-            self.connection.reset(self, ErrorCode.NO_ERROR)
+            self.connection.reset(self.number, ErrorCode.NO_ERROR)
 
     # What the connection does.
 

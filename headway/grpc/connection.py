@@ -23,7 +23,7 @@ from headway.gateway.client_quotas import Quotas
 from headway.grpc import burden
 from headway.grpc.burden import CANCELLED, Burden
 from headway.grpc.call_stream import WINDOW, CallStream, Ended
-from headway.grpc.header_blocks import RequestFields
+from headway.grpc.header_blocks import RequestFields, block_of
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.reader import Http2Reader
 from headway.grpc.statuses import StatusCode
@@ -51,6 +51,8 @@ _BEGUN = 0.000_05
 _ENDED = 20
 """Calls that are ended between two looks at how long it takes."""
 _NO_FIELDS = RequestFields(())
+_NO_CALL = block_of(((":status", "415"),))
+"""Answer to a request that isn't a call."""
 
 _PREFACE = b"PRI "
 _HANDSHAKE = b"\x16\x03"
@@ -370,12 +372,13 @@ class CallConnection(asyncio.Protocol):
             self._flush()
             self._transport.write(data)
 
-    def reset(self, stream: CallStream, code: ErrorCode) -> None:
-        """Close a stream on which the client shall send no more."""
-        self.streams.pop(stream.number, None)
-        stream.close()
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream on which the client shall send no more."""
+        stream = self.streams.pop(number, None)
+        if stream is not None:
+            stream.close()
         if self._reader is not None:
-            self._reader.reset(stream.number, code)
+            self._reader.reset(number, code)
 
     def retire(self, last: int = LAST) -> None:
         """Tell the client to open another connection for further calls. `last` is the last stream that is answered here."""
@@ -471,13 +474,15 @@ class CallTable:
 
     def requested(self, number: int, head: RequestFields, ended: bool) -> None:
         """Begin a call."""
-        connection = self._connection
+        connection, fields = self._connection, head.fields
+        port = connection.port
+        if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
+            self._writer.headers(number, _NO_CALL, end=True)
+            if not ended:
+                connection.reset(number, ErrorCode.NO_ERROR)
+            return
         stream = CallStream(connection, self._writer, number, head, self._window, ended)
         self._streams[number] = stream
-        fields, port = head.fields, connection.port
-        if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
-            stream.refuse("415")
-            return
         port.turns.add(_BEGUN)
         try:
             make = port.find(head)
@@ -513,7 +518,7 @@ class CallTable:
     def _fail(self, stream: CallStream, code: ErrorCode) -> None:
         """End a call whose client breaks the protocol on its stream alone."""
         self._writer.burden.frames += CANCELLED
-        self._connection.reset(stream, code)
+        self._connection.reset(stream.number, code)
         stream.cancel()
 
     def was_reset(self, number: int) -> None:

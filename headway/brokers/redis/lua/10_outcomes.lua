@@ -14,9 +14,7 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure,
       end
       list[#list + 1] = told
     end
-    if entry.shared then
-      shared[#shared + 1] = told
-    end
+    if entry.shared then shared[#shared + 1] = told end
   end
   for gateway, list in pairs(of) do
     send(s, gateway, unpack(failure_fields(s, kind, list, left_at, size, failure)))
@@ -52,9 +50,7 @@ function dead.drop(prefix, key)
   redis.call('ZREM', prefix .. 'o', key)
   redis.call('ZREM', prefix .. 'o:' .. tenant, key)
   redis.call('HDEL', prefix .. 'zl', key)
-  if redis.call('HDEL', prefix .. 'z', key) == 0 then
-    return false
-  end
+  if redis.call('HDEL', prefix .. 'z', key) == 0 then return false end
   tallies.add(prefix .. 'oc', tenant, -1)
   tallies.add(prefix .. 'ou', tenant, -bytes)
   return true
@@ -70,9 +66,7 @@ end
 -- zone, has its newest letter alone.
 function dead.keep(prefix, key, letter, token)
   local tenant = tenant_of(key)
-  for _, one in ipairs(siblings.with_letters(prefix)) do
-    dead.drop(one, key)
-  end
+  for _, one in ipairs(siblings.with_letters(prefix)) do dead.drop(one, key) end
   local apart = token and large.bury(prefix, token, key) or 0
   local number = redis.call('INCR', prefix .. 'on')
   local readable, listed = pcall(cut, letter)
@@ -86,9 +80,7 @@ function dead.keep(prefix, key, letter, token)
     redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
   end
   for name, most in pairs({oc = LETTERS, ou = LETTER_BYTES}) do
-    tallies.hold(prefix .. name, most, function(one) return drop_oldest(prefix, one) end)
-  end
-end
+    tallies.hold(prefix .. name, most, function(one) return drop_oldest(prefix, one) end) end end
 
 end
 
@@ -114,14 +106,10 @@ local function expire_suspects(s)
     end
     late[#late + 1] = {entries = overdue, attempts = group.attempts, hung = group.hung}
     for _, member in ipairs(group.members) do
-      if not in_time[member] then
-        gone[#gone + 1] = member
-      end
+      if not in_time[member] then gone[#gone + 1] = member end
     end
   end
-  for _, member in ipairs(gone) do
-    suspects.drop(s, member)
-  end
+  for _, member in ipairs(gone) do suspects.drop(s, member) end
   for _, one in ipairs(late) do
     send_failures(s, 'late', one.entries, one.attempts, nil, nil, nil, one.hung)
   end
@@ -134,32 +122,24 @@ local function expire(s)
     local members, gone = {}, {}
     if q.odd > 0 then
       members = redis.call('ZRANGEBYSCORE', s.prefix .. 'd', '-inf', now)
-      for _, member in ipairs(members) do
-        gone[member] = true
-      end
+      for _, member in ipairs(members) do gone[member] = true end
     end
     for tier = 1, s.tiers do
       if q.depth[tier] > 0 then
         walk(s, tier, gone, function(_, due, member)
-          if due > now then
-            return false
-          end
+          if due > now then return false end
           members[#members + 1] = member
           return true
         end)
       end
     end
     local late = wanted(s, members)
-    for _, entry in ipairs(late) do
-      drop_from_lane(s, entry)
-    end
+    for _, entry in ipairs(late) do drop_from_lane(s, entry) end
     table.sort(late, function(one, other)
       return one.queue_due < other.queue_due or (one.queue_due == other.queue_due and one.number < other.number)
     end)
     send_failures(s, 'late', late, 0)
     look_again(s)
   end
-  if q.suspects_due <= now then
-    expire_suspects(s)
-  end
+  if q.suspects_due <= now then expire_suspects(s) end
 end

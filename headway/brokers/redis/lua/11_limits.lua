@@ -15,9 +15,7 @@ end
 
 local function open_book(s, limits)
   local ids, owed = {LATEST}, {}
-  for i = 1, #limits do
-    ids[i + 1] = limits[i][1]
-  end
+  for i = 1, #limits do ids[i + 1] = limits[i][1] end
   local found = call_each('ZMSCORE', s.limits, ids)
   local latest = -(found[1] or 0)
   if s.now < latest - CLOCK_STEP then
@@ -26,9 +24,7 @@ local function open_book(s, limits)
     renew_book(s)
     found = call_each('ZMSCORE', s.limits, ids)
   end
-  for i = 1, #limits do
-    owed[ids[i + 1]] = math.max((found[i + 1] or 0) - s.now, 0)
-  end
+  for i = 1, #limits do owed[ids[i + 1]] = math.max((found[i + 1] or 0) - s.now, 0) end
   return {limits = limits, known = found[1], owed = owed, charged = {}}
 end
 
@@ -38,9 +34,7 @@ local function over_limit(book, positions)
   for i = 1, #positions do
     local limit = book.limits[positions[i] + 1]
     local wait = book.owed[limit[1]] + limit[2] - limit[3]
-    if wait > longest then
-      worst, longest = i - 1, wait
-    end
+    if wait > longest then worst, longest = i - 1, wait end
   end
   return worst, longest
 end
@@ -61,13 +55,9 @@ local function close_book(s, book)
   end
   if #tats > 2 then
     call_all('ZADD', s.limits, tats)
-    if not book.known then
-      renew_book(s)
-    end
+    if not book.known then renew_book(s) end
   end
-  for i = 1, #book.limits do
-    owed[i] = book.owed[book.limits[i][1]]
-  end
+  for i = 1, #book.limits do owed[i] = book.owed[book.limits[i][1]] end
   return as_doubles(owed)
 end
 

@@ -29,9 +29,7 @@ end
 
 -- Tenants have entries that run for the first time.
 function budgets.earn(s, entries)
-  if s.q.budgets == 0 then
-    return
-  end
+  if s.q.budgets == 0 then return end
   local each = terms(s.q)
   for tenant, count in pairs(count_by_tenant(entries)) do
     redis.call('ZADD', s.prefix .. 'rb', 'XX', 'INCR', -count * BUDGET_RATIO * each, tenant)
@@ -43,9 +41,7 @@ end
 local function spend(s, tenant, count)
   local each, most = terms(s.q)
   local paid_at = math.max(tonumber(redis.call('ZSCORE', s.prefix .. 'rb', tenant) or s.now), s.now) + count * each
-  if paid_at - s.now > most + RATE_ROUNDING then
-    return false
-  end
+  if paid_at - s.now > most + RATE_ROUNDING then return false end
   s.q.budgets, s.touched[SELDOM] = s.q.budgets + redis.call('ZADD', s.prefix .. 'rb', paid_at, tenant), true
   lasting(s, 'rb')
   return true

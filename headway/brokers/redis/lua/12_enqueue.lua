@@ -27,9 +27,7 @@ local function forget_read(s, args, at)
     hear_of(s, gateway)
     if count > 0 then
       local answered, keys, sub = {}, {}, string.sub
-      for i = 1, count do
-        keys[i] = sub(args[at + 3 + i], 9)
-      end
+      for i = 1, count do keys[i] = sub(args[at + 3 + i], 9) end
       local headers = call_each('HMGET', s.prefix .. 'e', keys)
       for i = 1, count do
         if headers[i] == '!' .. sub(args[at + 3 + i], 1, 8) .. gateway then  -- It may have been asked anew.
@@ -48,9 +46,7 @@ local function forget_read(s, args, at)
       end
       names[#names + 1] = string.sub(args[i], TOKEN_BYTES + 1)
     end
-    for i = 1, #tokens do
-      large.read(s, tokens[i], names_of[tokens[i]])
-    end
+    for i = 1, #tokens do large.read(s, tokens[i], names_of[tokens[i]]) end
     if last ~= '' then
       -- Ids are two numbers; the next after a-b is a-(b+1).
       local major, minor = string.match(last, '^(%d+)%-(%d+)$')
@@ -91,9 +87,7 @@ local function admit(s, intake, entry, payload, shares)
   if shares then
     codes.date(s, shares)
     why, flight, share, free = find_flight(s, shares)
-    if why then
-      return why, 0
-    end
+    if why then return why, 0 end
   end
   local record = shares and {shares = shares, led = {}, follows = ''}
   if flight then
@@ -102,25 +96,15 @@ local function admit(s, intake, entry, payload, shares)
     join(s, entry, record, flight, share, free, payload)
     return nil
   end
-  if entry.token and not entry.digest and culprits.may_know(s, entry, payload) then
-    return UNDIGESTED, 0
-  end
+  if entry.token and not entry.digest and culprits.may_know(s, entry, payload) then return UNDIGESTED, 0 end
   local error = s.q.known_until > s.now and culprits.knows(s, entry, payload)
-  if error then
-    return CULPRIT, error
-  end
-  if not entry.observed then
-    observe_arrival(s, entry.tier, entry.weight)
-  end
+  if error then return CULPRIT, error end
+  if not entry.observed then observe_arrival(s, entry.tier, entry.weight) end
   local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
   local check = apart and admissible or refuse
   local wait, why = check(s, intake, entry, entry.queue_timeout, entry.timeout, apart)
-  if wait then
-    return why, wait
-  end
-  if is_large then
-    large.take(s, entry)
-  end
+  if wait then return why, wait end
+  if is_large then large.take(s, entry) end
   if apart then
     redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
     redis.call('HSET', s.prefix .. 'p', entry.key, payload)
@@ -201,9 +185,7 @@ end
 -- Seconds until the next slot is free, as far as can be told; 0 while one is.
 local function free_in(s)
   local q = s.q
-  if q.slots == 0 or q.busy < q.slots then
-    return 0
-  end
+  if q.slots == 0 or q.busy < q.slots then return 0 end
   return math.max(q.last_departure + batch_seconds(q, q.running) / q.slots - s.now, 0)
 end
 
@@ -221,9 +203,7 @@ function offer.latest(s, call, tier, tenant)
       end
     end
     local scores = call_each('ZMSCORE', s.prefix .. 't' .. tier, asked)
-    for i = 1, #asked do
-      found[asked[i]] = tonumber(scores[i] or 0)
-    end
+    for i = 1, #asked do found[asked[i]] = tonumber(scores[i] or 0) end
     call.latest[tier], of_tier = found, found
   end
   return of_tier[tenant]
@@ -237,27 +217,21 @@ function offer.sure_until(s, intake, kind)
   if tier > 1 and s.shed_last >= 0 then
     most = math.min(most, tier == s.tiers and s.shed_last or s.shed_rest)
   end
-  for above = 1, tier do
-    ahead = ahead + q.depth[above]
-  end
+  for above = 1, tier do ahead = ahead + q.depth[above] end
   if q.fresh >= most then
     return 0
   elseif ahead == 0 then
     return q.fresh + 1
   end
   gate(s)
-  if q.batch_seconds <= 0 then
-    return most
-  end
+  if q.batch_seconds <= 0 then return most end
   local bound = allowed_in_step(s, intake, tier, kind.queue_timeout, kind.timeout)
   return ahead < bound and math.min(most, q.fresh + math.ceil(bound - ahead)) or 0
 end
 
 -- So many entries of a kind wait in their tier queue; the last of them has this number.
 function offer.count_in(s, kind, seq, count)
-  if count == 0 then
-    return
-  end
+  if count == 0 then return end
   local q, tier, queue_due = s.q, kind.tier, kind.queue_due
   q.seq, q.newest, q.fresh = seq, s.now, q.fresh + count
   q.depth[tier], q.weight[tier] = q.depth[tier] + count, q.weight[tier] + count * kind.weight
@@ -276,18 +250,14 @@ function offer.observe(s, tier, weight, count)
     end
     count = count - 1
   end
-  for _ = 1, count do
-    observe_arrival(s, tier, weight)
-  end
+  for _ = 1, count do observe_arrival(s, tier, weight) end
 end
 
 -- Let in, from a position of the call on, what is of one kind and has nothing rare about it, as long as that is sure to be let in.
 -- Returns the next position. It does what `admit` does for each, all at once.
 function offer.take_alike(s, call, first)
   local q, intake, kind, names, tenants, args = s.q, call.intake, call.kinds[first], call.names, call.tenants, call.args
-  if kind.bytes > 0 or kind.count > 1 then
-    return first
-  end
+  if kind.bytes > 0 or kind.count > 1 then return first end
   local kinds, known, rare, book, limits_of, entered, sub = call.kinds, call.known, call.rare, call.book, call.limits_of, s.entered, string.sub
   local tier, weight, at, past_kind, nonce_at = kind.tier, kind.weight, call.at, #kind.text, #kind.text + 1
   local into = intake_of(intake, tier)
@@ -312,39 +282,27 @@ function offer.take_alike(s, call, first)
         return i
       end
     end
-    if charged then
-      charge(book, charged)
-    end
+    if charged then charge(book, charged) end
     seq, taken, unseen = seq + 1, taken + 1, unseen + 1
     if seq >= until_seq then
       digits, tail_digits, until_seq = numbers.parts(seq, weight, kind.shape)
     end
     local last = last_digits[seq % 256]
     local member, latest = digits .. last .. tail_digits .. key, latest_of[tenant] or offer.latest(s, call, tier, tenant)
-    if latest < next_round - 1 then
-      latest = next_round - 1
-    end
+    if latest < next_round - 1 then latest = next_round - 1 end
     local round = latest - latest % 1 + 1
     latest_of[tenant] = latest + 1
-    if round == next_round then
-      into.joined = into.joined + 1
-    end
-    if tenant ~= intake.tenant then
-      note_tenant(s, intake, tenant)
-    end
+    if round == next_round then into.joined = into.joined + 1 end
+    if tenant ~= intake.tenant then note_tenant(s, intake, tenant) end
     local header = digits .. last .. tail_digits .. fixed .. sub(args[at + (i - 1) * ENTRY], nonce_at, past_kind + 8) .. tail
     local heads, count = #headers, #line
     headers[heads + 1], headers[heads + 2], payloads[heads + 1], payloads[heads + 2] = key, header, key, payload
     lane[2 * count + 1], lane[2 * count + 2], line[count + 1] = round, member, stamp .. member
-    if odd then
-      odd[#odd + 1], odd[#odd + 2] = kind.queue_due, member
-    end
+    if odd then odd[#odd + 1], odd[#odd + 2] = kind.queue_due, member end
     entered[key] = i
     i = i + 1
   end
-  if unseen > 0 then
-    offer.observe(s, tier, weight, unseen)
-  end
+  if unseen > 0 then offer.observe(s, tier, weight, unseen) end
   offer.count_in(s, kind, seq, taken)
   return i
 end
@@ -363,9 +321,7 @@ function offer.judge(s, call, i, scarce)
   elseif seen[key] then
     header = redis.call('HGET', s.prefix .. 'e', key)
   end
-  if before == nil and header then
-    before = is_known(header, entry.gateway, entry.nonce)
-  end
+  if before == nil and header then before = is_known(header, entry.gateway, entry.nonce) end
   local why, wait = nil, 0
   if before == false then
     why = CONFLICT
@@ -389,9 +345,7 @@ function offer.judge(s, call, i, scarce)
       shares = by_id and {by_id, unpack(shares or NOTHING)} or shares
       entry.shared = shares ~= nil
       why, wait = admit(s, call.intake, entry, call.args[call.at + i * ENTRY - 1], shares)
-      if (not why or why == CULPRIT) and charged then
-        charge(call.book, charged)
-      end
+      if (not why or why == CULPRIT) and charged then charge(call.book, charged) end
     end
   end
   if why then
@@ -407,25 +361,19 @@ end
 
 -- What counts and is shared: see above.
 function offer.extras(s, call, text)
-  if text == '' then
-    return
-  end
+  if text == '' then return end
   local limits, of_limits, charged, shares_of, digests, payers = unpack(cmsgpack.unpack(text))
   if #limits > 0 then
     call.book, call.charged = open_book(s, limits), of_limits[1]
     if #of_limits > 1 then
       call.limits_of = {}
-      for i = 1, #charged do
-        call.limits_of[i] = of_limits[charged[i] + 1]
-      end
+      for i = 1, #charged do call.limits_of[i] = of_limits[charged[i] + 1] end
     end
   end
   if next(shares_of) or next(digests) or next(payers) then
     call.shares_of, call.digests, call.payers, call.rare = shares_of, digests, payers, {}
     for _, those in ipairs({shares_of, digests, payers}) do
-      for i in pairs(those) do
-        call.rare[i] = true
-      end
+      for i in pairs(those) do call.rare[i] = true end
     end
   end
 end
@@ -447,9 +395,7 @@ local function enqueue(keys, args, scarce)
   end
   submissions.answer(s)
   if #intake.headers > 0 or s.joined then
-    for _, kind in pairs(call.of_kinds) do
-      hear_of(s, kind.gateway)
-    end
+    for _, kind in pairs(call.of_kinds) do hear_of(s, kind.gateway) end
     write_down(s, intake)
   end
   local owed = call.book and close_book(s, call.book) or ''
@@ -470,9 +416,7 @@ function offer.bulk(s, call, i)
   local key, header, payload, intake = call.names[i], call.known[i], call.args[call.at + i * ENTRY - 1], call.intake
   local entry, why = offer.entry(call, i), nil
   local before = nil
-  if header then
-    before = is_known(header, entry.gateway, entry.nonce)
-  end
+  if header then before = is_known(header, entry.gateway, entry.nonce) end
   if before == false or s.entered[key] then
     why = CONFLICT
   elseif before == nil then
@@ -484,9 +428,7 @@ function offer.bulk(s, call, i)
     elseif is_large and not large.is_there(s, entry) then
       why = LOST
     else
-      if is_large then
-        large.take(s, entry)
-      end
+      if is_large then large.take(s, entry) end
       local headers, payloads = intake.headers, intake.payloads
       headers[#headers + 1], headers[#headers + 2] = key, new_header(s, entry)
       payloads[#payloads + 1], payloads[#payloads + 2] = key, payload
@@ -494,12 +436,8 @@ function offer.bulk(s, call, i)
       bulk.push(s, entry, entry.token and large.length(s, entry, payload) or #payload)
     end
   end
-  if why then
-    turn_away(call.refused, i, MIN_WAIT, why)
-  end
-  if why or (before and is_answered(header)) then
-    large.drop(s, entry)
-  end
+  if why then turn_away(call.refused, i, MIN_WAIT, why) end
+  if why or (before and is_answered(header)) then large.drop(s, entry) end
 end
 
 -- enqueue_bulk: let bulk entries wait, or turn away those that are too many. Arguments and results as of enqueue.
@@ -508,13 +446,9 @@ redis.register_function(VERSION .. '_enqueue_bulk', function(keys, args)
   s.entered, s.later = {}, {}
   local at = forget_read(s, args, HEAD + 1)
   local call = offer.heads(s, args, at + 1)
-  for i = 1, #call.names do
-    offer.bulk(s, call, i)
-  end
+  for i = 1, #call.names do offer.bulk(s, call, i) end
   if #call.intake.headers > 0 then
-    for _, kind in pairs(call.of_kinds) do
-      hear_of(s, kind.gateway)
-    end
+    for _, kind in pairs(call.of_kinds) do hear_of(s, kind.gateway) end
     write_down(s, call.intake)
   end
   ring(s)
@@ -568,9 +502,7 @@ redis.register_function{function_name = VERSION .. '_withdraw', flags = {'allow-
       any = true
     end
   end
-  if any then
-    look_again(s)
-  end
+  if any then look_again(s) end
   save(s)
   return instants(s)
 end}

@@ -13,22 +13,16 @@ local function granted(s, slot, fence, lease, entries)
     local entry = entries[i]
     local due = entry.due
     names[i], arrivals[i] = entry.key, entry.arrived
-    if due < first_due then
-      first_due = due
-    end
+    if due < first_due then first_due = due end
   end
   local payloads = call_each('HMGET', s.prefix .. 'p', names)
   return {'lease', as_doubles({s.now, fence, lease.left_at, lease.ends, first_due - s.now, lease.attempts}), lease.reason, as_doubles(arrivals), payloads}
 end
 
 local function size_of_batch(s, entries)
-  if not s.weighed then
-    return #entries
-  end
+  if not s.weighed then return #entries end
   local weight = 0
-  for _, entry in ipairs(entries) do
-    weight = weight + counted_weight(s, entry.weight)
-  end
+  for _, entry in ipairs(entries) do weight = weight + counted_weight(s, entry.weight) end
   return size_of(s, #entries, weight)
 end
 
@@ -41,9 +35,7 @@ local function depart(s, slot, token, entries, reason, group, of_bulk)
   q.gate_at = -INF
   -- By the clock, lest leases of a state that was lost, or that a replica never heard of, pass for new ones.
   q.fence = math.max(q.fence + 1, math.floor(now * 1e6))
-  for i = 1, #entries do
-    members[i] = entries[i].member
-  end
+  for i = 1, #entries do members[i] = entries[i].member end
   local lease = {
     slot = slot, members = members, size = size_of_batch(s, entries), reason = reason, left_at = now, ends = now + s.lease_seconds,
     failures = group and group.failures or 0, attempts = (group and group.attempts or 0) + 1,
@@ -65,9 +57,7 @@ end
 
 function take_lease(s, fence)
   local packed = redis.call('HGET', s.prefix .. 'x', fence)
-  if not packed then
-    return nil
-  end
+  if not packed then return nil end
   local lease = cmsgpack.unpack(packed)
   redis.call('HDEL', s.prefix .. 'x', fence)
   redis.call('ZREM', s.prefix .. 'y', fence)
@@ -78,9 +68,7 @@ function take_lease(s, fence)
   end
   note_busy(s)
   s.q.busy = s.q.busy - 1
-  if lease.bulk then
-    bulk.back(s, lease)
-  end
+  if lease.bulk then bulk.back(s, lease) end
   if lease.size >= s.q.running then
     s.q.running = s.q.busy > 0 and tonumber(redis.call('ZRANGE', s.prefix .. 'ys', -1, -1, 'WITHSCORES')[2] or 0) or 0
   end
@@ -91,14 +79,10 @@ end
 -- sides count places in what is handed out now.
 local function granted_before(s, slot, token)
   local last = redis.call('HGET', s.prefix .. 'n', slot)
-  if not last or string.sub(last, 9) ~= token then
-    return nil
-  end
+  if not last or string.sub(last, 9) ~= token then return nil end
   local fence = struct.unpack('<d', last)
   local packed = redis.call('HGET', s.prefix .. 'x', exact(fence))
-  if not packed then
-    return nil
-  end
+  if not packed then return nil end
   local lease = cmsgpack.unpack(packed)
   local entries, members = wanted(s, lease.members), {}
   if #entries == 0 then
@@ -106,9 +90,7 @@ local function granted_before(s, slot, token)
     suspects.unknown(s, suspects.let_go(s, lease.rest), {ready_at = lease.left_at, failures = lease.failures, attempts = lease.attempts - 1})
     return nil
   end
-  for i, entry in ipairs(entries) do
-    members[i] = entry.member
-  end
+  for i, entry in ipairs(entries) do members[i] = entry.member end
   if #members < #lease.members then
     lease.members = members
     redis.call('HSET', s.prefix .. 'x', exact(fence), cmsgpack.pack(lease))
@@ -144,9 +126,7 @@ local function pack_batch(s, limit)
     promised, owed = math.max(promised, room.promised), 0
     blocked = blocked or (again and again ~= top)
     if #popped == 0 and not again then
-      if not next(closed) then
-        recount(s)
-      end
+      if not next(closed) then recount(s) end
       break
     end
     for _, entry in ipairs(wanted(s, popped)) do
@@ -154,14 +134,10 @@ local function pack_batch(s, limit)
         late[#late + 1] = entry
       else
         entries[#entries + 1] = entry
-        if s.weighed then
-          left = left - counted_weight(s, entry.weight)
-        end
+        if s.weighed then left = left - counted_weight(s, entry.weight) end
       end
     end
-    if #entries == 0 then
-      closed, s.pages, s.most = {}, pages, INF
-    end
+    if #entries == 0 then closed, s.pages, s.most = {}, pages, INF end
   end
   local below = waiting_weight(s) - q.weight[top]
   if blocked and s.max_weight > 0 then  -- All might have fitted, but for its shape.
@@ -197,9 +173,7 @@ end
 
 -- What followed an entry that is late is offered anew, so the batch has left before.
 local function send_late(s, late)
-  if #late > 0 then
-    send_failures(s, 'late', late, 0)
-  end
+  if #late > 0 then send_failures(s, 'late', late, 0) end
 end
 
 local function claim(keys, args)
@@ -221,12 +195,8 @@ local function claim(keys, args)
   off_watch(s, slot)
   expire(s)
   local first, turn, again = nil, nil, INF
-  if q.groups > 0 then
-    first, turn, again = suspects.choose(s, worker)
-  end
-  if first then
-    return depart_apart(s, slot, token, first, limit, 0)
-  end
+  if q.groups > 0 then first, turn, again = suspects.choose(s, worker) end
+  if first then return depart_apart(s, slot, token, first, limit, 0) end
   local reason, instant = nil, INF
   q.limit = limit
   local rule = args[HEAD + 5]
@@ -261,9 +231,7 @@ local function claim(keys, args)
     return {'wait', struct.pack('<d', by_itself), told}
   end
   local seats = limit
-  if q.bulk_used > 0 then
-    bulk.charge(s, slot, limit)
-  end
+  if q.bulk_used > 0 then bulk.charge(s, slot, limit) end
   limit = math.floor(math.min(limit, instant))  -- Of a batch that leaves, the most that it holds.
   s.most_weight = limit * s.unit
   local tenants = turn and tenants_in_lanes(s)
@@ -277,9 +245,7 @@ local function claim(keys, args)
   local oldest = INF
   for i = 1, #entries do
     local arrived = entries[i].arrived
-    if arrived < oldest then
-      oldest = arrived
-    end
+    if arrived < oldest then oldest = arrived end
   end
   q.wait = q.wait + (now - oldest - q.wait) * WAIT_WEIGHT
   q.last_departure = now
@@ -312,14 +278,10 @@ redis.register_function{function_name = VERSION .. '_lose', flags = {'allow-oom'
     lost[position + 1] = true
   end
   for position, member in ipairs(lease.members) do
-    if not lost[position] then
-      members[#members + 1] = member
-    end
+    if not lost[position] then members[#members + 1] = member end
   end
   for _, entry in ipairs(wanted(s, lease.members)) do
-    if lost[entry.position] then
-      entries[#entries + 1] = entry
-    end
+    if lost[entry.position] then entries[#entries + 1] = entry end
   end
   send_failures(s, 'lost', entries, lease.attempts, lease.left_at)
   if #members > 0 then

@@ -53,9 +53,7 @@ local function give(s, lease, entries, args, first)
   end
   for i = at + 6 * count, #args, 2 do
     local entry = there[tonumber(args[i])]
-    if entry and entry.tier <= s.tiers then
-      bury(s, entry, lease.attempts, args[i + 1])
-    end
+    if entry and entry.tier <= s.tiers then bury(s, entry, lease.attempts, args[i + 1]) end
   end
   for _, entry in ipairs(entries) do
     if entry.shared then
@@ -74,17 +72,13 @@ end
 -- answered; or nothing.
 step('deliver', function(s, args)
   local packed = redis.call('HGET', s.prefix .. 'x', args[HEAD + 1])
-  if not packed then
-    return {}, true
-  end
+  if not packed then return {}, true end
   local lease, there, entries = cmsgpack.unpack(packed), {}, {}
   for _, position in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
     there[position + 1] = true
   end
   for _, entry in ipairs(wanted(s, lease.members)) do
-    if there[entry.position] then
-      entries[#entries + 1] = entry
-    end
+    if there[entry.position] then entries[#entries + 1] = entry end
   end
   give(s, lease, entries, args, HEAD + 3)
   return {#entries}
@@ -94,19 +88,13 @@ end)
 -- there were; or nothing, and has done nothing.
 local function give_alike(s, lease, args, first)
   local after, members, sub = first + 1 + 2 * tonumber(args[first]), lease.members, string.sub
-  if #args ~= after + 4 or args[after + 3] ~= '' then
-    return nil
-  end
+  if #args ~= after + 4 or args[after + 3] ~= '' then return nil end
   local keys, marks, present = {}, {}, {}
-  for i = 1, #members do
-    keys[i] = sub(members[i], DIGITS + 1)
-  end
+  for i = 1, #members do keys[i] = sub(members[i], DIGITS + 1) end
   local headers = call_each('HMGET', s.prefix .. 'e', keys)
   for i = 1, #members do
     local mark, gateway = submissions.mark_of_plain(headers[i], members[i])
-    if not mark then
-      return nil
-    end
+    if not mark then return nil end
     present[gateway], marks[2 * i - 1], marks[2 * i] = true, keys[i], mark
   end
   send_replies(s, lease, args, first, present, '')
@@ -130,18 +118,14 @@ local function finish(s, lease, learns)
   if #rest > 0 then
     suspects.halve(s, rest, {ready_at = now, failures = lease.failures, attempts = lease.attempts - 1})
   end
-  if lease.caller ~= '' then
-    culprits.ran(s, lease.caller, #lease.members, true)
-  end
+  if lease.caller ~= '' then culprits.ran(s, lease.caller, #lease.members, true) end
 end
 
 -- complete: a batch came back. Arguments after the head: fence, and the outcomes of its entries.
 -- Returns answered, departed, load; or nothing.
 step('complete', function(s, args)
   local lease = take_lease(s, args[HEAD + 1])
-  if not lease then
-    return {}, true
-  end
+  if not lease then return {}, true end
   finish(s, lease, true)
   local answered = give_alike(s, lease, args, HEAD + 2)
   if not answered then
@@ -155,9 +139,7 @@ end)
 -- Let what waits of callers, next in line, wait in their quarantines from now on: as `ModelQueue._move_apart`.
 local function move_apart(s, anew)
   local tenants = {}
-  for caller in pairs(anew) do
-    tenants[string.match(caller, '^%Z*')] = true
-  end
+  for caller in pairs(anew) do tenants[string.match(caller, '^%Z*')] = true end
   for tier = 1, s.tiers do
     local members = {}
     for _, member in ipairs(s.q.depth[tier] > 0 and redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, NEAR_BATCHES * s.max_batch - 1) or {}) do
@@ -178,22 +160,16 @@ end
 -- `ModelQueue.leave_out`. Arguments after the head: fence, and the packed position and size of each. Returns how many there are, load; or nothing.
 step('leave_out', function(s, args)
   local lease, sizes, again = take_lease(s, args[HEAD + 1]), {}, 0
-  if not lease then
-    return {}, true
-  end
+  if not lease then return {}, true end
   finish(s, lease, false)
-  for _, left in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
-    sizes[left[1] + 1] = left[2]
-  end
+  for _, left in ipairs(cmsgpack.unpack(args[HEAD + 2])) do sizes[left[1] + 1] = left[2] end
   local entries = wanted(s, lease.members)
   local callers = culprits.callers_of(s, entries)
   local anew = {}
   for i, entry in ipairs(entries) do
     anew[callers[i]] = sizes[entry.position] and not culprits.ride_apart(s, callers[i]) or anew[callers[i]]
   end
-  if next(anew) then
-    move_apart(s, anew)
-  end
+  if next(anew) then move_apart(s, anew) end
   for i, entry in ipairs(entries) do
     if sizes[entry.position] then
       again = again + 1
@@ -255,21 +231,15 @@ function fail(s, lease, failure, dice)
   local cause = failed[1]
   local entries, late, spent = {}, {}, {}
   local riders, others = nil, wanted(s, lease.members)
-  if lease.bulk then
-    riders, others = bulk.parted(s, others)
-  end
+  if lease.bulk then riders, others = bulk.parted(s, others) end
   for _, entry in ipairs(others) do
     local into = entry.due > now and entries or late
     into[#into + 1] = entry
   end
-  if riders then
-    return fail_beside(s, lease, failure, late, entries, riders)
-  end
+  if riders then return fail_beside(s, lease, failure, late, entries, riders) end
   local places, beside = failed[7] or {}, 0
   local alone = lease.alone + ((#lease.members == 1 or #places == 1) and 1 or 0)
-  if #places > 0 then
-    entries, beside = suspects.at(s, lease, entries, places)
-  end
+  if #places > 0 then entries, beside = suspects.at(s, lease, entries, places) end
   if lease.caller ~= '' and SEARCHED[cause] then
     culprits.ran(s, lease.caller, #lease.members, false)
   end
@@ -285,9 +255,7 @@ function fail(s, lease, failure, dice)
   local hung = cause == 'timeout' or nil
   run_again(s, entries, cause,
     {ready_at = now, failures = lease.failures + 1, attempts = lease.attempts, alone = alone, hung = hung}, lease, dice)
-  for _, entry in ipairs(dead) do
-    bury(s, entry, lease.attempts, failure)
-  end
+  for _, entry in ipairs(dead) do bury(s, entry, lease.attempts, failure) end
   send_failures(s, 'dead', dead, lease.attempts, lease.left_at, #lease.members, failure)
   send_failures(s, 'spent', spent, lease.attempts, lease.left_at, #lease.members, failure)
   send_failures(s, 'late', late, lease.attempts, nil, nil, nil, hung)
@@ -298,9 +266,7 @@ end
 -- in [0, 1); no failure means that the work never started, and nothing is charged. Returns how many run again.
 step('release', function(s, args)
   local lease = take_lease(s, args[HEAD + 1])
-  if not lease then
-    return {}, true
-  end
+  if not lease then return {}, true end
   local again = 0
   if args[HEAD + 2] then
     again = fail(s, lease, args[HEAD + 2], tonumber(args[HEAD + 3]))

@@ -24,9 +24,7 @@ end
 -- Count the healthy slots; true when there are more or fewer than before.
 local function recount(s)
   local changed = count_slots(s)
-  if redis.call('ZCARD', s.prefix .. 'h') > s.q.slots then
-    leave_silent(s)
-  end
+  if redis.call('ZCARD', s.prefix .. 'h') > s.q.slots then leave_silent(s) end
   return changed
 end
 
@@ -40,9 +38,7 @@ step('beat', function(s, args)
     begin_factor(s, worker, tonumber(args[HEAD + 3]))
     lasting(s, 'h', 'hf')
     codes.serve(s, worker, args[HEAD + 6])
-    if args[HEAD + 4] == '1' then
-      codes.renew(s)
-    end
+    if args[HEAD + 4] == '1' then codes.renew(s) end
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
     if args[HEAD + 2] == '2' then
@@ -58,9 +54,7 @@ step('beat', function(s, args)
     end
     s.q.gate_at = -INF
   end
-  if recount(s) then
-    ring(s)
-  end
+  if recount(s) then ring(s) end
 end)
 
 -- forget: drop a slot that is at home elsewhere from now on.
@@ -68,9 +62,7 @@ step('forget', function(s, args)
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
   codes.leave(s, args[HEAD + 1])
   forget_factor(s, args[HEAD + 1])
-  if recount(s) then
-    ring(s)
-  end
+  if recount(s) then ring(s) end
 end)
 
 -- look: the instant and the birth, packed, the load, then for each tier its depth and since when the oldest waits; of bulk
@@ -80,9 +72,7 @@ step('look', function(s)
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
     depths[tier], oldest[tier] = s.q.depth[tier], s.now
-    if depths[tier] > 0 then
-      oldest[tier] = head_of(s, tier)
-    end
+    if depths[tier] > 0 then oldest[tier] = head_of(s, tier) end
   end
   for _, group in ipairs(suspects.groups(s)) do
     for _, entry in ipairs(wanted(s, group.members)) do
@@ -134,16 +124,10 @@ end, {'no-writes', 'allow-oom'})
 -- Where an entry stands, a Standing of codes.py. One that follows stands where its original does.
 local function standing(s, key)
   local entry = live(s, key)
-  if entry and entry.shared then
-    entry = live(s, root_of(s, key))
-  end
-  if not entry then
-    return AT_END
-  end
+  if entry and entry.shared then entry = live(s, root_of(s, key)) end
+  if not entry then return AT_END end
   local member = member_found(entry)
-  if entry.tier > s.tiers then
-    return bulk.has(s, member) and WAITING or RUNNING
-  end
+  if entry.tier > s.tiers then return bulk.has(s, member) and WAITING or RUNNING end
   return (is_waiting(s, entry.tier, member) or suspects.group_of(s, member)) and WAITING or RUNNING
 end
 
@@ -158,9 +142,7 @@ end)
 redis.register_function{function_name = VERSION .. '_owners', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local answer = redis.call('HSCAN', keys[1] .. 'e', args[1], 'MATCH', '*\0' .. args[2], 'COUNT', 1000)
   local owners = {}
-  for i = 1, #answer[2], 2 do
-    owners[#owners + 1] = answer[2][i]
-  end
+  for i = 1, #answer[2], 2 do owners[#owners + 1] = answer[2][i] end
   return {answer[1], owners}
 end}
 
@@ -169,9 +151,7 @@ step('recall', function(s, args)
   local flight = TASK .. '\0' .. args[HEAD + 1]
   local original = original_of(s, flight)
   local found = not original and kept_under(s, flight)
-  if not found then
-    return {original and standing(s, original) or AT_END}, true
-  end
+  if not found then return {original and standing(s, original) or AT_END}, true end
   local fields = found.outcome.fields
   fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found.kind, found.kept, 0}})
   return {AT_END, 'v', tostring(SCHEMA), unpack(fields)}, true
@@ -194,9 +174,7 @@ local function sweep(s)
         if is_answered(header) then
           local _, whose_answer = submissions.read_mark(header)
           local answered = gone[whose_answer]
-          if answered then
-            answered[#answered + 1] = part[2][i]
-          end
+          if answered then answered[#answered + 1] = part[2][i] end
         else
           gone[read_header(header).gateway] = nil
         end
@@ -234,9 +212,7 @@ local function next_reap(s, rests)
   local due = math.min(now + ((not rests or stirs(s)) and REAP_EVERY or REST_SECONDS), q.due, q.suspects_due)
   for key, after in pairs({y = 0, vd = 0, h = DEGRADED_AFTER}) do
     local first = redis.call('ZRANGE', p .. key, 0, 0, 'WITHSCORES')[2]
-    if first then
-      due = math.min(due, tonumber(first) + after)
-    end
+    if first then due = math.min(due, tonumber(first) + after) end
   end
   return math.max(due, now + TIMER_GRAIN)
 end
@@ -278,9 +254,7 @@ step('reap', function(s, args)
     budgets.tidy(s)
     renew(s)
   end
-  if q.coming_until > -INF and q.coming_until <= now then
-    q.coming_until = -INF
-  end
+  if q.coming_until > -INF and q.coming_until <= now then q.coming_until = -INF end
   if q.armed + WATCH_GRACE <= now then
     no_longer_idle(s, redis.call('GET', p .. 'f'))
     q.armed = INF

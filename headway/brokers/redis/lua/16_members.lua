@@ -23,9 +23,7 @@ end)
 together.register('attend', function(keys, args)
   together.parts.note(keys, {args[1], 'k', args[2], args[3]})
   local drained = redis.call('HKEYS', keys[1] .. 'drain')
-  if #drained > 0 then
-    redis.call('EXPIRE', keys[1] .. 'drain', LIFE_SECONDS)
-  end
+  if #drained > 0 then redis.call('EXPIRE', keys[1] .. 'drain', LIFE_SECONDS) end
   return drained
 end)
 
@@ -37,9 +35,7 @@ local function note_end(key, name, value)
     local all, first, oldest = redis.call('HGETALL', key), INF, nil
     for i = 1, #all, 2 do
       local stamp = struct.unpack('<d', all[i + 1])
-      if stamp < first then
-        first, oldest = stamp, all[i]
-      end
+      if stamp < first then first, oldest = stamp, all[i] end
     end
     redis.call('HDEL', key, oldest)
   end
@@ -55,9 +51,7 @@ local function recent(key, now, age, silent)
       found[#found + 1] = all[i + 1]
     else
       redis.call('HDEL', key, all[i])
-      if silent and stamp <= now then
-        note_end(silent, all[i], all[i + 1])
-      end
+      if silent and stamp <= now then note_end(silent, all[i], all[i + 1]) end
     end
   end
   return found
@@ -78,9 +72,7 @@ end)
 redis.register_function{function_name = VERSION .. '_leave', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HDEL', keys[1] .. 'k', args[2])
   local leader = redis.call('GET', keys[1] .. 'j')
-  if leader and string.sub(leader, 9) == args[2] then
-    redis.call('DEL', keys[1] .. 'j')
-  end
+  if leader and string.sub(leader, 9) == args[2] then redis.call('DEL', keys[1] .. 'j') end
   return 1
 end}
 
@@ -109,9 +101,7 @@ end
 local function held_for(key, now, name, seconds)
   local holder = redis.call('GET', key)
   local left = holder and string.sub(holder, 9) ~= name and struct.unpack('<d', holder) - now or 0
-  if 0 < left and left <= seconds + CLOCK_STEP then
-    return left
-  end
+  if 0 < left and left <= seconds + CLOCK_STEP then return left end
   redis.call('SET', key, struct.pack('<d', now + seconds) .. name, 'EX', LIFE_SECONDS)
   return 0
 end
@@ -131,13 +121,9 @@ end}
 -- stand, and their names; then of each new one its name and the order.
 redis.register_function{function_name = VERSION .. '_drain', flags = {'allow-oom'}, callback = function(keys, args)
   local key, stamp, seen = keys[1] .. 'drain', struct.pack('<d', clock(args[1])), tonumber(args[2])
-  if seen >= 0 and redis.call('HLEN', key) ~= seen then
-    return 0
-  end
+  if seen >= 0 and redis.call('HLEN', key) ~= seen then return 0 end
   for i = 3, 2 + seen do
-    if redis.call('HEXISTS', key, args[i]) == 0 then
-      return 0
-    end
+    if redis.call('HEXISTS', key, args[i]) == 0 then return 0 end
   end
   for i = 3 + math.max(seen, 0), #args, 2 do
     redis.call('HSET', key, args[i], stamp .. args[i + 1])
@@ -160,9 +146,7 @@ end)
 redis.register_function{function_name = VERSION .. '_keep_rollout', flags = {'allow-oom'}, callback = function(keys, args)
   local key = keys[1] .. 'rollout'
   local there = redis.call('HGET', key, args[2])
-  if there and struct.unpack('<d', there) ~= tonumber(args[3]) - 1 then
-    return 0
-  end
+  if there and struct.unpack('<d', there) ~= tonumber(args[3]) - 1 then return 0 end
   redis.call('HSET', key, args[2], args[4])
   redis.call('EXPIRE', key, LETTER_SECONDS)
   return 1

@@ -11,9 +11,7 @@ end}
 together.register('letters', function(keys, args)
   local count, wanted_count = redis.call('ZCARD', keys[1] .. 'o'), tonumber(args[1])
   local total = tonumber(redis.call('GET', keys[1] .. 'on') or 0)
-  if wanted_count == 0 or count == 0 then
-    return {count, {}, total}
-  end
+  if wanted_count == 0 or count == 0 then return {count, {}, total} end
   local newest = redis.call('ZRANGE', keys[1] .. 'o', 0, wanted_count - 1, 'REV')
   return {count, call_each('HMGET', keys[1] .. 'zl', newest), total}
 end, {'no-writes', 'allow-oom'})
@@ -22,13 +20,9 @@ end, {'no-writes', 'allow-oom'})
 -- thousands at most: only people ask without a tenant.
 local function keys_of(prefix, id, tenant)
   local ending, found = '\0' .. id, {}
-  if tenant then
-    return {tenant .. ending}
-  end
+  if tenant then return {tenant .. ending} end
   for _, key in ipairs(redis.call('HKEYS', prefix .. 'z')) do
-    if string.sub(key, -#ending) == ending then
-      found[#found + 1] = key
-    end
+    if string.sub(key, -#ending) == ending then found[#found + 1] = key end
   end
   return found
 end
@@ -45,9 +39,7 @@ end}
 redis.register_function{function_name = VERSION .. '_unbury', flags = {'allow-oom'}, callback = function(keys, args)
   local count = 0
   for _, key in ipairs(keys_of(keys[1], args[1], args[2])) do
-    if dead.drop(keys[1], key) then
-      count = count + 1
-    end
+    if dead.drop(keys[1], key) then count = count + 1 end
   end
   return count
 end}

@@ -14,18 +14,14 @@ do
 local LAST = 2 ^ 52
 local MOST = 200  -- Outcomes whose time is over that are taken off in one step.
 
-local function account(s)
-  return string.sub(s.limits, 1, -2)
-end
+local function account(s) return string.sub(s.limits, 1, -2) end
 
 local function name_of(key, outcome)
   return string.format('%d', outcome.weight or FAILURE_BYTES) .. (outcome.token and '.' .. outcome.token or '') .. ' ' .. key
 end
 
 local function take_off(base, name)
-  if redis.call('ZREM', base .. 'kd', name) == 0 then
-    return
-  end
+  if redis.call('ZREM', base .. 'kd', name) == 0 then return end
   local weight, tenant = string.match(name, '^(%d+)%S* .*:k:%a+%z(.*)%z')
   redis.call('ZREM', base .. 'ko:' .. tenant, name)
   local _, all = tallies.add(base .. 'kb', tenant, -weight)
@@ -38,28 +34,20 @@ local function drop(base, name)
   local token, key = string.match(name, '^%d+%.?(%S*) (.*)$')
   redis.call('DEL', key)
   take_off(base, name)
-  if token ~= '' then
-    large.forget(string.match(key, '^(.-:)k:%a+%z'), token, key)
-  end
+  if token ~= '' then large.forget(string.match(key, '^(.-:)k:%a+%z'), token, key) end
 end
 
 local function drop_oldest(base, tenant)
   local oldest = redis.call('ZRANGE', base .. 'ko:' .. tenant, 0, 0)[1]
-  if oldest then
-    drop(base, oldest)
-  end
+  if oldest then drop(base, oldest) end
   return oldest
 end
 
 function forget_outcome(s, flight)
-  if s.kept_read then
-    s.kept_read[flight] = nil
-  end
+  if s.kept_read then s.kept_read[flight] = nil end
   local key = s.prefix .. 'k:' .. flight
   local packed = redis.call('GET', key)
-  if packed then
-    drop(account(s), name_of(key, cmsgpack.unpack(packed).outcome))
-  end
+  if packed then drop(account(s), name_of(key, cmsgpack.unpack(packed).outcome)) end
 end
 
 function forget_ended(s)
@@ -79,9 +67,7 @@ end
 -- Keep an outcome, as `kept_under` has it, and its output if that is apart. `spare`: it goes before those of its tenant that are
 -- not.
 function keep_outcome(s, flight, spare, found)
-  if s.kept_read then
-    s.kept_read[flight] = nil
-  end
+  if s.kept_read then s.kept_read[flight] = nil end
   forget_ended(s)
   local base, key, tenant = account(s), s.prefix .. 'k:' .. flight, string.match(flight, '^%a+%z(.*)%z')
   local seconds, outcome = found.seconds, found.outcome
@@ -94,23 +80,17 @@ function keep_outcome(s, flight, spare, found)
       large.forget(s.prefix, before.token, key)
     end
   end
-  if token then
-    large.keep(s, token, key, seconds)
-  end
+  if token then large.keep(s, token, key, seconds) end
   local name, number = name_of(key, outcome), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
   redis.call('ZADD', base .. 'kd', s.now + seconds, name)
   redis.call('ZADD', base .. 'ko:' .. tenant, number, name)
   redis.call('EXPIRE', base .. 'ko:' .. tenant, ACCOUNT_SECONDS)
   local own, all = tallies.add(base .. 'kb', tenant, weight)
-  if own == weight then
-    renew_account(s)
-  end
+  if own == weight then renew_account(s) end
   local total, most = string.match(s.kept, '^(%d+),(%d+)')
   total, most = tonumber(total), tonumber(most)
   if own > most or all > total then
-    local function lose(one)
-      return drop_oldest(base, one)
-    end
+    local function lose(one) return drop_oldest(base, one) end
     tallies.hold(base .. 'kb', most, lose, tenant)
     tallies.hold(base .. 'kb', total, lose)
   end

@@ -8,9 +8,7 @@ redis.register_function{function_name = VERSION .. '_claim_id', flags = {'allow-
   if held then
     local made, owner = struct.unpack('<d', held), string.sub(held, 9)
     local young = now - made < CLAIM_SECONDS
-    if owner ~= model and (young or owner ~= args[4]) then
-      return {2, owner, young and 1 or 0}
-    end
+    if owner ~= model and (young or owner ~= args[4]) then return {2, owner, young and 1 or 0} end
   end
   local made = struct.pack('<d', now)
   redis.call('SET', keys[1], made .. model, 'EX', math.max(tonumber(args[3]), redis.call('TTL', keys[1])))

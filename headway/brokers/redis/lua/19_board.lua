@@ -37,23 +37,15 @@ end
 -- knows of, number of arguments of counts; then counts and figures, each after its name.
 together.register('post', function(keys, args)
   local prefix, now = keys[1], clock(args[1])
-  if args[3] ~= '' then
-    keep(prefix, now, args[3])
-  end
+  if args[3] ~= '' then keep(prefix, now, args[3]) end
   if args[6] then
     local row, figures = prefix .. 'row:' .. string.format('%.0f', math.floor(now / HISTORY_STEP)), 6 + tonumber(args[5])
-    for i = 6, figures - 1, 2 do
-      redis.call('HINCRBY', row, args[i], args[i + 1])
-    end
-    if args[figures] then
-      redis.call('HSET', row, unpack(args, figures))
-    end
+    for i = 6, figures - 1, 2 do redis.call('HINCRBY', row, args[i], args[i + 1]) end
+    if args[figures] then redis.call('HSET', row, unpack(args, figures)) end
     redis.call('EXPIRE', row, HISTORY_SECONDS)
   end
   local records = held_for(prefix .. 'recorder', now, args[2], RECORD_SECONDS) == 0
-  if records then
-    redis.call('EXPIRE', prefix .. 'born', LIFE_SECONDS)
-  end
+  if records then redis.call('EXPIRE', prefix .. 'born', LIFE_SECONDS) end
   local until_then = redis.call('GET', prefix .. 'watched')
   local watched = until_then and struct.unpack('<d', until_then) - now or 0
   return {watched > 0 and watched <= WATCH_SECONDS + CLOCK_STEP and 1 or 0, records and 1 or 0, birth(prefix, now, args[4])}
@@ -75,9 +67,7 @@ redis.register_function{function_name = VERSION .. '_history', flags = {'no-writ
   for step = first, last do
     local name = string.format('%.0f', step)
     local row = redis.call('HGETALL', keys[1] .. 'row:' .. name)
-    if row[1] then
-      rows[#rows + 1], rows[#rows + 2] = name, row
-    end
+    if row[1] then rows[#rows + 1], rows[#rows + 2] = name, row end
   end
   local notice = redis.call('XREVRANGE', keys[1] .. 'board', '+', '-', 'COUNT', 1)[1]
   return {rows, last < newest and string.format('%.0f', last + 1) or '', notice and notice[1] or '0-0'}

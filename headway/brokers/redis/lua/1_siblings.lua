@@ -3,9 +3,7 @@
 local siblings = {}
 
 -- What the prefixes of a model's queues have in common, and how that of one goes on.
-function siblings.split(prefix)
-  return string.match(prefix, '^(.*})(.*)$')
-end
+function siblings.split(prefix) return string.match(prefix, '^(.*})(.*)$') end
 
 -- Something may be known in this queue for so many seconds.
 function siblings.list(s, seconds)

@@ -63,22 +63,16 @@ local INF = 1 / 0
 local CLOCK, SETTINGS, PATIENCE = 1, 2, 3
 local HEAD = 3
 
-local function exact(number)
-  return string.format('%.17g', number)
-end
+local function exact(number) return string.format('%.17g', number) end
 
 -- What most steps return: the instant, and the queue's birth.
-local function instants(s)
-  return struct.pack('<dd', s.now, s.q.born)
-end
+local function instants(s) return struct.pack('<dd', s.now, s.q.born) end
 
 -- `unpack` and the stack take a few thousand values; longer lists go in parts.
 local PART = 1000
 
 local function as_doubles(numbers)
-  if #numbers <= PART then
-    return struct.pack('<' .. string.rep('d', #numbers), unpack(numbers))
-  end
+  if #numbers <= PART then return struct.pack('<' .. string.rep('d', #numbers), unpack(numbers)) end
   local parts = {}
   for first = 1, #numbers, PART do
     local last = math.min(first + PART - 1, #numbers)
@@ -98,23 +92,17 @@ local function call_all(command, key, list)
 end
 
 local function call_each(command, key, list)
-  if #list > 0 and #list <= PART then
-    return redis.call(command, key, unpack(list))
-  end
+  if #list > 0 and #list <= PART then return redis.call(command, key, unpack(list)) end
   local found = {}
   for first = 1, #list, PART do
     local part = redis.call(command, key, unpack(list, first, math.min(first + PART - 1, #list)))
-    for i = 1, #part do
-      found[first + i - 1] = part[i]
-    end
+    for i = 1, #part do found[first + i - 1] = part[i] end
   end
   return found
 end
 
 local function clock(text)
-  if text ~= '' then
-    return tonumber(text)
-  end
+  if text ~= '' then return tonumber(text) end
   local time = redis.call('TIME')
   return time[1] + time[2] / 1e6
 end
@@ -135,18 +123,14 @@ end
 -- Figures of which no tier is known. What `gate` finds out is not stored: it is good for a moment only.
 local function no_figures()
   local q = {gate_at = -INF, batch_seconds = 0, drain = {}}
-  for name in pairs(TIER_START) do
-    q[name] = {}
-  end
+  for name in pairs(TIER_START) do q[name] = {} end
   return q
 end
 
 local function add_tiers(q, first, last)
   for tier = first, last do
     q.drain[tier] = 0
-    for name, start in pairs(TIER_START) do
-      q[name][tier] = start
-    end
+    for name, start in pairs(TIER_START) do q[name][tier] = start end
   end
   q.tiers = last
 end
@@ -154,23 +138,15 @@ end
 -- The sections in the order in which they lie.
 local function order_of(tiers)
   local order = {}
-  for section = 1, BEFORE_TIERS do
-    order[section] = section
-  end
-  for tier = 1, tiers do
-    order[#order + 1] = TIERS + tier
-  end
-  for section = BEFORE_TIERS + 1, TIERS do
-    order[#order + 1] = section
-  end
+  for section = 1, BEFORE_TIERS do order[section] = section end
+  for tier = 1, tiers do order[#order + 1] = TIERS + tier end
+  for section = BEFORE_TIERS + 1, TIERS do order[#order + 1] = section end
   return order
 end
 
 local function fresh_figures(now, tiers, max_batch)
   local q = no_figures()
-  for name, start in pairs(START) do
-    q[name] = start
-  end
+  for name, start in pairs(START) do q[name] = start end
   q.born, q.steps = now, now
   q.max_batch = max_batch
   q.limit = max_batch
@@ -190,9 +166,7 @@ local remembered, memories = {}, 0
 local function memory_of(s)
   local memory = remembered[s.prefix]
   if not memory then
-    if memories >= MOST_REMEMBERED then
-      remembered, memories = {}, 0
-    end
+    if memories >= MOST_REMEMBERED then remembered, memories = {}, 0 end
     memory, memories = {heard = {}, renewed = {}}, memories + 1
     remembered[s.prefix] = memory
   end
@@ -202,13 +176,9 @@ end
 -- Nil for those of a release that has others.
 local function unpack_figures(packed, tiers)
   local plain = 0
-  for section = 1, TIERS do
-    plain = plain + SECTION_BYTES[section]
-  end
+  for section = 1, TIERS do plain = plain + SECTION_BYTES[section] end
   local stored, at = (#packed - plain) / TIER_BYTES, 1
-  if stored < 1 or stored ~= math.floor(stored) then
-    return nil
-  end
+  if stored < 1 or stored ~= math.floor(stored) then return nil end
   local q, parts, order = no_figures(), {}, order_of(stored)
   for i, section in ipairs(order) do
     local bytes = section <= TIERS and SECTION_BYTES[section] or TIER_BYTES
@@ -235,17 +205,13 @@ local function read_figures(s)
   local key, memory = s.prefix .. 'q', s.memory
   local first, figures = redis.call('GETRANGE', key, '0', LAST_OF_STEP_TEXT), memory.figures
   memory.figures = nil
-  if figures and figures.first == first then
-    return figures
-  end
+  if figures and figures.first == first then return figures end
   return first ~= '' and unpack_figures(redis.call('GET', key), s.tiers) or nil
 end
 
 -- Write the sections that the step has touched; all of them when they were never stored so, or need a new end.
 local function save(s)
-  if s.flush then
-    s.flush(s)
-  end
+  if s.flush then s.flush(s) end
   if s.later then
     for name in pairs(s.later) do
       redis.call('EXPIRE', s.prefix .. name, LIFE_SECONDS_TEXT)
@@ -288,32 +254,22 @@ end
 -- What a step does instead of saving when it changes no figures.
 local function leave(s)
   s.touched[STEP] = nil
-  if s.figures.first and not next(s.touched) then
-    s.memory.figures = s.figures
-  end
+  if s.figures.first and not next(s.touched) then s.memory.figures = s.figures end
 end
 
 -- Move the instants of a sorted set back.
 local function shift(key, seconds)
   local all, moved = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
-  for i = 1, #all, 2 do
-    moved[i], moved[i + 1] = tonumber(all[i + 1]) - seconds, all[i]
-  end
+  for i = 1, #all, 2 do moved[i], moved[i + 1] = tonumber(all[i + 1]) - seconds, all[i] end
   call_all('ZADD', key, moved)
 end
 
 -- The server's clock was put back. What was noted for instants that are to come once more would hold everything up until
 -- then. The deadlines of entries stay as they are: gateways have their own, and withdraw what is overdue.
 local function move_back(s, seconds)
-  for _, name in ipairs(RELATIVE) do
-    s.q[name] = s.q[name] - seconds
-  end
-  for tier, last in ipairs(s.q.rate_last) do
-    s.q.rate_last[tier] = last - seconds
-  end
-  for _, name in ipairs({'y', 'h', 'rb'}) do
-    shift(s.prefix .. name, seconds)
-  end
+  for _, name in ipairs(RELATIVE) do s.q[name] = s.q[name] - seconds end
+  for tier, last in ipairs(s.q.rate_last) do s.q.rate_last[tier] = last - seconds end
+  for _, name in ipairs({'y', 'h', 'rb'}) do shift(s.prefix .. name, seconds) end
   s.q.latest, s.q.gate_at = s.now, -INF
   s.figures.first = nil
   save(s)
@@ -324,9 +280,7 @@ end
 local function belongings(s)
   local names = {'e', 'p', 'b', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'hc', 'hd', 'hn', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw', 'u', 'ua', 'ut'}
   for tier = 1, s.tiers do
-    for _, name in ipairs({'l', 'a', 't'}) do
-      names[#names + 1] = name .. tier
-    end
+    for _, name in ipairs({'l', 'a', 't'}) do names[#names + 1] = name .. tier end
   end
   return names
 end
@@ -335,13 +289,9 @@ end
 local settings, settings_known = {}, 0
 
 local function read_settings(text)
-  if settings_known >= MOST_SETTINGS then
-    settings, settings_known = {}, 0
-  end
+  if settings_known >= MOST_SETTINGS then settings, settings_known = {}, 0 end
   local known, words = {}, {string.match(text, SETTINGS_PATTERN)}
-  for i, name in ipairs(SETTING_NAMES) do
-    known[name] = tonumber(words[i]) or words[i]
-  end
+  for i, name in ipairs(SETTING_NAMES) do known[name] = tonumber(words[i]) or words[i] end
   known.weighed, known.of_step = known.max_weight > 0 or known.longest > 0, {__index = known}
   known.heaviest = known.max_weight > 0 and known.max_weight or INF
   settings[text], settings_known = known, settings_known + 1
@@ -355,9 +305,7 @@ end
 -- acted on its answer, and told a client.
 local function open(keys, args, looks_only)
   local now, patience = clock(args[CLOCK]), tonumber(args[PATIENCE])
-  if patience and now > patience then
-    error(redis.error_reply('OVERDUE ' .. exact(now)))
-  end
+  if patience and now > patience then error(redis.error_reply('OVERDUE ' .. exact(now))) end
   local known = settings[args[SETTINGS]] or read_settings(args[SETTINGS])
   local s = setmetatable({
     prefix = keys[1], now = now, tiers = known.tiers, touched = {[STEP] = true}, memory = remembered[keys[1]], figures = nil, q = nil,

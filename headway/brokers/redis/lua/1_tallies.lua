@@ -16,12 +16,8 @@ end
 -- Add to what a tenant has, or take off. Returns what it has then, and what all have.
 function tallies.add(key, tenant, more)
   local own, all = -redis.call('ZINCRBY', key, -more, tenant), tonumber(redis.call('ZINCRBY', key, more, ALL))
-  if own <= 0 then
-    redis.call('ZREM', key, tenant)
-  end
-  if all <= 0 then
-    redis.call('DEL', key)
-  end
+  if own <= 0 then redis.call('ZREM', key, tenant) end
+  if all <= 0 then redis.call('DEL', key) end
   return own, all
 end
 
@@ -31,9 +27,7 @@ function tallies.hold(key, most, lose, tenant)
   local own, all = tallies.of(key, tenant or ALL)
   while (tenant and own or all) > most do
     local one = tenant or redis.call('ZRANGE', key, 0, 0)[1]
-    if not lose(one) then
-      redis.call('ZREM', key, one)
-    end
+    if not lose(one) then redis.call('ZREM', key, one) end
     own, all = tallies.of(key, tenant or ALL)
   end
 end

@@ -13,25 +13,17 @@ local function ordered(s, hash, others)
   for _, code in ipairs(redis.call('HVALS', s.prefix .. hash)) do
     there[code .. '\n'] = true
   end
-  for _, code in ipairs(others) do
-    there[code] = nil
-  end
+  for _, code in ipairs(others) do there[code] = nil end
   for code in string.gmatch(redis.call('GET', s.prefix .. 'hn') or '', '[^\n]*\n') do
-    if there[code] then
-      found[#found + 1], there[code] = code, nil
-    end
+    if there[code] then found[#found + 1], there[code] = code, nil end
   end
-  for code in pairs(there) do
-    table.insert(found, 1, code)
-  end
+  for code in pairs(there) do table.insert(found, 1, code) end
   return found
 end
 
 local function order(s)
   local found = ordered(s, 'hc', {})
-  for _, code in ipairs(ordered(s, 'hd', found)) do
-    found[#found + 1] = code
-  end
+  for _, code in ipairs(ordered(s, 'hd', found)) do found[#found + 1] = code end
   if found[1] then
     redis.call('SET', s.prefix .. 'hn', table.concat(found), 'EX', LIFE_SECONDS_TEXT)
   end
@@ -46,13 +38,9 @@ local function note(s, hash, other, worker, code)
   end
 end
 
-function codes.serve(s, worker, code)
-  note(s, 'hc', 'hd', worker, code)
-end
+function codes.serve(s, worker, code) note(s, 'hc', 'hd', worker, code) end
 
-function codes.rest(s, worker, code)
-  note(s, 'hd', 'hc', worker, code)
-end
+function codes.rest(s, worker, code) note(s, 'hd', 'hc', worker, code) end
 
 function codes.leave(s, worker)
   if redis.call('HDEL', s.prefix .. 'hc', worker) + redis.call('HDEL', s.prefix .. 'hd', worker) > 0 then
@@ -89,9 +77,7 @@ end
 -- and the code that have run.
 function codes.of_flight(flight, ran)
   local version, code = string.match(ran, '^(.*)#(.-)$')
-  if string.match(flight, '#([^#]*)$') ~= code then
-    return false
-  end
+  if string.match(flight, '#([^#]*)$') ~= code then return false end
   local asked = string.match(flight, '@([^@%z]*)#[^#]*$') or ''
   return version == '' or string.find(',' .. asked .. ',', ',' .. version .. ',', 1, true) ~= nil
 end

@@ -85,15 +85,11 @@ end
 
 end
 
-local function member_of(entry)
-  return entry.number .. entry.key
-end
+local function member_of(entry) return entry.number .. entry.key end
 
 -- Weight with which an entry counts, as `QueueLimits.weight`.
 local function counted_weight(s, weight)
-  if not s.weighed or weight < s.heaviest then
-    return weight
-  end
+  if not s.weighed or weight < s.heaviest then return weight end
   return s.heaviest
 end
 
@@ -102,16 +98,12 @@ local function weight_of(s, member)
 end
 
 -- What the entries have in common that may ride with a member.
-local function shape_of(member)
-  return string.sub(member, SEQ_DIGITS + 1, WEIGHT_AT - 1)
-end
+local function shape_of(member) return string.sub(member, SEQ_DIGITS + 1, WEIGHT_AT - 1) end
 
 -- Weight of all these.
 local function weight_of_all(s, members)
   local sum = 0
-  for _, member in ipairs(members) do
-    sum = sum + weight_of(s, member)
-  end
+  for _, member in ipairs(members) do sum = sum + weight_of(s, member) end
   return sum
 end
 
@@ -121,18 +113,12 @@ local function size_of(s, count, weight)
   return places > count and places or count
 end
 
-local function key_of(member)
-  return string.sub(member, DIGITS + 1)
-end
+local function key_of(member) return string.sub(member, DIGITS + 1) end
 
 -- The key that an entry has for its client. One that goes on when nobody waits for it itself any more is found under its member.
-local function own_key(entry)
-  return entry.gateway == '' and key_of(entry.key) or entry.key
-end
+local function own_key(entry) return entry.gateway == '' and key_of(entry.key) or entry.key end
 
-local function tenant_of(key)
-  return string.match(key, '^(.*)%z')
-end
+local function tenant_of(key) return string.match(key, '^(.*)%z') end
 
 local function is_answered(header)
   return string.byte(header) == 33  -- An exclamation mark.
@@ -142,42 +128,28 @@ end
 -- nonce and its gateway.
 local submissions = {}
 
-function submissions.read_name(name)
-  return struct.unpack(NONCE, name), string.sub(name, 9)
-end
+function submissions.read_name(name) return struct.unpack(NONCE, name), string.sub(name, 9) end
 
-function submissions.name(nonce, key)
-  return struct.pack(NONCE, nonce) .. key
-end
+function submissions.name(nonce, key) return struct.pack(NONCE, nonce) .. key end
 
-function submissions.mark(entry)
-  return '!' .. struct.pack(NONCE, entry.nonce) .. entry.gateway
-end
+function submissions.mark(entry) return '!' .. struct.pack(NONCE, entry.nonce) .. entry.gateway end
 
 -- The mark of the entry of a header and its gateway: if it has this member, no dedup keys, is not large, and somebody waits for it.
 function submissions.mark_of_plain(header, member)
   local sub, byte = string.sub, string.byte
-  if not header or sub(header, 1, DIGITS) ~= sub(member, 1, DIGITS) then
-    return nil
-  end
+  if not header or sub(header, 1, DIGITS) ~= sub(member, 1, DIGITS) then return nil end
   local tier, kind = byte(header, DIGITS + 1), byte(header, PLAIN_AT)
   local gateway = sub(header, PLAIN_AT + 1)
-  if tier > SHARED or kind ~= 45 or gateway == '' then
-    return nil
-  end
+  if tier > SHARED or kind ~= 45 or gateway == '' then return nil end
   return '!' .. sub(header, PLAIN_AT - 8, PLAIN_AT - 1) .. gateway, gateway
 end
 
-function submissions.read_mark(header)
-  return struct.unpack(NONCE, header, 2), string.sub(header, 10)
-end
+function submissions.read_mark(header) return struct.unpack(NONCE, header, 2), string.sub(header, 10) end
 
 -- The entries of these members that are still wanted: not cancelled, not answered, not enqueued anew since.
 local function wanted(s, members)
   local keys, sub = {}, string.sub
-  for i = 1, #members do
-    keys[i] = sub(members[i], DIGITS + 1)
-  end
+  for i = 1, #members do keys[i] = sub(members[i], DIGITS + 1) end
   local headers, found, missing = call_each('HMGET', s.prefix .. 'e', keys), {}, {}
   for i = 1, #members do
     local header, member = headers[i], members[i]
@@ -187,9 +159,7 @@ local function wanted(s, members)
       missing[#missing + 1] = member
     end
   end
-  if #missing == 0 then
-    return found
-  end
+  if #missing == 0 then return found end
   headers = call_each('HMGET', s.prefix .. 'e', missing)
   local entries, at = {}, 0
   for i = 1, #members do
@@ -198,9 +168,7 @@ local function wanted(s, members)
       at = at + 1
       entry = headers[at] and read_header(headers[at], missing[at], missing[at], i)
     end
-    if entry then
-      entries[#entries + 1] = entry
-    end
+    if entry then entries[#entries + 1] = entry end
   end
   return entries
 end

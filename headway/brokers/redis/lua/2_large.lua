@@ -11,9 +11,7 @@ local large = {}
 
 do
 
-local function rooms(s)
-  return string.sub(s.limits, 1, -2) .. 'bq'
-end
+local function rooms(s) return string.sub(s.limits, 1, -2) .. 'bq' end
 
 local function join_room(s)
   redis.call('SADD', rooms(s), s.prefix)
@@ -22,16 +20,12 @@ end
 
 -- Whether a new entry's tenant may have so much more, beside what large entries have in all queues of the room.
 function large.fits(s, entry)
-  if entry.bytes == 0 then
-    return true
-  end
+  if entry.bytes == 0 then return true end
   local own, all = 0, 0
   for _, prefix in ipairs(redis.call('SMEMBERS', rooms(s))) do
     local of_tenant, of_all = tallies.of(prefix .. 'b', entry.tenant)
     own, all = own + of_tenant, all + of_all
-    if of_all == 0 then
-      redis.call('SREM', rooms(s), prefix)
-    end
+    if of_all == 0 then redis.call('SREM', rooms(s), prefix) end
   end
   return own + entry.bytes <= s.room - all
 end
@@ -57,9 +51,7 @@ end
 
 -- Drop the input of an entry that is not let in, or was already.
 function large.drop(s, entry)
-  if entry.token then
-    redis.call('UNLINK', s.prefix .. 'P:' .. entry.token)
-  end
+  if entry.token then redis.call('UNLINK', s.prefix .. 'P:' .. entry.token) end
 end
 
 -- Bytes of an entry's payload and of its input apart.
@@ -85,9 +77,7 @@ end
 -- Keep the input of an entry as that of its dead letter. Returns its bytes.
 function large.bury(prefix, token, key)
   local from, into = prefix .. 'P:' .. token, prefix .. 'zp:' .. key
-  if redis.call('EXISTS', from) == 0 then
-    return 0
-  end
+  if redis.call('EXISTS', from) == 0 then return 0 end
   redis.call('RENAME', from, into)
   redis.call('EXPIRE', into, LETTER_SECONDS)
   return redis.call('STRLEN', into)
@@ -95,9 +85,7 @@ end
 
 -- Somebody is there: the queue goes on having its room.
 function large.renew(s)
-  if redis.call('EXISTS', s.prefix .. 'b') == 1 then
-    join_room(s)
-  end
+  if redis.call('EXISTS', s.prefix .. 'b') == 1 then join_room(s) end
 end
 
 end

@@ -32,21 +32,15 @@ end
 
 local function rate_of(s, tier)
   local q = s.q
-  if q.rate_last[tier] == -INF then
-    start_clock(s, tier)
-  end
+  if q.rate_last[tier] == -INF then start_clock(s, tier) end
   local factor = decay_of(q, tier, s.now)
   return q.rate_sum[tier] * factor / math.max(1 - q.rate_unseen[tier] * factor, LEAST_SEEN)
 end
 
 -- As `ArrivalRate.after_rest`.
-local function rate_after_rest(s, tier)
-  return s.q.rate_sum[tier] * decay_of(s.q, tier, s.now)
-end
+local function rate_after_rest(s, tier) return s.q.rate_sum[tier] * decay_of(s.q, tier, s.now) end
 
-local function batch_seconds(q, size)
-  return q.alpha + q.beta * math.min(size, q.largest * REACH)
-end
+local function batch_seconds(q, size) return q.alpha + q.beta * math.min(size, q.largest * REACH) end
 
 local observe_batch
 
@@ -83,9 +77,7 @@ function observe_batch(s, size, seconds)
     q.beta = math.max(0, (q.nl / q.w - mean_n * mean_l) / variance)
   end
   q.alpha = mean_l - q.beta * mean_n
-  if q.alpha < 0 then
-    q.alpha, q.beta = 0, mean_l / mean_n
-  end
+  if q.alpha < 0 then q.alpha, q.beta = 0, mean_l / mean_n end
   q.off = q.off * decay + math.abs(seconds - q.alpha - q.beta * size)
   q.deviation = NORMAL * q.off / q.w
 end
@@ -128,9 +120,7 @@ local function count_slots(s)
     q.gate_at = -INF
     s.touched[FLEET] = true
   end
-  if healthy == q.slots then
-    return false
-  end
+  if healthy == q.slots then return false end
   s.touched[FLEET] = true
   codes.renew(s)
   q.slots = healthy

@@ -20,15 +20,11 @@ local function allowed(q, tier, queue_timeout, timeout)
   local wait, drain = math.min(queue_timeout, timeout - q.batch_seconds), q.drain[tier]
   local margin, square = math.max(MARGIN_SHARE * (wait + q.batch_seconds), MIN_MARGIN), q.spread * wait
   local most = drain * (wait - margin)
-  if square <= margin * margin then
-    return most
-  end
+  if square <= margin * margin then return most end
   return math.max(drain * (wait - math.sqrt(square)), math.min(most, q.max_batch))
 end
 
-local function pace_of(q, tier)
-  return math.max(q.drain[tier], q.drain[1] * LEAST_SHARE)
-end
+local function pace_of(q, tier) return math.max(q.drain[tier], q.drain[1] * LEAST_SHARE) end
 
 -- Most entries like this one, each of this size, that are answered in time where nothing else is asked.
 local function most_of(q, size, queue_timeout, timeout)
@@ -40,9 +36,7 @@ local function judge(s, ahead, tier, queue_timeout, timeout)
   local q = s.q
   gate(s)
   local most = allowed(q, tier, queue_timeout, timeout)
-  if ahead == 0 or q.batch_seconds <= 0 or ahead < most then
-    return nil
-  end
+  if ahead == 0 or q.batch_seconds <= 0 or ahead < most then return nil end
   local first = size_of(s, q.depth[1], q.weight[1])
   return math.max((ahead - math.max(most, 0)) / pace_of(q, tier), MIN_WAIT),
     (tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))) and SHED or TOO_LONG
@@ -62,9 +56,7 @@ end
 -- Whether a tenant would take more than GREED times the places that are left, or none is left.
 local function has_its_share(s, intake, tenant)
   local left = s.max_queue - s.q.fresh - 1
-  if left < 0 then
-    return true
-  end
+  if left < 0 then return true end
   local count = held_by(s, intake, tenant)
   return count > 0 and count + 1 > GREED * left
 end
@@ -91,26 +83,20 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
     ahead = ahead + q.depth[above]
     weight = weight + q.weight[above]
   end
-  if ahead == 0 and (entry.count or 1) == 1 then
-    return nil
-  end
+  if ahead == 0 and (entry.count or 1) == 1 then return nil end
   ahead = size_of(s, ahead, weight)
   local others = (entry.count or 1) - 1
   if others > 0 then  -- The last of those that come with it is judged.
     ahead = ahead + others * size_of(s, 1, counted_weight(s, entry.weight))
   end
   gate(s)
-  if q.batch_seconds <= 0 then
-    return nil
-  end
+  if q.batch_seconds <= 0 then return nil end
   local bound, stretch = allowed_in_step(s, intake, tier, queue_timeout, timeout), 1
   if entry.shape > 0 and ahead * s.max_batch >= bound and depth > 0 then
     stretch = stretch_of(s, intake, entry)
     ahead = ahead + (stretch - 1) * size_of(s, depth, q.weight[tier])
   end
-  if ahead < bound then
-    return nil
-  end
+  if ahead < bound then return nil end
   local size = size_of(s, 1, counted_weight(s, entry.weight))
   if ahead + size <= (q.known_slots - q.busy) * s.max_batch then
     return nil  -- It fits into the next batches of the free GPUs.
@@ -125,9 +111,7 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
     local in_time = most_of(q, size, queue_timeout, timeout)
     local whole = math.max(math.floor(in_time / batch), q.known_slots) * batch
     local most = math.max(math.floor(whole), 1)
-    if others + 1 > most then
-      return in_time > 0 and most or -most, TOO_MANY
-    end
+    if others + 1 > most then return in_time > 0 and most or -most, TOO_MANY end
   end
   return wait, why
 end

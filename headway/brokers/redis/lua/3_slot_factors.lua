@@ -21,9 +21,7 @@ local function count(s, position, change)
 end
 
 local function scale_of(q)
-  if q.differ == 0 or q.slots <= 0 then
-    return 1
-  end
+  if q.differ == 0 or q.slots <= 0 then return 1 end
   local inverse = 0
   for position, factor in ipairs(FACTORS) do
     inverse = inverse + q[PACES[position]] / factor
@@ -33,15 +31,11 @@ end
 
 local function known_of(s, worker)
   local packed = redis.call('HGET', s.prefix .. 'hf', worker)
-  if packed then
-    return struct.unpack(SLOT, packed)
-  end
+  if packed then return struct.unpack(SLOT, packed) end
   return nil, 0, USUAL_PACE, s.q.departures
 end
 
-local function worker_of(slot)
-  return string.match(slot, '%z(.*)$')
-end
+local function worker_of(slot) return string.match(slot, '%z(.*)$') end
 
 -- Note the share of its GPU that a slot can have; one that has all of it is not listed.
 local function set_share(s, worker, share)
@@ -72,18 +66,14 @@ end
 
 -- Factor of a slot, and how many batches have left since one of its own came back, if the rule asks for that.
 function standing_of(s, slot)
-  if s.q.team == 0 then
-    return 1, 0
-  end
+  if s.q.team == 0 then return 1, 0 end
   local _, _, position, ran_at = known_of(s, worker_of(slot))
   return FACTORS[position] * scale_of(s.q), s.q.departures - ran_at
 end
 
 -- Rank of a slot in the order in which idle slots are woken.
 function rank_of(s, slot)
-  if s.q.differ == 0 or s.q.headway < 0 then
-    return USUAL_PACE
-  end
+  if s.q.differ == 0 or s.q.headway < 0 then return USUAL_PACE end
   local _, _, position = known_of(s, worker_of(slot))
   return position
 end

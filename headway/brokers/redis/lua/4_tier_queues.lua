@@ -33,9 +33,7 @@ end
 
 local function waiting_weight(s)
   local sum = 0
-  for tier = 1, s.tiers do
-    sum = sum + s.q.weight[tier]
-  end
+  for tier = 1, s.tiers do sum = sum + s.q.weight[tier] end
   return sum
 end
 
@@ -46,9 +44,7 @@ local function start_afresh(s, tier)
   s.touched[TIERS + tier] = true
 end
 
-local function is_waiting(s, tier, member)
-  return redis.call('ZSCORE', s.prefix .. 'l' .. tier, member)
-end
+local function is_waiting(s, tier, member) return redis.call('ZSCORE', s.prefix .. 'l' .. tier, member) end
 
 -- Go along a tier queue's line from its head. `visit` is called with the arrival, the deadline and the member of each that still
 -- waits, until it returns false; what has left is dropped on the way, and so is what `visit` takes. `gone` has members that
@@ -62,9 +58,7 @@ local function walk(s, tier, gone, visit)
       if not (gone and gone[member]) and is_waiting(s, tier, member) then
         local arrived, due = struct.unpack(STAMP, element)
         if not visit(arrived, due, member) then
-          if done > 0 then
-            redis.call('LTRIM', key, done, -1)
-          end
+          if done > 0 then redis.call('LTRIM', key, done, -1) end
           return
         end
       end
@@ -147,9 +141,7 @@ local function leave_lane(s, tier, members, weight)
   q.depth[tier], q.weight[tier] = q.depth[tier] - #members, q.weight[tier] - weight
   s.touched[TIERS + tier] = true
   q.fresh = q.fresh - #members
-  if q.fresh <= COUNTED_FROM * s.max_queue then
-    stop_counting(s)
-  end
+  if q.fresh <= COUNTED_FROM * s.max_queue then stop_counting(s) end
   if q.counted > 0 then
     for _, member in ipairs(members) do
       local tenant = tenant_of(key_of(member))
@@ -161,9 +153,7 @@ local function leave_lane(s, tier, members, weight)
       end
     end
   end
-  if q.depth[tier] == 0 then
-    start_afresh(s, tier)
-  end
+  if q.depth[tier] == 0 then start_afresh(s, tier) end
   return q.depth[tier] > 0
 end
 
@@ -177,17 +167,13 @@ local function give_places_back(s, tier, members)
       latest_of[tenant] = latest - cost_of(s, tonumber(string.sub(member, WEIGHT_AT, DIGITS), 16), bytes_of(s, member))
     end
   end
-  for tenant, latest in pairs(latest_of) do
-    redis.call('ZADD', key, latest, tenant)
-  end
+  for tenant, latest in pairs(latest_of) do redis.call('ZADD', key, latest, tenant) end
 end
 
 -- Take an entry out of its tier queue; its tenant gets the place back. False when it was not there.
 local function drop_from_lane(s, entry)
   local tier = entry.tier
-  if redis.call('ZREM', s.prefix .. 'l' .. tier, entry.member) == 0 then
-    return false
-  end
+  if redis.call('ZREM', s.prefix .. 'l' .. tier, entry.member) == 0 then return false end
   if leave_lane(s, tier, {entry.member}, counted_weight(s, entry.weight)) then
     give_places_back(s, tier, {entry.member})
   end
@@ -201,9 +187,7 @@ local function leave_for_batch(s, tier, members, round, into, gone)
     local member = members[i]
     into[before + i], gone[member] = member, true
   end
-  if #members > 0 then
-    q.next[tier] = math.max(q.next[tier], round + 1)
-  end
+  if #members > 0 then q.next[tier] = math.max(q.next[tier], round + 1) end
   local others = leave_lane(s, tier, members, s.weighed and weight_of_all(s, members) or #members)
   if others and redis.call('ZCARD', s.prefix .. 't' .. tier) > q.depth[tier] + FORGET_ABOVE then
     redis.call('ZREMRANGEBYSCORE', s.prefix .. 't' .. tier, '-inf', q.next[tier] - 1)
@@ -235,9 +219,7 @@ function fewest.put_first(s, tier_queue, popped, limit, weight)
   local least = INF
   for i = 1, #popped, 2 do
     local own = batches[tenant_of(key_of(popped[i]))]
-    if own < least then
-      first, least = i, own
-    end
+    if own < least then first, least = i, own end
   end
   local member, round = popped[first], popped[first + 1]
   table.remove(popped, first)
@@ -267,23 +249,15 @@ do
 local function fits(s, member, room, any_large)
   local weight = 0
   if s.weighed then
-    if room.weight <= room.kept then
-      return nil, false
-    end
-    if not room.empty and shape_of(member) ~= s.shape then
-      return false
-    end
+    if room.weight <= room.kept then return nil, false end
+    if not room.empty and shape_of(member) ~= s.shape then return false end
     weight = weight_of(s, member)
-    if weight > room.weight - room.kept and not room.empty then
-      return nil, true
-    end
+    if weight > room.weight - room.kept and not room.empty then return nil, true end
     s.shape = shape_of(member)
   end
   local pages = any_large and math.ceil(bytes_of(s, member) / PAGE) or 1
   if pages > 1 then
-    if pages > s.most then
-      return nil, true
-    end
+    if pages > s.most then return nil, true end
     s.pages = s.pages - pages
     s.most = math.max(s.pages, 1)
   end
@@ -345,9 +319,7 @@ local function pop(s, tier, count, into, gone, room)
     give_places_back(s, tier, free)
   end
   room.count = room.count - #taken
-  if stopped then
-    return too_much
-  end
+  if stopped then return too_much end
   return passed > 0 and #taken < count
 end
 
@@ -385,14 +357,10 @@ function pop_in_turns(s, room, owed, gone, closed)
       local tier = waiting[position]
       if q.depth[tier] > 0 then
         arrived[tier] = arrived[tier] or head_of(s, tier, gone)
-        if arrived[tier] < longest then
-          longest, chosen = arrived[tier], tier
-        end
+        if arrived[tier] < longest then longest, chosen = arrived[tier], tier end
       end
     end
-    if not chosen then
-      break
-    end
+    if not chosen then break end
     arrived[chosen] = nil
     if pop(s, chosen, 1, taken, gone, room) then
       closed[chosen] = true

@@ -26,9 +26,7 @@ local function after(text, at)
     return at + 1 + first - 0xa0
   elseif first >= 0x90 and first <= 0x9f then  -- A short list.
     at = at + 1
-    for _ = 1, first - 0x90 do
-      at = after(text, at)
-    end
+    for _ = 1, first - 0x90 do at = after(text, at) end
     return at
   end
   return at + (SIZES[first] or 1)
@@ -39,9 +37,7 @@ end
 function culprits.members_in(payload)
   local first = payload and string.byte(payload) or 0
   local count, at = first >= 0x90 and first <= 0x9f and first - 0x90 or 0, 2
-  if first == 0xdc then
-    count, at = struct.unpack('>I2', payload, 2)
-  end
+  if first == 0xdc then count, at = struct.unpack('>I2', payload, 2) end
   local members = {[0] = string.sub(payload or '', 1, at - 1)}
   for i = 1, math.min(count, CALLER_POSITION) do
     local position = after(payload, at)
@@ -58,9 +54,7 @@ end
 -- The callers of entries that are queued.
 function culprits.callers_of(s, entries)
   local keys, callers = {}, {}
-  for i, entry in ipairs(entries) do
-    keys[i] = entry.key
-  end
+  for i, entry in ipairs(entries) do keys[i] = entry.key end
   local payloads = call_each('HMGET', s.prefix .. 'p', keys)
   for i, entry in ipairs(entries) do
     callers[i] = culprits.caller_in(entry.member and key_of(entry.member) or entry.key, payloads[i])
@@ -79,9 +73,7 @@ end
 
 local function store(s)
   s.q.apart, s.touched[SELDOM] = 0, true
-  for _ in pairs(s.records) do
-    s.q.apart = s.q.apart + 1
-  end
+  for _ in pairs(s.records) do s.q.apart = s.q.apart + 1 end
   if s.q.apart > 0 then
     redis.call('SET', s.prefix .. 'ca', cmsgpack.pack(s.records), 'EX', LIFE_SECONDS_TEXT)
   else
@@ -95,9 +87,7 @@ local function record_of(s, caller)
   return record and record[UNTIL] > s.now and record
 end
 
-function culprits.ride_apart(s, caller)
-  return record_of(s, caller) and true or false
-end
+function culprits.ride_apart(s, caller) return record_of(s, caller) and true or false end
 
 -- Forget who has behaved for long enough.
 function culprits.tidy(s)
@@ -124,9 +114,7 @@ end
 
 function culprits.group_size(s, caller, limit, room)
   local record = record_of(s, caller)
-  if not record then
-    return limit
-  end
+  if not record then return limit end
   local q, share = s.q, math.max(record[BAD], 1) / record[RAN]
   local each = q.alpha > 0 and q.beta / q.alpha or q.beta > 0 and INF or 0
   local searched = share / math.log(2)
@@ -141,9 +129,7 @@ end
 local function oldest_of(s)
   local oldest
   for caller, record in pairs(s.records) do
-    if not oldest or record[UNTIL] < s.records[oldest][UNTIL] then
-      oldest = caller
-    end
+    if not oldest or record[UNTIL] < s.records[oldest][UNTIL] then oldest = caller end
   end
   return oldest
 end
@@ -205,9 +191,7 @@ end
 -- The error of what is known under a key; false when nothing is.
 local function is_known(s, key)
   local packed = redis.call('GET', key)
-  if not packed then
-    return false
-  end
+  if not packed then return false end
   local instant, generation, rest = struct.unpack('<dd', packed)
   return instant > s.now and (generation == s.q.generation or generation == ALL_GENERATIONS) and string.sub(packed, rest)
 end

@@ -6,9 +6,7 @@ do
 
 -- As `core.departure._spaced`.
 local function spaced_from(q, factor, helps)
-  if helps then
-    return q.last_departure + q.batch * factor
-  end
+  if helps then return q.last_departure + q.batch * factor end
   local part = q.team > 0 and math.max(q.team + 1 - factor * q.speed, 0) or 1
   local gathered = math.min(q.oldest + q.gather * part, q.newest + q.quiet)
   return math.max(q.last_departure + (q.headway + q.gap_each * q.running) * part, gathered)
@@ -28,50 +26,32 @@ end
 local function each_has_its_own(q, factor, depth)
   local together = depth + q.busy
   local fits = q.slots >= LONE_FROM and q.slots - 1 <= together and together <= q.slots
-  if not fits or q.rate * q.headway > LONE_ARRIVALS then
-    return false
-  end
+  if not fits or q.rate * q.headway > LONE_ARRIVALS then return false end
   return q.running > 0 and q.running <= 1 and factor <= LONE_FACTOR
 end
 
 -- Reason for which a batch leaves now and the most that it holds, or nil and the instant to look again.
 function decide(s, slot)
   local q, now = s.q, s.now
-  if q.fresh == 0 then
-    return nil, INF
-  end
+  if q.fresh == 0 then return nil, INF end
   local factor, unseen = standing_of(s, slot)
   local helps = factor > q.slowest
-  if helps and unseen >= MEASURE_AFTER then
-    return HEADWAY_REASON, INF
-  end
+  if helps and unseen >= MEASURE_AFTER then return HEADWAY_REASON, INF end
   local enough = q.size * (helps and HELPED_FROM or 1)
   local depth = size_of(s, q.fresh, waiting_weight(s))
   local share = share_of(q, depth)
   local full_from = share >= enough and q.schedule - q.tolerance or INF
-  if now >= full_from then
-    return FULL_REASON, INF
-  end
+  if now >= full_from then return FULL_REASON, INF end
   local leave_by = q.due - q.service - LEEWAY
-  if now >= leave_by then
-    return DEADLINE_REASON, INF
-  end
+  if now >= leave_by then return DEADLINE_REASON, INF end
   local window_ends = q.oldest + q.window
-  if now >= window_ends then
-    return WINDOW_REASON, INF
-  end
+  if now >= window_ends then return WINDOW_REASON, INF end
   local again = math.min(leave_by, window_ends, full_from)
   if q.headway >= 0 then
-    if q.headway == 0 and not helps then
-      return EARLY_REASON, INF
-    end
-    if each_has_its_own(q, factor, depth) then
-      return EARLY_REASON, INF
-    end
+    if q.headway == 0 and not helps then return EARLY_REASON, INF end
+    if each_has_its_own(q, factor, depth) then return EARLY_REASON, INF end
     local spaced = spaced_from(q, factor, helps)
-    if now >= spaced then
-      return HEADWAY_REASON, share < depth and share or INF
-    end
+    if now >= spaced then return HEADWAY_REASON, share < depth and share or INF end
     again = math.min(again, spaced)
   elseif q.rate * (again - now) < 1 then
     return EARLY_REASON, INF

@@ -90,14 +90,10 @@ local function pop_first(s, limit, by_age, gone)
   end
   local tier_queue, back, early = s.prefix .. 'l' .. chosen, {}, false
   local popped = redis.call('ZPOPMIN', tier_queue)
-  if not popped[1] then
-    return nil
-  end
+  if not popped[1] then return nil end
   if fewest.begins(s, popped) then
     early = fewest.put_first(s, tier_queue, popped, limit, s.most_weight)
-    for i = 3, #popped, 2 do
-      back[i - 2], back[i - 1] = popped[i + 1], popped[i]
-    end
+    for i = 3, #popped, 2 do back[i - 2], back[i - 1] = popped[i + 1], popped[i] end
     call_all('ZADD', tier_queue, back)
     lasting(s, 'l' .. chosen)
   end
@@ -111,13 +107,9 @@ end
 -- Those who have left a tier queue out of turn. Their tenants pay for what their places cost, in place of what they were to.
 local function leave_early(s, tier, taken, weight)
   local members, sum = {}, 0
-  for i, found in ipairs(taken) do
-    members[i], sum = found.member, sum + found.weight
-  end
+  for i, found in ipairs(taken) do members[i], sum = found.member, sum + found.weight end
   call_all('ZREM', s.prefix .. 'l' .. tier, members)
-  if not leave_lane(s, tier, members, sum) then
-    return
-  end
+  if not leave_lane(s, tier, members, sum) then return end
   local key, least, latest_of, q = s.prefix .. 't' .. tier, s.q.next[tier] - 1, {}, s.q
   for _, found in ipairs(taken) do
     local tenant = tenant_of(key_of(found.member))
@@ -134,9 +126,7 @@ local function leave_early(s, tier, taken, weight)
 end
 
 -- Rounds that a place costs which is filled up to this weight, as `QueueLimits.padded_cost`.
-function nearest.cost(s, weight)
-  return (s.fixed + weight) / (s.fixed + s.longest)
-end
+function nearest.cost(s, weight) return (s.fixed + weight) / (s.fixed + s.longest) end
 
 -- Take candidates for at most `room.count` places: tiers in order, with the last places kept for those below the highest. `allowed` has
 -- the tiers that may still have some. Returns those taken by tier, their members in order, and a tier that has no more.
@@ -160,9 +150,7 @@ local function take_seats(s, room, allowed, line_of, heavier, gone)
   end
   local function take(tier)
     local found = next_candidate(s, line_of(tier), heavier, room.weight - room.kept, s.pages < INF)
-    if not found then
-      return false
-    end
+    if not found then return false end
     taken[tier] = taken[tier] or {}
     table.insert(taken[tier], found)
     gone[found.member] = true
@@ -173,13 +161,9 @@ local function take_seats(s, room, allowed, line_of, heavier, gone)
   local left = room.count - kept
   for _, tier in ipairs(waiting) do
     for _ = 1, math.min(left, left_of[tier]) do
-      if room.weight <= room.kept then
-        break
-      end
+      if room.weight <= room.kept then break end
       left = left - 1
-      if not take(tier) then
-        return taken, members, tier
-      end
+      if not take(tier) then return taken, members, tier end
     end
   end
   room.kept = 0
@@ -188,16 +172,10 @@ local function take_seats(s, room, allowed, line_of, heavier, gone)
     for position = 2, #waiting do
       local tier = waiting[position]
       local arrived = left_of[tier] > 0 and head_of(s, tier, gone) or INF
-      if arrived < longest then
-        longest, chosen = arrived, tier
-      end
+      if arrived < longest then longest, chosen = arrived, tier end
     end
-    if room.weight <= 0 or not chosen then
-      break
-    end
-    if not take(chosen) then
-      return taken, members, chosen
-    end
+    if room.weight <= 0 or not chosen then break end
+    if not take(chosen) then return taken, members, chosen end
   end
   return taken, members, nil
 end
@@ -223,9 +201,7 @@ function nearest.pack(s, limit, hopeless, gone, late)
   while #entries == 0 do
     local depth = q.fresh
     bound = depth > q.limit and INF or bound_of_light(s)
-    if not bound then
-      return nil
-    end
+    if not bound then return nil end
     local member = pop_first(s, limit, bound < INF or (q.departures % 2 == 1 and s.share > 0), gone)
     if not member then
       recount(s)
@@ -233,15 +209,11 @@ function nearest.pack(s, limit, hopeless, gone, late)
     end
     weight, shape, s.parted = weight_of(s, member), shape_of(member), bound < INF or nil
     add({member}, depth > limit)
-    if #entries > 0 then
-      use_pages(s, member)
-    end
+    if #entries > 0 then use_pages(s, member) end
   end
   for _, heavier in ipairs({false, true}) do
     local allowed, ended = {}, false
-    for tier = 1, s.tiers do
-      allowed[tier] = tier
-    end
+    for tier = 1, s.tiers do allowed[tier] = tier end
     while not ended and #entries < limit and left > 0 do
       local room = {count = limit - #entries, weight = left, kept = 0, promised = 0}
       local contended = q.fresh > room.count or waiting_weight(s) > left
@@ -253,9 +225,7 @@ function nearest.pack(s, limit, hopeless, gone, late)
           break
         end
       end
-      for tier, found in pairs(taken) do
-        leave_early(s, tier, found, weight)
-      end
+      for tier, found in pairs(taken) do leave_early(s, tier, found, weight) end
       add(members, contended)
     end
   end

@@ -5,9 +5,7 @@ local SEATS, WHOLE = 's', 'w'  -- What a lease has of them: some seats, or all o
 
 do
 
-function bulk.waits(s)
-  return s.q.bulk + s.q.bulk_apart > 0
-end
+function bulk.waits(s) return s.q.bulk + s.q.bulk_apart > 0 end
 
 function bulk.has(s, member)
   return redis.call('ZSCORE', s.prefix .. 'u', member) or redis.call('ZSCORE', s.prefix .. 'ua', member)
@@ -18,16 +16,12 @@ function bulk.enough(s)
   return s.q.bulk + s.q.bulk_apart >= BATCHES_WAITING * s.max_batch * math.max(s.q.slots, 1)
 end
 
-local function rides_apart(entry, bytes)
-  return entry.shape > 0 or bytes > PAGE
-end
+local function rides_apart(entry, bytes) return entry.shape > 0 or bytes > PAGE end
 
 -- Let a new entry wait whose payload has so many bytes.
 function bulk.push(s, entry, bytes)
   local q, p = s.q, s.prefix
-  if q.bulk_used == 0 then
-    q.bulk_credit = FIRST_CREDIT
-  end
+  if q.bulk_used == 0 then q.bulk_credit = FIRST_CREDIT end
   q.bulk_used, s.touched[BULK] = 1, true
   if rides_apart(entry, bytes) then
     redis.call('ZADD', p .. 'ua', q.seq, entry.member)
@@ -64,18 +58,14 @@ function bulk.drop(s, entry)
     return true
   end
   local round = tonumber(redis.call('ZSCORE', p .. 'u', entry.member) or INF)
-  if redis.call('ZREM', p .. 'u', entry.member) == 0 then
-    return false
-  end
+  if redis.call('ZREM', p .. 'u', entry.member) == 0 then return false end
   local tenant = tenant_of(key_of(entry.member))
   local latest = round <= 0 and 0 or tonumber(redis.call('ZSCORE', p .. 'ut', tenant) or 0)
   if latest > q.bulk_next - 1 then
     redis.call('ZADD', p .. 'ut', latest - cost_of(s, entry.weight, bytes_of(s, entry.member)), tenant)
   end
   q.bulk = q.bulk - 1
-  if q.bulk == 0 then
-    redis.call('DEL', p .. 'ut')
-  end
+  if q.bulk == 0 then redis.call('DEL', p .. 'ut') end
   return true
 end
 
@@ -83,16 +73,12 @@ end
 local function take(s, count, weight, first)
   local q, p, members = s.q, s.prefix, {}
   count = math.min(count, q.bulk)
-  if count < 1 or (weight <= 0 and not first) then
-    return members
-  end
+  if count < 1 or (weight <= 0 and not first) then return members end
   local found, last = redis.call('ZRANGE', p .. 'u', 0, count - 1, 'WITHSCORES'), nil
   for i = 1, #found, 2 do
     local member = found[i]
     local heavy = s.weighed and weight_of(s, member) or 1
-    if not (first and i == 1) and (weight <= 0 or (s.weighed and heavy > weight)) then
-      break
-    end
+    if not (first and i == 1) and (weight <= 0 or (s.weighed and heavy > weight)) then break end
     members[#members + 1], last = member, tonumber(found[i + 1])
     weight = weight - heavy
   end
@@ -122,9 +108,7 @@ local function by_nearness(s, weight, limit)
   end
   nearest.sort(lighter)
   nearest.sort(heavier)
-  for _, line in ipairs(heavier) do
-    lighter[#lighter + 1] = line
-  end
+  for _, line in ipairs(heavier) do lighter[#lighter + 1] = line end
   return lighter
 end
 
@@ -136,9 +120,7 @@ local function take_early(s, taken, weight)
     if not found.again then
       local tenant = tenant_of(key_of(found.member))
       local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', p .. 'ut', tenant) or 0)
-      if latest > q.bulk_next - 1 then
-        latest = latest - cost_of(s, found.weight, 0)
-      end
+      if latest > q.bulk_next - 1 then latest = latest - cost_of(s, found.weight, 0) end
       latest_of[tenant] = math.max(latest, q.bulk_next - 1) + nearest.cost(s, math.max(found.weight, weight))
     end
   end
@@ -157,9 +139,7 @@ end
 local function fill_near(s, count, weight, members, heaviest, limit, padded)
   local taken = {}
   for _, found in ipairs(by_nearness(s, heaviest, limit)) do
-    if #taken >= count or weight <= 0 then
-      break
-    end
+    if #taken >= count or weight <= 0 then break end
     local fits = found.weight <= heaviest or (members + #taken + 1) * found.weight <= padded
     if fits and found.weight <= weight then
       taken[#taken + 1], weight = found, weight - found.weight
@@ -206,9 +186,7 @@ local function seats(s, size, limit, waited, filled)
     local each = (alpha + beta * s.max_batch) / (s.fixed + s.longest)
     alpha, beta = each * s.fixed, each * filled / s.max_batch
   end
-  if alpha + beta * limit <= STRETCH * (alpha + beta * size) then
-    return limit
-  end
+  if alpha + beta * limit <= STRETCH * (alpha + beta * size) then return limit end
   return math.max(size, math.min(limit, (WITHIN * s.promise - waited - alpha) / beta))
 end
 
@@ -216,9 +194,7 @@ end
 function bulk.fill(s, entries, limit, size, waited)
   local q, before = s.q, #entries
   q.bulk_credit, s.touched[BULK] = math.min(q.bulk_credit + s.delayed * before, s.max_batch), true
-  if before == 0 or entries[1].shape > 0 or q.bulk == 0 or s.parted then
-    return 0
-  end
+  if before == 0 or entries[1].shape > 0 or q.bulk == 0 or s.parted then return 0 end
   local weight, heaviest = 0, 0
   for _, entry in ipairs(entries) do
     local own = counted_weight(s, entry.weight)
@@ -237,9 +213,7 @@ function bulk.fill(s, entries, limit, size, waited)
   else
     riders = take(s, count, left)
   end
-  for _, entry in ipairs(wanted(s, riders)) do
-    entries[#entries + 1] = entry
-  end
+  for _, entry in ipairs(wanted(s, riders)) do entries[#entries + 1] = entry end
   return #entries - before
 end
 
@@ -257,14 +231,10 @@ end
 -- `core.bulk._none_left`.
 local function arrivals_in(s, seconds, left)
   local q, rate = s.q, 0
-  for tier = 1, s.tiers do
-    rate = rate + rate_of(s, tier)
-  end
+  for tier = 1, s.tiers do rate = rate + rate_of(s, tier) end
   local mean, gap = rate * seconds, q.headway > 0 and q.headway + q.gap_each * q.running or 0
   local coming = mean
-  if gap > 0 then
-    mean = math.min(mean, seconds / gap)
-  end
+  if gap > 0 then mean = math.min(mean, seconds / gap) end
   local term = math.exp(-mean)
   local total = term
   for count = 1, left - 1 do
@@ -283,9 +253,7 @@ end
 -- The seconds until a whole batch may leave on an idle GPU, if no others come: as `core.bulk.BulkClass.held`.
 function bulk.held(s)
   local q = s.q
-  if q.known_slots < q.slots then
-    return INF
-  end
+  if q.known_slots < q.slots then return INF end
   local left = q.slots - q.bulk_busy - 1
   local coming, too_few = arrivals_in(s, q.alpha + q.beta * q.limit, left)
   local affords = q.bulk_credit >= 1 and left > 0 and too_few <= s.delayed
@@ -297,13 +265,9 @@ end
 
 -- The instant from which a whole batch may leave on an idle GPU, or when to look again: as `core.bulk.BulkClass.opens_at`.
 function bulk.opens_at(s)
-  if not bulk.waits(s) then
-    return INF
-  end
+  if not bulk.waits(s) then return INF end
   local q, held = s.q, bulk.held(s)
-  if held <= 0 then
-    return q.bulk_left + SPACING * (q.alpha + q.beta * q.limit) / math.max(q.slots, 1)
-  end
+  if held <= 0 then return q.bulk_left + SPACING * (q.alpha + q.beta * q.limit) / math.max(q.slots, 1) end
   return held < INF and s.now + math.min(LOOK, held) or INF
 end
 

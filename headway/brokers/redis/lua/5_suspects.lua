@@ -15,12 +15,8 @@ local function flush(s)
       redis.call('HSET', s.prefix .. 's', exact(group.id), cmsgpack.pack(group))
     end
   end
-  if next(s.changed) then
-    lasting(s, 's')
-  end
-  if count ~= s.q.suspects then
-    s.q.suspects, s.touched[SELDOM] = count, true
-  end
+  if next(s.changed) then lasting(s, 's') end
+  if count ~= s.q.suspects then s.q.suspects, s.touched[SELDOM] = count, true end
   s.changed = {}
 end
 
@@ -29,30 +25,20 @@ function suspects.groups(s)
     s.groups, s.changed, s.flush = {}, {}, flush
     if s.q.groups > 0 then
       local all = redis.call('HGETALL', s.prefix .. 's')
-      for i = 2, #all, 2 do
-        s.groups[i / 2] = cmsgpack.unpack(all[i])
-      end
-      table.sort(s.groups, function(one, other) return one.id < other.id end)
-    end
-  end
+      for i = 2, #all, 2 do s.groups[i / 2] = cmsgpack.unpack(all[i]) end
+      table.sort(s.groups, function(one, other) return one.id < other.id end) end end
   return s.groups
 end
 
 function suspects.opens_at(s, group, worker)
-  if s.q.slots > 1 and worker == group.avoid then
-    return group.avoid_until
-  end
+  if s.q.slots > 1 and worker == group.avoid then return group.avoid_until end
   return group.ready_at
 end
 
 -- One that never ran keeps its queue deadline.
-function suspects.last_moment(entry, attempts)
-  return attempts > 0 and entry.due or entry.queue_due
-end
+function suspects.last_moment(entry, attempts) return attempts > 0 and entry.due or entry.queue_due end
 
-local function touch(s, group)
-  s.changed[group.id] = true
-end
+local function touch(s, group) s.changed[group.id] = true end
 
 local function append(s, group)
   local q, groups = s.q, suspects.groups(s)
@@ -98,9 +84,7 @@ end
 -- Entries at some places of their batch, and how many others run again: as `ModelQueue._suspected`.
 function suspects.at(s, lease, entries, places)
   local there, found, others = {}, {}, {}
-  for _, place in ipairs(places) do
-    there[lease.members[place + 1]] = true
-  end
+  for _, place in ipairs(places) do there[lease.members[place + 1]] = true end
   for _, entry in ipairs(entries) do
     local into = there[entry.member] and found or others
     into[#into + 1] = entry
@@ -113,9 +97,7 @@ end
 
 function suspects.quarantine(s, caller)
   for _, group in ipairs(suspects.groups(s)) do
-    if group.caller == caller then
-      return group
-    end
+    if group.caller == caller then return group end
   end
   return nil
 end
@@ -146,9 +128,7 @@ end
 
 -- Nothing is known of these entries any more.
 function suspects.unknown(s, entries, like)
-  if #entries == 0 then
-    return
-  end
+  if #entries == 0 then return end
   local callers = culprits.callers_of(s, entries)
   for i = 2, #callers do
     if callers[i] ~= callers[1] then
@@ -165,14 +145,10 @@ local function cut(s, entries)
   for i, caller in ipairs(callers) do
     counts[caller], first[caller], order[i] = (counts[caller] or 0) + 1, first[caller] or i, i
   end
-  if counts[callers[1]] == #entries then
-    return entries, math.floor(#entries / 2)
-  end
+  if counts[callers[1]] == #entries then return entries, math.floor(#entries / 2) end
   table.sort(order, function(i, j)
     local one, other = callers[i], callers[j]
-    if one == other then
-      return i < j
-    end
+    if one == other then return i < j end
     return counts[one] > counts[other] or (counts[one] == counts[other] and first[one] < first[other])
   end)
   local sorted, best = {}, 0
@@ -204,9 +180,7 @@ end
 
 local function find_group(s, id)
   for _, group in ipairs(id ~= 0 and suspects.groups(s) or {}) do
-    if group.id == id then
-      return group
-    end
+    if group.id == id then return group end
   end
   return nil
 end
@@ -214,9 +188,7 @@ end
 -- The entries that waited for a half, which has ended.
 function suspects.let_go(s, id)
   local group = find_group(s, id)
-  if not group then
-    return {}
-  end
+  if not group then return {} end
   remove_group(s, group)
   return wanted(s, group.members)
 end
@@ -232,14 +204,10 @@ function suspects.take(s, group, limit)
     end
     into[#into + 1] = member
   end
-  for i = 1, #others do
-    left[#left + 1] = others[i]
-  end
+  for i = 1, #others do left[#left + 1] = others[i] end
   local rest = #left > 0 and find_group(s, group.rest)
   if rest then
-    for i = #left, 1, -1 do
-      table.insert(rest.members, 1, left[i])
-    end
+    for i = #left, 1, -1 do table.insert(rest.members, 1, left[i]) end
     touch(s, rest)
     left = {}
   end
@@ -259,9 +227,7 @@ end
 function suspects.group_of(s, member)
   for _, group in ipairs(suspects.groups(s)) do
     for i, found in ipairs(group.members) do
-      if found == member then
-        return group, i
-      end
+      if found == member then return group, i end
     end
   end
   return nil
@@ -270,9 +236,7 @@ end
 -- Take one entry out of the group it waits in, if it does.
 function suspects.drop(s, member)
   local group, i = suspects.group_of(s, member)
-  if not group then
-    return
-  end
+  if not group then return end
   table.remove(group.members, i)
   touch(s, group)
   if #group.members == 0 then
@@ -296,9 +260,7 @@ function suspects.choose(s, worker)
       quarantine = quarantine or group
     end
   end
-  if quarantine and (not half or s.q.lean > 0) then
-    return nil, quarantine, again
-  end
+  if quarantine and (not half or s.q.lean > 0) then return nil, quarantine, again end
   return nil, half, again
 end
 
@@ -313,9 +275,7 @@ end
 function suspects.price(s, group)
   if s.q.apart > 0 then
     local entries = wanted(s, {group.members[1]})
-    if #entries > 0 and culprits.ride_apart(s, culprits.callers_of(s, entries)[1]) then
-      return APART_PRICE
-    end
+    if #entries > 0 and culprits.ride_apart(s, culprits.callers_of(s, entries)[1]) then return APART_PRICE end
   end
   return 1
 end

@@ -12,9 +12,7 @@ local function send_wakeup(s, slot, instant)
 end
 
 local function off_watch(s, slot)
-  if s.q.armed < INF and redis.call('GET', s.prefix .. 'f') == slot then
-    s.q.armed = INF
-  end
+  if s.q.armed < INF and redis.call('GET', s.prefix .. 'f') == slot then s.q.armed = INF end
 end
 
 local function no_longer_idle(s, slot)
@@ -38,9 +36,7 @@ local function watch(s, slot, instant, me)
   if instant < s.q.armed then
     s.q.armed = instant
     redis.call('SET', s.prefix .. 'f', slot, 'EX', LIFE_SECONDS_TEXT)
-    if slot == me then
-      return instant
-    end
+    if slot == me then return instant end
     send_wakeup(s, slot, instant)
   end
   return nil
@@ -54,9 +50,7 @@ local function ring(s, me)
     q.armed = INF
     return nil
   end
-  if q.coming_until > now or (q.fresh == 0 and q.groups == 0 and not bulk.waits(s)) then
-    return nil
-  end
+  if q.coming_until > now or (q.fresh == 0 and q.groups == 0 and not bulk.waits(s)) then return nil end
   local idle = redis.call('ZRANGE', s.prefix .. 'i', 0, 1)
   if #idle == 0 then
     q.idle, q.armed = 0, INF
@@ -80,9 +74,7 @@ local function ring(s, me)
   end
   if q.fresh > 0 then
     local reason, instant = 'stale', nil
-    if now - q.rule_at <= RULE_AGE then
-      reason, instant = decide(s, idle[1])
-    end
+    if now - q.rule_at <= RULE_AGE then reason, instant = decide(s, idle[1]) end
     if reason then
       wake(s, idle[1])
       return nil
@@ -106,9 +98,7 @@ local function go_idle(s, slot, instant)
   local q = s.q
   q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', s.now + rank_of(s, slot) * LONGER_THAN_IDLE, slot)
   lasting(s, 'i')
-  if q.idle == 1 then
-    return watch(s, slot, instant, slot) or INF
-  end
+  if q.idle == 1 then return watch(s, slot, instant, slot) or INF end
   return ring(s, slot) or INF
 end
 

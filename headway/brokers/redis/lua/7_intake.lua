@@ -29,9 +29,7 @@ end
 local function round_of(s, intake, tier, tenant, cost)
   local q = s.q
   local latest, least = latest_of(s, intake, tier, tenant), q.next[tier] - 1
-  if latest < least then
-    latest = least
-  end
+  if latest < least then latest = least end
   intake_of(intake, tier).latest[tenant] = latest + cost
   if cost ~= 1 then
     q.rough[tier] = math.max(q.rough[tier], math.ceil(latest + cost))
@@ -49,9 +47,7 @@ local function count_tenants(s)
       counts[tenant] = (counts[tenant] or 0) + 1
     end
   end
-  for tenant, count in pairs(counts) do
-    list[#list + 1], list[#list + 2] = tenant, count
-  end
+  for tenant, count in pairs(counts) do list[#list + 1], list[#list + 2] = tenant, count end
   redis.call('DEL', s.prefix .. 'tw')
   call_all('HSET', s.prefix .. 'tw', list)
   lasting(s, 'tw')
@@ -64,9 +60,7 @@ do
 local function in_rounds(s, intake, tier, rounds)
   local last, tier_queue = s.q.next[tier] + rounds - 1, intake_of(intake, tier).tier_queue
   local count = redis.call('ZCOUNT', s.prefix .. 'l' .. tier, s.q.next[tier], last)
-  for i = 1, #tier_queue, 2 do
-    count = count + (tier_queue[i] <= last and 1 or 0)
-  end
+  for i = 1, #tier_queue, 2 do count = count + (tier_queue[i] <= last and 1 or 0) end
   return count
 end
 
@@ -92,9 +86,7 @@ local function next_in_turn(s, intake, tier)
   local coming = into.tier_queue
   if not into.ahead then
     local ahead, found = {}, redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, LOOK_AHEAD - 1, 'WITHSCORES')
-    for i = 1, #found, 2 do
-      ahead[#ahead + 1] = {tonumber(found[i + 1]), found[i]}
-    end
+    for i = 1, #found, 2 do ahead[#ahead + 1] = {tonumber(found[i + 1]), found[i]} end
     into.ahead, into.merged = ahead, 0
   end
   local ahead = into.ahead
@@ -118,9 +110,7 @@ function stretch_of(s, intake, entry)
   for _, next_one in ipairs(next_in_turn(s, intake, entry.tier)) do
     local member = next_one[2]
     local shape, size = shape_of(member), size_of(s, 1, weight_of(s, member))
-    if not sizes[shape] then
-      shapes[#shapes + 1], sizes[shape], own[shape] = shape, 0, 0
-    end
+    if not sizes[shape] then shapes[#shapes + 1], sizes[shape], own[shape] = shape, 0, 0 end
     sizes[shape] = sizes[shape] + size
     own[shape] = own[shape] + (tenant_of(key_of(member)) == entry.tenant and size or 0)
   end
@@ -132,9 +122,7 @@ function stretch_of(s, intake, entry)
     takes_own, sum_own = takes_own + seconds * own[shape] / size, sum_own + own[shape]
   end
   local each = sum > 0 and takes / sum or 0
-  if takes_own > 0 then
-    each = math.min(each, takes_own / sum_own)
-  end
+  if takes_own > 0 then each = math.min(each, takes_own / sum_own) end
   return math.max(each * s.max_batch / batch_seconds(q, s.max_batch), 1)
 end
 
@@ -145,9 +133,7 @@ local function tenants_in_lanes(s, intake)
   local count = 0
   for tier = 1, s.tiers do
     local key = s.prefix .. 't' .. tier
-    if s.q.depth[tier] > 0 then
-      count = count + redis.call('ZCARD', key)
-    end
+    if s.q.depth[tier] > 0 then count = count + redis.call('ZCARD', key) end
     for tenant in pairs(intake and intake_of(intake, tier).latest or {}) do
       count = count + (redis.call('ZSCORE', key, tenant) and 0 or 1)
     end
@@ -168,9 +154,7 @@ local tenant_numbers, tenants_known = {}, 0
 local function number_of(tenant)
   local number = tenant_numbers[tenant]
   if not number then
-    if tenants_known >= MOST_SETTINGS then
-      tenant_numbers, tenants_known = {}, 0
-    end
+    if tenants_known >= MOST_SETTINGS then tenant_numbers, tenants_known = {}, 0 end
     number = tonumber(string.sub(redis.sha1hex(tenant), 1, 12), 16)
     tenant_numbers[tenant], tenants_known = number, tenants_known + 1
   end
@@ -182,9 +166,7 @@ end
 local function note_tenant(s, intake, tenant)
   local q, number = s.q, number_of(tenant)
   intake.tenant = tenant
-  if number ~= q.last_tenant and q.last_tenant > 0 then
-    q.mixed_at = s.now
-  end
+  if number ~= q.last_tenant and q.last_tenant > 0 then q.mixed_at = s.now end
   q.last_tenant = number
   s.touched[INTAKE] = true
 end
@@ -203,16 +185,12 @@ local function take_in(s, intake, entry, payload)
   local bytes = payload and (entry.token and large.length(s, entry, payload) or #payload) or bytes_of(s, member)
   local cost = (s.weighed or bytes > PAGE) and cost_of(s, entry.weight, bytes) or 1
   local round = round_of(s, intake, tier, tenant, cost)
-  if tenant ~= intake.tenant then
-    note_tenant(s, intake, tenant)
-  end
+  if tenant ~= intake.tenant then note_tenant(s, intake, tenant) end
   local into = intake.tiers[tier]
   local tier_queue, line = into.tier_queue, into.line
   count = #tier_queue
   tier_queue[count + 1], tier_queue[count + 2] = round, member
-  if round == q.next[tier] then
-    into.joined = into.joined + 1
-  end
+  if round == q.next[tier] then into.joined = into.joined + 1 end
   if intake.stamped ~= queue_due then
     intake.stamped, intake.stamp = queue_due, struct.pack(STAMP, s.now, queue_due)
   end
@@ -228,12 +206,8 @@ local function take_in(s, intake, entry, payload)
   s.touched[TIERS + tier] = true
   q.fresh = q.fresh + 1
   q.newest = s.now
-  if s.now < q.oldest then
-    q.oldest = s.now
-  end
-  if queue_due < q.due then
-    q.due = queue_due
-  end
+  if s.now < q.oldest then q.oldest = s.now end
+  if queue_due < q.due then q.due = queue_due end
 end
 
 local write_down
@@ -255,9 +229,7 @@ end
 
 -- How many entries of a tenant wait in the tier queues, with those that this step has let in.
 function held_by(s, intake, tenant)
-  if s.q.counted == 0 then
-    count_tenants(s)
-  end
+  if s.q.counted == 0 then count_tenants(s) end
   return math.max(tonumber(redis.call('HGET', s.prefix .. 'tw', tenant) or 0), 0) + (let_in(intake)[tenant] or 0)
 end
 
@@ -267,9 +239,7 @@ function write_down(s, intake)
     for tenant, count in pairs(let_in(intake)) do
       redis.call('HINCRBY', p .. 'tw', tenant, count)
     end
-    if s.counts_anew then
-      lasting(s, 'tw')
-    end
+    if s.counts_anew then lasting(s, 'tw') end
   end
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
@@ -278,9 +248,7 @@ function write_down(s, intake)
   end
   if #intake.odd > 0 then
     call_all('ZADD', p .. 'd', intake.odd)
-    if q.odd == 0 then
-      lasting(s, 'd')
-    end
+    if q.odd == 0 then lasting(s, 'd') end
     q.odd = q.odd + #intake.odd / 2
   end
   for tier, into in pairs(intake.tiers) do
@@ -315,9 +283,7 @@ end
 
 -- Why a new entry may not wait, as `refuse`: in its tier queue, or in the quarantine of its caller when that rides apart.
 local function admissible(s, intake, entry, queue_timeout, timeout, apart)
-  if not apart then
-    return refuse(s, intake, entry, queue_timeout, timeout)
-  end
+  if not apart then return refuse(s, intake, entry, queue_timeout, timeout) end
   local q, quarantine = s.q, suspects.quarantine(s, apart)
   local count, size = entry.count or 1, size_of(s, 1, counted_weight(s, entry.weight))
   local waiting = math.max(count - 1, 0) * size
@@ -332,14 +298,10 @@ local function admissible(s, intake, entry, queue_timeout, timeout, apart)
   end
   local load = SEARCH_LOAD * (callers + tenants) / callers
   local wait = judge(s, math.floor(load * waiting), entry.tier, queue_timeout, timeout)
-  if not wait and waiting < bound then
-    return nil
-  end
+  if not wait and waiting < bound then return nil end
   local in_time = most_of(q, SEARCH_LOAD * size, queue_timeout, timeout)
   local most = math.max(math.floor(math.min(bound / size, in_time)), 1)
-  if count > most then
-    return in_time > 0 and most or -most, TOO_MANY_APART
-  end
+  if count > most then return in_time > 0 and most or -most, TOO_MANY_APART end
   local pace = pace_of(q, entry.tier)
   return pace > 0 and math.max(wait or 0, load * (waiting - bound + 1) / pace, MIN_WAIT) or UNKNOWN_WAIT, APART
 end

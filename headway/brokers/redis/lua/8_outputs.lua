@@ -9,9 +9,7 @@
 do
 
 local function last(key, seconds)
-  if redis.call('TTL', key) < seconds then
-    redis.call('EXPIRE', key, math.ceil(seconds))
-  end
+  if redis.call('TTL', key) < seconds then redis.call('EXPIRE', key, math.ceil(seconds)) end
 end
 
 -- These have yet to read an output.

@@ -27,16 +27,12 @@ end
 -- The header of an entry that has no outcome yet, read.
 function live(s, key)
   local header = redis.call('HGET', s.prefix .. 'e', key)
-  if header and not is_answered(header) then
-    return read_header(header, key)
-  end
+  if header and not is_answered(header) then return read_header(header, key) end
   return nil
 end
 
 -- The member of an entry that was found under a name.
-function member_found(entry)
-  return entry.gateway == '' and entry.key or member_of(entry)
-end
+function member_found(entry) return entry.gateway == '' and entry.key or member_of(entry) end
 
 function original_of(s, flight)
   local packed = redis.call('HGET', s.prefix .. 'v', flight)
@@ -51,9 +47,7 @@ end
 -- it came, and whether it had been kept before. Without its output, which was lost, it is nothing.
 function kept_under(s, flight)
   s.kept_read = s.kept_read or {}
-  if s.kept_read[flight] then
-    return s.kept_read[flight]
-  end
+  if s.kept_read[flight] then return s.kept_read[flight] end
   local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
   local found = packed and cmsgpack.unpack(packed)
   local over = found and (found.ends <= s.now or found.ends > s.now + found.seconds + CLOCK_STEP)
@@ -91,9 +85,7 @@ function root_of(s, key)
   while true do
     local record = record_of(s, key)
     local original = record and record.follows ~= '' and original_of(s, record.follows)
-    if not original then
-      return key
-    end
+    if not original then return key end
     key = original
   end
 end
@@ -105,9 +97,7 @@ function find_flight(s, shares)
   for position, share in ipairs(shares) do
     local flight = flight_of(s, share)
     if not flight then
-      if share[WAITS] then
-        return NO_TASK
-      end
+      if share[WAITS] then return NO_TASK end
       free[position] = true
     else
       free[position] = false
@@ -124,15 +114,11 @@ end
 -- The queue of the model in which one of these shares is known: '' for this one. Nil when there is none.
 local function queue_with(s, shares)
   for _, share in ipairs(shares) do
-    if flight_of(s, share) then
-      return ''
-    end
+    if flight_of(s, share) then return '' end
   end
   for queue, other in pairs(#shares > 0 and siblings.others(s) or {}) do
     for _, share in ipairs(shares) do
-      if flight_of(other, share) then
-        return queue
-      end
+      if flight_of(other, share) then return queue end
     end
   end
   return nil
@@ -143,13 +129,9 @@ end
 function elsewhere(s, key, shares, chosen)
   if chosen then  -- An id decides before any share.
     local task = TASK .. '\0' .. key
-    if kept_under(s, task) then
-      return nil
-    end
+    if kept_under(s, task) then return nil end
     for queue, other in pairs(siblings.others(s)) do
-      if live(other, key) or kept_under(other, task) then
-        return queue
-      end
+      if live(other, key) or kept_under(other, task) then return queue end
     end
   end
   local own, others = {}, {}
@@ -193,9 +175,7 @@ local function keep(s, share, outcome, one)
     return
   end
   if outcome.worth == ANSWER and outcome.weight > tonumber(string.match(s.kept, '(%d+)$')) then
-    if kind ~= TASK then
-      return
-    end
+    if kind ~= TASK then return end
     local fields = failure_fields(s, 'refused', {{one.key, exact(outcome.weight), TOO_LARGE, '0', 0}})
     outcome = {fields = fields, worth = WORTHLESS}
   end
@@ -218,9 +198,7 @@ local function take_followers(s, flight)
   return followers
 end
 
-function whose(key, kind, kept, tell)
-  return {key = key, kind = kind, kept = kept, tell = tell}
-end
+function whose(key, kind, kept, tell) return {key = key, kind = kind, kept = kept, tell = tell} end
 
 -- All that follow, each before those that follow it, are to be offered anew. Who left is forgotten.
 local function scatter(s, followers, anew)
@@ -250,9 +228,7 @@ local offer_anew
 -- it came, whether it was kept, and whether the gateway has to be told. `late`: only because their own time is over.
 function conclude(s, outcome, ended, late)
   local told, answered, anew, at, token, readers = {}, {}, {}, 1, outcome.token, {}
-  if token then
-    large.lend(s, token, {''})
-  end
+  if token then large.lend(s, token, {''}) end
   while ended[at] do
     local one = ended[at]
     local entry = one.tell and live(s, one.key)
@@ -292,9 +268,7 @@ function conclude(s, outcome, ended, late)
     send(s, gateway, unpack(fields))
   end
   mark(s, answered)
-  for _, one in ipairs(anew) do
-    offer_anew(s, one)
-  end
+  for _, one in ipairs(anew) do offer_anew(s, one) end
 end
 
 local function refused_outcome(s, key, wait, why, waited, error)
@@ -309,9 +283,7 @@ function late_outcome(s, entry, slots)
   return {fields = fields, worth = WORTHLESS}
 end
 
-local function end_alone(s, key, outcome)
-  conclude(s, outcome, {whose(key, '', false, true)}, false)
-end
+local function end_alone(s, key, outcome) conclude(s, outcome, {whose(key, '', false, true)}, false) end
 
 -- A new entry gets what is kept, with all others of this step that get the same. It is nowhere but in the reply and in its mark.
 local function answer_later(s, entry, kind, outcome)
@@ -329,9 +301,7 @@ end
 
 -- Answer those that get what is kept.
 function submissions.answer(s)
-  if not s.answered then
-    return
-  end
+  if not s.answered then return end
   for _, outcome in ipairs(s.answered) do
     for gateway, list in pairs(s.answered[outcome]) do
       local fields = {unpack(outcome.fields)}
@@ -351,9 +321,7 @@ function join(s, entry, record, flight, share, free, payload)
     answer_later(s, entry, share[KIND], flight.kept.outcome)
     return
   end
-  if payload then
-    redis.call('HSET', s.prefix .. 'p', entry.key, payload)
-  end
+  if payload then redis.call('HSET', s.prefix .. 'p', entry.key, payload) end
   redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
   lasting(s, 'e', 'p')
   if flight.kept then
@@ -408,35 +376,25 @@ end
 -- Take an entry out that is not to run any more.
 local function drop(s, entry)
   entry.member = member_found(entry)
-  if not drop_from_lane(s, entry) and s.q.groups > 0 then
-    suspects.drop(s, entry.member)
-  end
+  if not drop_from_lane(s, entry) and s.q.groups > 0 then suspects.drop(s, entry.member) end
   look_again(s)
 end
 
 local function forget(s, key)
-  for _, name in ipairs({'vs', 'e', 'p'}) do
-    redis.call('HDEL', s.prefix .. name, key)
-  end
+  for _, name in ipairs({'vs', 'e', 'p'}) do redis.call('HDEL', s.prefix .. name, key) end
 end
 
-local function has_followers(s, flight)
-  return redis.call('EXISTS', s.prefix .. 'v:' .. flight) == 1
-end
+local function has_followers(s, flight) return redis.call('EXISTS', s.prefix .. 'v:' .. flight) == 1 end
 
 -- Let go of an entry that nobody waits for, unless others follow it or it is the first under a key, and of those that only ran
 -- for it.
 local function let_go(s, key)
   while true do
     local entry, record = live(s, key), record_of(s, key)
-    if not entry or not record or entry.gateway ~= '' then
-      return
-    end
+    if not entry or not record or entry.gateway ~= '' then return end
     for _, position in ipairs(record.led) do
       local share = record.shares[position]
-      if share[KIND] == BY_KEY or has_followers(s, share[FLIGHT]) then
-        return
-      end
+      if share[KIND] == BY_KEY or has_followers(s, share[FLIGHT]) then return end
     end
     for _, position in ipairs(record.led) do
       redis.call('HDEL', s.prefix .. 'v', record.shares[position][FLIGHT])
@@ -449,9 +407,7 @@ local function let_go(s, key)
     end
     unfollow(s, key, record.follows)
     key = original_of(s, record.follows)
-    if not key then
-      return
-    end
+    if not key then return end
   end
 end
 
@@ -499,9 +455,7 @@ function expire_followers(s)
       unfollow(s, key, record.follows)
       local original = original_of(s, record.follows)
       conclude(s, late_outcome(s, entry, 1), {whose(key, '', false, true)}, true)
-      if original then
-        let_go(s, original)
-      end
+      if original then let_go(s, original) end
     end
   end
 end

@@ -1,1 +1,1 @@
-"""Brokers, in which entries wait: in this process (`memory`), or in a server that many processes share (`redis`)."""
+"""Brokers, where entries wait: in this process (`memory`), or in a server shared by many processes (`redis`)."""

@@ -1,4 +1,4 @@
-"""Timer for a reap that is due before the reaper comes: for what has come since it was told when."""
+"""Timer for a reap that is due before the next regular one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable
 from headway.runtime.race import end
 
 GRAIN = 0.01
-"""Least seconds for which the timer is set, so that deadlines close together are one reap."""
+"""Least delay in seconds, so deadlines close together are reaped at once."""
 
 
 class ReapTimer:
-    """Timer of one broker. It is never set before somebody has reaped, nor once the reaper should have come.
+    """Timer of one broker. It is only set between a regular reap and the next.
 
     Arguments:
-        reap: reaps; returns the instant at which that is due again, and the present one.
+        reap: reaps. Returns the instant at which the next reap is due, and the present one.
 
     Attributes:
-        at: instant of the next reap; what is due later needs no timer.
+        at: instant of the next reap; anything due later needs no timer.
     """
 
     def __init__(self, reap: Callable[[], Awaitable[tuple[float, float]]]) -> None:
@@ -30,19 +30,19 @@ class ReapTimer:
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, at: float) -> None:
-        """Note that the reaper comes at an instant."""
+        """Set the instant of the next regular reap."""
         self._cancel()
         self.at = self._told = at
 
     def move_up(self, at: float, now: float) -> None:
-        """Have the next reap by instant `at`, if it is later."""
+        """Reap at instant `at` unless a reap comes sooner."""
         if at < self.at:
             self._cancel()
             self.at = at
             self._timer = asyncio.get_running_loop().call_later(max(at - now, GRAIN), self._fire)
 
     async def close(self) -> None:
-        """Reap no more."""
+        """Stop reaping."""
         self._cancel()
         self.at = self._told = -math.inf
         await end(self._task)

@@ -1,1 +1,1 @@
-"""The broker inside one process."""
+"""The broker for a single process."""

@@ -1,7 +1,7 @@
-"""The broker inside one process: `core.queue` with leases, wake-ups, and a mailbox for each gateway.
+"""The broker for a single process: `core.queue` with leases, wake-ups, and a mailbox per gateway.
 
-Everything happens in one event loop and no method suspends half-way, so each is atomic. A process that ends loses its
-entries, and with them the gateway that shares the process.
+All of it runs in one event loop and no method suspends half-way, so each is atomic. When the process ends, its entries
+are lost together with the only gateway that could ask for them.
 """
 
 from __future__ import annotations
@@ -63,30 +63,30 @@ _DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter(
 _MODEL = attrgetter("model")
 
 LEASE_SECONDS = 10.0
-"""Seconds for which a lease lasts unless it is extended."""
+"""Seconds that a lease lasts unless it is extended."""
 REAP_EVERY = 0.05
-"""Most seconds between two calls of `reap` without rest, by which an expiry may be late."""
+"""Most seconds between two calls of `reap` without a rest. An expiry may be late by as much."""
 REST_SECONDS = 1.0
-"""Most seconds between two others."""
+"""Most seconds between two calls of `reap` with a rest."""
 LOOK_AGAIN = 0.05
-"""Seconds after which entries that are held for an idle worker are looked at again, as the load may ask for another rule."""
+"""Seconds after which entries held for an idle worker are checked again, because the load may have changed."""
 COMING_SECONDS = 0.05
-"""Seconds that a woken worker has to claim, before another one is woken."""
+"""Seconds that a woken worker has to claim before another is woken."""
 LINGER = 0.001
-"""Seconds for which a gateway lets entries gather before a call; calls cost little here."""
+"""Seconds for which a gateway gathers entries for one call; calls cost little here."""
 
 
 class MemoryBroker(Broker, NearQueue):
-    """Broker for one process. See `headway.ports.Broker` for the methods and the laws.
+    """Broker for one process. `headway.ports.Broker` describes methods and laws.
 
     Arguments:
-        models: bounds of the queue of each model served.
-        dead: dead letters, where entries go that make the model fail.
+        models: queue bounds of each model served.
+        dead: dead letters, for entries that make the model fail.
         counters: counters of retries.
-        clock: monotonic seconds, of the same pace as the event loop's.
+        clock: monotonic seconds, at the pace of the event loop's clock.
         rng: uniform in [0, 1).
         kept: budgets of kept outcomes.
-        queue_bytes: most bytes of entries that have no outcome yet.
+        queue_bytes: most bytes of entries without an outcome.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class MemoryBroker(Broker, NearQueue):
 
     @property
     def epoch(self) -> str:
-        """See Broker. The state is lost only together with the process, and so with all gateways that could ask."""
+        """See Broker. The state is only lost with the process, and so with all gateways that could ask."""
         return "process"
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker. Always False: memory is bounded tenant by tenant, so there is room for who holds little."""
+        """See Broker. Always False: memory is bounded per tenant, so tenants with little always have room."""
         return False
 
     @property
@@ -135,7 +135,7 @@ class MemoryBroker(Broker, NearQueue):
 
     @property
     def apart_from(self) -> float:
-        """See Broker. Nothing is brought anywhere."""
+        """See Broker. Infinite, because no value has to be sent anywhere."""
         return math.inf
 
     @property
@@ -188,7 +188,7 @@ class MemoryBroker(Broker, NearQueue):
         return self._take_rarely(self._placed(entry), self._clock())
 
     def enter(self, held: Held, now: float) -> Failure | None:
-        """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
+        """See NearQueue. One idle worker is woken for all entries of a turn of the event loop."""
         entry = held.entry
         found = self._queues.for_any.get(entry.model)
         size = len(entry.input)
@@ -220,23 +220,25 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _take_rarely(self, entry: Entry, now: float, held: Held | None = None) -> Failure | None:
-        """Admit or refuse an entry that has to be judged, or asks for something rare."""
+        """Slow path of `enter`: judge an entry that can be refused or needs more than a place."""
         failure = self._admit(entry, now)
         if failure is None:
-            if held is not None and (queued := self._entries.get(held.key)) is not None:  # It may have its outcome.
+            if (
+                held is not None and (queued := self._entries.get(held.key)) is not None
+            ):  # It may have its outcome already.
                 queued.held = held
             self._reaping.move_up(self._queues[entry.queue].next_due(), now)
             self._look_soon(entry.queue)
         return failure
 
     def _placed(self, entry: Entry) -> Entry:
-        """Entry with a model: all queues know one another's tasks, so that a follower may wait in any."""
+        """Give a follower without a model any model. Every queue knows the tasks of all others."""
         if entry.model or not task_followed(entry):
             return entry
         return msgspec.structs.replace(entry, model=next(iter(self._queues)).model)
 
     def _look_soon(self, name: QueueName) -> None:
-        """Wake an idle worker for what has come, on a later turn of the loop."""
+        """Wake an idle worker for new entries in a later turn of the event loop."""
         wakeups = self._wakeups[name]
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))
@@ -282,7 +284,7 @@ class MemoryBroker(Broker, NearQueue):
         return lease
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """See Broker. The wake-ups keep a timer of their own, so `until` is not needed here."""
+        """See Broker. `until` isn't needed, because the wake-ups have their own timer."""
         wakeups, name = self._wakeups[slot.queue], slot.queue
         wakeups.idle[slot.worker] = sleeper = asyncio.get_running_loop().create_future()
         wakeups.coming.discard(slot.worker)
@@ -292,7 +294,7 @@ class MemoryBroker(Broker, NearQueue):
         except asyncio.CancelledError:
             if wakeups.idle.get(slot.worker) is sleeper:
                 del wakeups.idle[slot.worker]
-            wakeups.coming.discard(slot.worker)  # It may have been woken; it will not claim, so another should.
+            wakeups.coming.discard(slot.worker)  # A woken worker that won't claim: another should.
             self._wake_idle(name, self._clock())
             raise
 
@@ -326,7 +328,7 @@ class MemoryBroker(Broker, NearQueue):
     def _unsettled(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> tuple[Sequence[QueuedEntry], Sequence[ItemResult]]:
-        """Entries that get a reply each, with their items. Those beside bulk entries are settled here, as if they had ridden alone."""
+        """Return the entries that get separate replies, with their items. Riders beside bulk entries are settled here if possible."""
         if len(wanted) != len(items):
             chosen = set(map(id, wanted))
             return wanted, [item for one, item in zip(departure.members, items, strict=True) if id(one) in chosen]
@@ -343,7 +345,7 @@ class MemoryBroker(Broker, NearQueue):
         ran: BatchRun,
         now: float,
     ) -> None:
-        """Send a reply to each of these entries, and keep a dead letter of those that failed by themselves. Bulk entries leave none."""
+        """Reply to each entry, and keep a dead letter of each that failed by itself, except bulk entries."""
         letters, replies, left_at, attempts = [], [], departure.left_at, departure.attempts
         bulk = set(map(id, departure.members[-departure.bulk :])) if departure.bulk else frozenset[int]()
         for member, item in zip(members, items, strict=True):
@@ -363,7 +365,7 @@ class MemoryBroker(Broker, NearQueue):
     def _settle(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> bool:
-        """Settle a batch whose gateway holds all of it, and of which each entry has an output and nothing beside it. False: it is none."""
+        """Fast path: settle a batch of plain outputs whose gateway holds all entries. Returns False if the batch is none."""
         outputs, held = list(map(_OUTPUT, items)), list(map(_HELD, wanted))
         beside = departure.rest is not None or any(map(_TOKENS, items))
         gateways = set(map(_GATEWAY, wanted))
@@ -379,7 +381,7 @@ class MemoryBroker(Broker, NearQueue):
             for member, output in zip(wanted, outputs, strict=True)
         ]  # fmt: skip
         for member in map(self._entries.pop, map(_KEY, wanted)):
-            member.held = None  # A queue may remember the entry for long, and would keep the output.
+            member.held = None  # A queue that remembers the entry must not keep the output.
         if self._room.in_use:
             for member in wanted:
                 member.reservation = None
@@ -411,7 +413,7 @@ class MemoryBroker(Broker, NearQueue):
         for tenant, id, nonce in submissions:
             queued = self._entries.get((tenant, id))
             if queued is None or queued.state == GONE:
-                continue  # What is replied to stays known until that is read.
+                continue  # An answered entry stays known until its reply is read.
             if queued.entry.nonce == nonce and queued.entry.gateway == gateway:
                 self._let_go(queued)
 
@@ -487,11 +489,11 @@ class MemoryBroker(Broker, NearQueue):
         return {name: queue.load(now) for name, queue in self._queues.items()}
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
-        """See Broker. The bounds of a queue that is there stay, as its workers are of this process."""
+        """See Broker. Existing queues keep their bounds, because their workers are in this process."""
         self._queues.know(models)
 
     async def reap(self, rest: float = 0.0) -> float:
-        """See Broker. As nobody else reaps, it does not matter how long the rest is."""
+        """See Broker. The length of the rest doesn't matter, because nobody else reaps."""
         due, now = await self._reap()
         if not rest:
             return max(min(due - now, REAP_EVERY), TIMER_GRAIN)
@@ -500,7 +502,7 @@ class MemoryBroker(Broker, NearQueue):
         return pause
 
     async def _reap(self) -> tuple[float, float]:
-        """Reap. Returns the instant at which that is due again, and the present one."""
+        """Reap. Returns the instant at which the next reap is due, and the present one."""
         now = self._clock()
         self._rate_debts.tidy(now)
         due = now + REST_SECONDS
@@ -513,7 +515,7 @@ class MemoryBroker(Broker, NearQueue):
             else:
                 due = min(due, running.expires_at)
         for queued in self._dedup.overdue(now):
-            if self._dedup.follows(queued):  # It may have been let go of by the one before it.
+            if self._dedup.follows(queued):  # An entry before it may have dropped it.
                 left = self._dedup.leave(queued)
                 self._end([(queued, reply_to(queued, now, lateness_of(queued, 1, now), None))], now, late=True)
                 self._follow_up(left, now)
@@ -527,7 +529,7 @@ class MemoryBroker(Broker, NearQueue):
         return min(due, self._dedup.next_due(), *(at for at in silent if at > now)), now
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
-        """Judge an entry that is not known. It is charged when it is admitted."""
+        """Judge an unknown entry, and charge it if it is admitted."""
         if not self._queues.has(entry.queue):
             return failures.not_here(entry.model)
         if entry.digest:
@@ -549,7 +551,7 @@ class MemoryBroker(Broker, NearQueue):
         return refusal
 
     def _give(self, reservation: Reservation, entry: Entry) -> None:
-        """Have an entry that was let in hold a reservation, if it is still here: it may have its outcome already."""
+        """Give an admitted entry a reservation, unless it is gone because it already has its outcome."""
         if (queued := self._entries.get((entry.tenant, entry.id))) is not None:
             reservation.give_to(queued)
 
@@ -566,7 +568,7 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _join(self, entry: Entry, now: float) -> Failure | None:
-        """Join another entry's answer, or be offered."""
+        """Share another entry's answer, or offer the entry."""
         queued = queued_at(entry, now)
         joined = self._dedup.join(queued, now)
         if joined is None:
@@ -580,7 +582,7 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _let_go(self, queued: QueuedEntry, *, deleted: bool = False) -> None:
-        """Let go of an entry that nobody waits for any more. `deleted`: its outcome is unwanted, too."""
+        """Drop an entry that nobody waits for any more. `deleted`: its outcome is unwanted too."""
         entry = queued.entry
         del self._entries[entry.tenant, entry.id]
         if self._dedup.active and entry.dedup_keys:
@@ -590,7 +592,7 @@ class MemoryBroker(Broker, NearQueue):
             queued.reservation = None
 
     def _follow_up(self, consequences: Consequences, now: float) -> None:
-        """Carry out the consequences of an event for other entries."""
+        """Carry out what an event means for other entries."""
         for queued in consequences.idle:
             self._queues[queued.entry.queue].remove(queued)
         if consequences.replies:
@@ -599,10 +601,10 @@ class MemoryBroker(Broker, NearQueue):
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
-        """Offer a follower whose original was too late: it runs itself, or joins another, in the time that it has left."""
+        """Offer a follower again whose original was late: it runs or joins another flight in its remaining time."""
         entry, left = queued.entry, queued.due - now
         refusal = None
-        reservation, queued.reservation = queued.reservation, None  # What is offered anew takes it over.
+        reservation, queued.reservation = queued.reservation, None  # The new entry takes it over.
         if left > 0.0:
             wait = min(entry.queue_timeout, left)
             refusal = self._join(msgspec.structs.replace(entry, timeout=left, queue_timeout=wait), now)
@@ -611,7 +613,7 @@ class MemoryBroker(Broker, NearQueue):
         else:
             refusal = lateness_of(queued, 1, now)
         if refusal is not None:
-            self._dedup.begin(queued, now)  # If it is a task, that is its outcome.
+            self._dedup.begin(queued, now)  # A task has this as its outcome.
             self._end([(queued, reply_to(queued, now, refusal, None))], now)
         self._wake_idle(entry.queue, now)
         self._reaping.move_up(self._queues[entry.queue].next_due(), now)
@@ -640,7 +642,7 @@ class MemoryBroker(Broker, NearQueue):
     def _deliver(
         self, members: Sequence[QueuedEntry], replies: Sequence[Reply], now: float, *, late: bool = False
     ) -> None:
-        """Put a reply for each of `members` into its gateway's mailbox. `late`: they are failures for want of time."""
+        """Put the members' replies into their gateways' mailboxes. `late`: the replies say that time ran out."""
         if not replies:
             return
         if self._dedup.active:
@@ -664,7 +666,7 @@ class MemoryBroker(Broker, NearQueue):
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """End entries that have their outcomes, and those that joined them, in order: a follower may run anew, and the next may join it."""
+        """End entries that have outcomes, and their followers, in order: one follower may run again and the next join it."""
         for queued, reply in ended:
             wanted = not self._dedup.unwanted(queued)
             consequences = self._dedup.end(queued, reply, now, late=late)
@@ -681,7 +683,7 @@ class MemoryBroker(Broker, NearQueue):
             box.put((reply,))
 
     def _wake_idle(self, name: QueueName, now: float) -> None:
-        """Wake an idle worker if there is something to claim, else set the timer for when there may be."""
+        """Wake an idle worker if there is work, else set a timer for when there may be."""
         if not (wakeups := self._wakeups[name]).idle or wakeups.coming:
             return
         found = self._queues[name].wake(wakeups.idle, now)
@@ -705,5 +707,5 @@ class MemoryBroker(Broker, NearQueue):
 
 
 def _is_of(queued: QueuedEntry, entry: Entry) -> bool:
-    """Whether what is known under an id is this submission of an entry."""
+    """Return True if this submission of an entry is the known one."""
     return queued.entry.nonce == entry.nonce and queued.entry.gateway == entry.gateway

@@ -17,11 +17,11 @@ _Key = tuple[str, str]
 class DeadLetterBox(DeadLetters):
     """Dead letters in memory.
 
-    Too many: the tenant with most of them loses its oldest. Too large: the one with most bytes does.
+    If there are too many, in number or in bytes, the tenant with most loses its oldest.
 
     Arguments:
         capacity: most dead letters.
-        capacity_bytes: most bytes of input, parameters and error in all of them together.
+        capacity_bytes: most bytes of input, parameters and error in all dead letters together.
     """
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
@@ -79,5 +79,5 @@ def _key(letter: DeadLetter) -> _Key:
 
 
 def _letter_bytes(letter: DeadLetter) -> int:
-    """Estimate of a dead letter's bytes, at least 1. Text counts four bytes a character, the most that Python needs."""
+    """Estimate the bytes of a dead letter, at least 1. Text counts four bytes a character, Python's worst case."""
     return 1 + 4 * (len(letter.entry.input) + len(letter.error)) + len(letter.entry.parameters)

@@ -1,4 +1,4 @@
-"""The fleet of one process, whose only member is that process, and its departure board."""
+"""The fleet of a single process, and its departure board."""
 
 from __future__ import annotations
 

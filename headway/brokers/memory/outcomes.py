@@ -1,4 +1,4 @@
-"""Outcomes of queued entries, as the memory broker hands them out, and the mailboxes in which they wait for their gateway."""
+"""Outcomes of the memory broker's entries, and the mailboxes where they wait for gateways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply
 
 
 class Running(msgspec.Struct):
-    """Batch that runs, until instant `expires_at` unless its lease is extended."""
+    """Running batch. Its lease ends at instant `expires_at` unless it is extended."""
 
     lease: Lease
     departure: Departure
@@ -24,10 +24,10 @@ class Running(msgspec.Struct):
 
 
 class Mailbox:
-    """Replies to one gateway, kept until the gateway asks with a later cursor, or until they are handed over.
+    """Replies to one gateway, kept until it asks with a later cursor or takes delivery.
 
     Attributes:
-        deliver: takes replies, and what is held of them; see NearQueue. None for a gateway that asks.
+        deliver: takes replies and what is held of them, see NearQueue; None for a gateway that asks.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,6 @@ class Mailbox:
         self.arrival = asyncio.Event()
 
     def put(self, replies: Iterable[Reply]) -> None:
-        """Add replies."""
         if self.deliver is None:
             self.arrival.set()
         elif not self.replies:
@@ -50,7 +49,7 @@ class Mailbox:
         deliver(replies, ())
 
     def acknowledge(self, cursor: int) -> Sequence[Reply]:
-        """Let go of the replies up to `cursor` and return them."""
+        """Drop the replies up to `cursor` and return them."""
         read = max(0, cursor - self.acknowledged)
         gone = self.replies[:read]
         del self.replies[:read]
@@ -66,12 +65,12 @@ def reply_to(member: QueuedEntry, left_at: float, failure: Failure, ran: BatchRu
 
 
 def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:
-    """Failure of an entry that is overdue at instant `now`; `slots` GPUs are live."""
+    """Failure of an entry that is overdue at instant `now` while `slots` GPUs serve."""
     return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due, member.hung)
 
 
 def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> DeadLetter:
-    """The dead letter of an entry that failed for the last time in a run."""
+    """Dead letter of an entry that failed for good in this run."""
     return DeadLetter(
         entry=member.entry,
         error=error,
@@ -85,13 +84,13 @@ def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> Dea
 
 
 def run_of(lease: Lease, departure: Departure, worker: str, now: float) -> BatchRun:
-    """Run of a batch that ended at instant `now` on `worker`."""
+    """Run of a batch that ended on `worker` at instant `now`."""
     left_at, runs = departure.left_at, lease.slot.runs
     return BatchRun(worker, len(departure.members), now - left_at, left_at, runs.version, runs.target)
 
 
 def forget_read(entries: dict[tuple[str, str], QueuedEntry], gateway: str, read: Iterable[Reply]) -> None:
-    """Remove the entries whose replies a gateway has read, unless they were asked anew since."""
+    """Forget entries whose replies a gateway has read, unless they were submitted again."""
     for reply in read:
         key = reply.tenant, reply.id
         answered = entries.get(key)

@@ -1,4 +1,4 @@
-"""Queues of the memory broker, with the wake-ups of the idle workers that wait at each, in one event loop."""
+"""Queues of the memory broker, and wake-ups for the idle workers of each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from headway.core.queue_limits import QueueLimits
 from headway.model import CostLine, QueueName
 
 TIMER_GRAIN = 0.001
-"""Least seconds for which a timer is set, as event loops count in milliseconds."""
+"""Least delay of a timer in seconds, because event loops count in milliseconds."""
 
 
 class Wakeups:
-    """Idle workers of one model, first come first woken, and the timer that wakes the next.
+    """Idle workers of one queue, first come first woken, and a timer to wake the next.
 
-    A woken worker is `coming` until it claims. Meanwhile no other worker is woken: its claim wakes one for what it
-    leaves.
+    A woken worker is `coming` until it claims, and no other is woken before: the claim wakes one for what it leaves.
     """
 
     def __init__(self) -> None:
@@ -30,14 +29,14 @@ class Wakeups:
         self.looks_soon = False
 
     def wake(self, worker: str) -> None:
-        """Wake an idle worker, which is `coming` from then on."""
+        """Wake an idle worker. It is `coming` from then on."""
         sleeper = self.idle.pop(worker, None)
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
             self.coming.add(worker)
 
     def arm(self, at: float, now: float, look: Callable[[], None]) -> None:
-        """Call `look` at instant `at`, or before: a timer that is set for earlier is left, as it asks again."""
+        """Call `look` at instant `at` or sooner: an earlier timer stays, because it checks again."""
         if at < self.looks_at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -45,7 +44,7 @@ class Wakeups:
             self.timer = asyncio.get_running_loop().call_later(max(at - now, TIMER_GRAIN), self._look, look)
 
     def look_soon(self, look: Callable[[], None]) -> None:
-        """Call `look` on a later turn of the loop; `looks_soon` until then."""
+        """Call `look` in a later turn of the event loop; `looks_soon` until then."""
         self.looks_soon = True
         asyncio.get_running_loop().call_soon(self._look_now, look)
 
@@ -59,17 +58,17 @@ class Wakeups:
 
 
 class Queues(dict[QueueName, ModelQueue]):
-    """Queues by name. Each model has one for any version, and one for each known version.
+    """Queues by name: for each model one for any version, and one per known version.
 
     Arguments:
-        models: bounds of the queues of each model.
+        models: queue bounds of each model.
 
     Attributes:
-        limits: bounds of the queues of each model that is known.
-        wakeups: wake-ups at each queue.
+        limits: queue bounds of each known model.
+        wakeups: wake-ups of each queue.
         for_any: queue for any version of each model, and its wake-ups.
         rows: models whose entries have rows or shapes; see `core.rows.counted`.
-        padded: line of each model that pads.
+        padded: cost line of each model that pads.
     """
 
     def __init__(self, models: Mapping[str, QueueLimits]) -> None:
@@ -82,13 +81,15 @@ class Queues(dict[QueueName, ModelQueue]):
         self.know(models)
 
     def know(self, models: Mapping[str, QueueLimits]) -> None:
-        """Have queues of these models too. The bounds of those that are there stay."""
+        """Add queues of these models. Existing queues keep their bounds."""
         for model in models.keys() - self.limits.keys():
             self.limits[model] = models[model]
             self.for_any[model] = self._add(QueueName(model), models[model])
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Have entries of these models ride only with those of their shape and weigh what they say, or no longer. Models that are not known are left out."""
+        """Note of each model whether its entries have rows and shapes, which decide what they weigh and which ride together.
+        Unknown models are ignored.
+        """
         for model, counts in counted.items():
             if model in self.limits and counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
@@ -97,7 +98,7 @@ class Queues(dict[QueueName, ModelQueue]):
                         queue.bound(self._bounds(model))
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """Have the entries of these models, which pad, ride with others of like weight; those of no other model."""
+        """Have entries ride with others of like weight, for the models that pad and no others."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):
@@ -111,7 +112,7 @@ class Queues(dict[QueueName, ModelQueue]):
         return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
-        """Whether there is a queue of a name. That of a version of a model that is known is made."""
+        """Return True if a queue of this name exists; one for another version of a known model is created."""
         if name in self:
             return True
         limits = self.limits.get(name.model)

@@ -9,8 +9,6 @@ completion         outcomes of a lease on their way into the server, and bounds 
 receipts           what gateways have read, of which the server is yet to hear
 wakeups            wake-ups of the idle slots of this process
 large_values       inputs and outputs that are stored apart
-budgets            bytes that queues may take of a server
-rate_limit_cache   rate-limit debts that this process has heard of
 
 All queues
 queue_table        queues that this process knows, made when they are heard of, and forgotten again

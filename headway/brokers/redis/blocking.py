@@ -1,7 +1,7 @@
-"""Blocking reads of several keys at once, so that one connection of a server waits for all that is waited for.
+"""Blocking reads of several keys at once, so one connection per server is enough.
 
-Keys for which somebody begins to wait during a read get a read of their own at first. All reads end by one instant, and
-what is still waited for then goes into one. Nothing is broken off for that, as a read may have taken something already.
+Keys that are first awaited during a read get a read of their own. All reads end at the same instant, and whatever is still awaited then
+goes into one. A read isn't aborted for that, because it may have taken something already.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 LEAST = 0.001
-"""Least seconds of a read: 0 would be for ever."""
+"""Least seconds of a read: 0 would mean for ever."""
 FEW = 2
-"""Reads at once beyond which new keys gather."""
+"""Number of reads under way above which new keys gather."""
 GATHERED = 0.02
-"""Seconds for which they do so. What comes for them meanwhile waits in the server."""
+"""Seconds for which new keys gather. Their data waits in the server meanwhile."""
 
 
 class _Waiting(Generic[P, T]):
-    """Wait for a key, from a place in it on. `read`: whether a read that is under way has the key."""
+    """Wait for a key from a position on. `read`: a read under way includes the key."""
 
     __slots__ = ("found", "place", "read")
 
@@ -35,11 +35,11 @@ class _Waiting(Generic[P, T]):
 
 
 class BlockingReads(Generic[P, T]):
-    """Blocking reads of keys that lie on one server, and that one command may name together.
+    """Blocking reads of keys that one command may name together.
 
     Arguments:
-        read: reads the keys, each from its place on, for so many seconds at most; returns what it found by key.
-        block: returns the seconds after which a wait ends with nothing; infinite for never.
+        read: reads keys, each from its position on, for at most some seconds. Returns what it found by key.
+        block: returns the seconds after which a wait ends without a result; infinite for never.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class BlockingReads(Generic[P, T]):
         self._waiting: dict[str, _Waiting[P, T]] = {}
         self._reading: dict[asyncio.Task[None], Mapping[str, _Waiting[P, T]]] = {}
         self._until = 0.0
-        """Instant by which all reads end."""
+        """Instant at which all reads end."""
         self._known: set[str] = set()
-        """Keys that were read lately, beside which new ones gather."""
+        """Recently read keys, beside which new ones gather."""
         self._begins: asyncio.Handle | None = None
 
     async def wait(self, key: str, place: P) -> T | None:
-        """Wait for a key, alone; None when nothing came for a while. Raises BrokerUnavailable."""
+        """Wait for a key; None if nothing came for a while. Only one caller may wait for it. Raises BrokerUnavailable."""
         waiting = self._waiting[key] = _Waiting[P, T](place)
         self._begin_soon(GATHERED if len(self._reading) >= FEW and key not in self._known else 0.0)
         try:
@@ -66,13 +66,13 @@ class BlockingReads(Generic[P, T]):
                 self._cancel_idle()
 
     def _cancel_idle(self) -> None:
-        """Break off the reads for which nobody waits any more."""
+        """Abort the reads that nobody waits for any more."""
         for task, keys in self._reading.items():
             if not any(self._waiting.get(key) is one for key, one in keys.items()):
                 task.cancel()
 
     def _begin_soon(self, wait: float = 0.0) -> None:
-        """Begin a read in `wait` seconds; at once means once all that has just been answered is waited for again."""
+        """Begin a read in `wait` seconds. At 0 it begins once callers that were just answered wait again."""
         loop = asyncio.get_running_loop()
         if self._begins is None:
             self._begins = loop.call_later(wait, self._begin) if wait else loop.call_soon(self._begin)

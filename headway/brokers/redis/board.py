@@ -1,6 +1,6 @@
-"""The departure board of a fleet, in the server: a bounded stream of notices, and a row for each step of the history.
+"""The fleet's departure board in the server: a bounded stream of notices, and a row for each step of the history.
 
-The server adds the counts of all processes up, so that the history does not grow with the fleet.
+The server adds up the counts of all processes, so the history doesn't grow with the fleet.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headway.model.board import FleetFigures, HistoryRow, News, Notice, Posted
 from headway.ports import Board
 
 PAGE = 1000
-"""Most notices that are read in one call."""
+"""Most notices read in one call."""
 DECISION = b"s:"
-"""Beginning of the field of a row that is a decision of the autoscaler."""
+"""Beginning of a row's field that holds a decision of the autoscaler."""
 ROWS = 150
-"""Most rows that are read in one call, for which the server does nothing else."""
+"""Most rows read in one call, because it blocks the server."""
 
 
 class RedisBoard(Board):
@@ -35,14 +35,14 @@ class RedisBoard(Board):
         self._connection = connection
         self._key = f"{connection.prefix}:{{fleet}}:"
         self._born = b""
-        """Beginning of the board as the server last told it."""
+        """Beginning of the board, as the server last told it."""
 
     async def post(self, notice: Notice) -> Posted:
-        """See Board. A server without memory gets no notices, so that they take none from requests."""
+        """See Board. A server short of memory gets no notices, so requests keep what is left."""
         connection = self._connection
         whole = b"" if notice.empty else wire.encode(notice)
         try:
-            # Calls that are joined are done without memory, too.
+            # Joined calls are made even without memory.
             post = connection.call if not notice.empty and connection.memory_pressure else connection.join
             watched, records, born = await post(
                 "post", self._key, connection.clock_text(), notice.process, whole, self._born, *_fields(notice)
@@ -69,7 +69,7 @@ class RedisBoard(Board):
         return News(_read(found), found[-1][0].decode() if found else after, lost_at)
 
     async def _watch(self) -> float:
-        """Instant since which the broker has data again that it had lost; 0 where it has not lost any."""
+        """Instant since which the broker has data again after a loss; 0 if it lost none."""
         born: bytes = await self._connection.call("watch", self._key, self._connection.clock_text())
         return float(born[1:]) if born[:1] == b"1" else 0.0
 
@@ -86,7 +86,7 @@ class RedisBoard(Board):
 
 
 def _fields(notice: Notice) -> list[Any]:
-    """Arguments of a notice for its row: how many are counts, these, and figures; none where it counts nothing."""
+    """Arguments for a notice's row: number of arguments for counts, counts, figures. Empty if the notice counts nothing."""
     if not counts(notice):
         return []
     row = HistoryRow(0)
@@ -99,13 +99,13 @@ def _fields(notice: Notice) -> list[Any]:
             "w", ",".join(map(str, fleet.waiting)), "o", ",".join(map(str, fleet.oldest)), "c", fleet.capacity,
             "u", fleet.usable, "h", fleet.healthy, "n", fleet.workers,
         ]  # fmt: skip
-    for change in row.scalings:  # It is its own name, as several processes may decide within one step.
+    for change in row.scalings:  # Named by itself, because several processes may decide in one step.
         figures += [DECISION + wire.encode(change), ""]
     return [len(found), *found, *figures]
 
 
 def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
-    """Row of a step, from its fields in the server."""
+    """Row of a step, made of its fields in the server."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     figures = None
     if b"w" in fields:
@@ -121,7 +121,7 @@ def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
 
 
 def _read(found: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Notice]:
-    """Notices of stream entries; those that a later release has written in another way are left out."""
+    """Notices of stream entries, without those that only a later release can read."""
     return wire.readable(_stamped, [fields[b"t"] + b"\0" + fields[b"n"] for _, fields in found])
 
 

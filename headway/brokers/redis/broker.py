@@ -19,17 +19,15 @@ import uuid_utils
 from msgspec.structs import replace
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.budgets import Budgets
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.lookup import Lookup, TaskIds
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.queue_table import QueueTable
-from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.reaping import LEAST_PAUSE, Reaping
 from headway.brokers.redis.receipts import Offers
-from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Granted, Look, Queue
+from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Budgets, Granted, Look, Queue, RateLimitCache
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.brokers.redis.together import all_of
 from headway.core import failures, rows

@@ -1,6 +1,6 @@
-"""Codes and orders of values that this process and the functions in the server both use.
+"""Codes and orders of values shared with the functions in the server.
 
-`function_library` writes each name of this module into the functions, so that it is written down once.
+`function_library` writes the names of this module into the functions.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from headway.core.retention import KeptLimits
 
 
 class RefusalCode(enum.IntEnum):
-    """Reasons of the functions for refusing an entry."""
+    """Reasons of the functions to refuse an entry."""
 
     TOO_LONG = 0
-    """Queue too long for the entry's deadline."""
+    """The queue is too long for the entry's deadline."""
     SHED = 1
-    """Queue too long for the entry's tier, and not for the highest."""
+    """The queue is too long for the entry's tier, but not for the highest."""
     SCARCE = 2
-    """Server with hardly any memory left."""
+    """The server is short of memory."""
     CONFLICT = 3
-    """Id under which another submission is live."""
+    """Another submission is live under this id."""
     MISUSE = 4
-    """Idempotency key or chosen id that was used for another request."""
+    """The idempotency key or chosen id was used for another request."""
     NO_TASK = 5
-    """Task that is not known."""
+    """The task is unknown."""
     CANCELLED = 6
-    """Task that was cancelled."""
+    """The task was cancelled."""
     TOO_LARGE = 7
-    """Output that is too large to be kept. In place of a wait comes its size in bytes."""
+    """The output is too large to be kept. Its size in bytes replaces the wait."""
     CULPRIT = 8
-    """Input that has failed alone a short while ago. In place of a wait comes its error."""
+    """The same input lately failed alone. Its error replaces the wait."""
     ROOM = 9
-    """Tenant whose large entries have all the room that they may have."""
+    """The tenant's large entries take all the room they may have."""
     LOST = 10
-    """Input that lay apart from its entry, and is not there."""
+    """The stored-apart input is gone."""
     UNDIGESTED = 11
-    """Input that lies apart and may be a known culprit: its digest is needed to tell."""
+    """The stored-apart input may be a known culprit, so its digest is needed."""
     MOVED = 12
-    """Request that is known in another queue of its model. In place of a wait comes how the prefix of that one goes on."""
+    """Another queue of the model knows the request. The ending of its prefix replaces the wait."""
     APART = 13
-    """Quarantine of the entry's caller too long."""
+    """The quarantine of the entry's caller is too long."""
     TOO_MANY = 14
-    """Entry that comes with more others than can be answered in time. In place of a wait comes how many can."""
+    """The entry comes with more others than can be answered in time. How many can replaces the wait."""
     TOO_MANY_APART = 15
-    """Entry of a caller in quarantine that comes with more others than can be answered in time there."""
+    """The same for the quarantine of the entry's caller."""
     OVER = 16
-    """First of the entry's rate limits; one more for each further position of the exceeded one."""
+    """First of the entry's rate limits is exceeded; one more for each further position."""
 
 
 class Worth(enum.IntEnum):
@@ -56,30 +56,30 @@ class Worth(enum.IntEnum):
 
     WORTHLESS = 0
     VERDICT = 1
-    """Verdict that the model rejects the input."""
+    """The model rejects the input."""
     ANSWER = 2
 
 
 class Standing(enum.IntEnum):
-    """State of an entry, as the functions tell it."""
+    """State of an entry."""
 
     AT_END = 0
-    """Entry that has its outcome, or is not known."""
+    """The entry has its outcome or is unknown."""
     WAITING = 1
     RUNNING = 2
 
 
 class PackedDedupKey(NamedTuple):
-    """A dedup key of an entry as the functions take it.
+    """Dedup key of an entry as the functions take it.
 
     Attributes:
         kind: value of its DedupKind.
-        flight: name of what is known under it. That of identical requests ends with a `#`, behind which the functions write the newest code.
-        digest: digest of what is asked, in hexadecimal digits.
+        flight: name of its flight. For identical requests it ends with `#`, to which the functions append the newest code.
+        digest: digest of the request in hexadecimal digits.
         keep: seconds for which an outcome is kept.
-        joins: whether the entry joins an original that has no outcome yet.
+        joins: whether the entry may join an original without an outcome.
         waits: whether the entry only waits for another's outcome.
-        renews: whether an outcome that is kept is forgotten.
+        renews: whether a kept outcome is forgotten.
     """
 
     kind: str
@@ -92,27 +92,27 @@ class PackedDedupKey(NamedTuple):
 
 
 class QueueSettings(NamedTuple):
-    """Settings of a queue, which every call of its functions brings along in one line of text.
+    """Settings of a queue, sent with every call as one line of text.
 
     Attributes:
         tiers: number of tiers.
         max_batch: most entries of a batch.
-        share: part of a batch that is kept for lower tiers.
-        max_queue: most entries that wait.
-        max_weight: most weight of a batch; 0 when entries are not weighed.
-        unit: weight of one of the places of a batch; infinite when entries are not weighed.
+        share: share of a batch that is kept for lower tiers.
+        max_queue: most waiting entries.
+        max_weight: most weight of a batch; 0 if entries aren't weighed.
+        unit: weight of one place of a batch; infinite if entries aren't weighed.
         round_weight: weight that costs a tenant one round.
-        least_cost: rounds that an entry costs at least.
-        longest, fixed: as in `Padding`, where the model fills inputs up; 0 elsewhere.
-        lease_seconds: seconds for which a lease lasts.
-        shed_last: depth from which the lowest tier is refused; below 0 for none.
-        shed_rest: depth from which all tiers but the highest are refused; below 0 for none.
-        room: bytes of the room for large entries.
-        kept: budgets of kept outcomes in bytes: of all, of a tenant, of one outcome.
-        promise: latency in seconds that was promised; 0 for none.
-        delayed: share of the entries that may wait for a batch of bulk entries.
-        served: 1 while any shard has healthy slots for the queue's entries, as far as the caller knows; else 0.
-        limits: key of the counts of rate limits.
+        least_cost: least rounds that an entry costs.
+        longest, fixed: as in `Padding` if the model pads; otherwise 0.
+        lease_seconds: seconds that a lease lasts.
+        shed_last: depth from which the lowest tier is refused; negative for none.
+        shed_rest: depth from which all tiers but the highest are refused; negative for none.
+        room: bytes of room for large entries.
+        kept: byte budgets of kept outcomes: of all, of a tenant, of one outcome.
+        promise: promised latency in seconds; 0 for none.
+        delayed: share of entries that bulk batches may delay.
+        served: 1 while any shard is known to have healthy slots for the queue, else 0.
+        limits: key of the rate limits' counts.
     """
 
     tiers: int
@@ -146,7 +146,7 @@ class QueueSettings(NamedTuple):
         lease_seconds: float,
         counts_key: str,
     ) -> str:
-        """Settings of one of `in_use` shards, as the functions take them."""
+        """Settings for one of `in_use` shards, as the functions take them."""
         last, rest = (-1, -1) if limits.shed_at is None else (max(1, depth // in_use) for depth in limits.shed_at)
         settings = cls(
             tiers=limits.tiers,

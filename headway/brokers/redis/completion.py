@@ -1,7 +1,7 @@
-"""Completion of leases: the outcomes of a batch on their way into the server, and the bounds on their bytes.
+"""Completion of leases: how the outcomes of a batch reach the server.
 
-A server that takes or sends hundreds of MB does nothing else for seconds, and every process of the fleet takes it for
-gone. So large outputs go in several steps, between which it serves others, small ones first, and there is a bound on all of them.
+A server that moves hundreds of MB at once is blocked for seconds, and the whole fleet takes it for dead. So large outputs go in
+several steps, small ones first, and their total is bounded.
 """
 
 from __future__ import annotations
@@ -31,32 +31,27 @@ _OUTPUT = attrgetter("output")
 log = get_logger(__name__)
 
 MOST_BYTES = 64 << 20
-"""Most bytes of the outputs that the replies of one batch carry; outputs that are stored apart are not among them."""
+"""Most bytes of outputs in the replies of one batch, without outputs stored apart."""
 PART_BYTES = 8 << 20
-"""Bytes of outputs that one step carries. A larger output goes in a step of its own."""
+"""Bytes of outputs in one step. A larger output gets a step of its own."""
 NONE_APART: Mapping[int, str] = MappingProxyType({})
-"""Kind and token of each output that is stored apart, by position, where none is."""
+"""No outputs stored apart: otherwise kind and token of each, by position."""
 TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was no room for this one; try again"
 
 
 class LeaseCompletions:
-    """Completions of the leases of one queue.
+    """Completions of one queue's leases.
 
     Arguments:
         steps: steps of the queue.
         connection: connection to the server.
         values: store of large values.
         key: prefix of the queue's keys.
-        learn: takes the packed load that comes with each completion.
+        learn: takes the packed load that each completion returns.
     """
 
     def __init__(
-        self,
-        steps: Steps,
-        connection: RedisConnection,
-        values: LargeValues,
-        key: str,
-        learn: Callable[[bytes], None],
+        self, steps: Steps, connection: RedisConnection, values: LargeValues, key: str, learn: Callable[[bytes], None]
     ) -> None:
         self._steps, self._connection, self._values = steps, connection, values
         self._key, self._learn = key, learn
@@ -64,16 +59,16 @@ class LeaseCompletions:
     async def complete(
         self, fence: int, lease: Lease, items: Sequence[ItemResult], waited: Sequence[float]
     ) -> Completion:
-        """End a lease with outputs. Large ones go last, and are stored apart.
+        """End a lease with outputs. Large ones are stored apart, and go last.
 
         Arguments:
-            fence: number of the lease in the queue.
+            fence: the lease's fence in this queue.
             lease: the lease.
-            items: what came of each of its entries.
-            waited: seconds that each of them waited.
+            items: result of each entry.
+            waited: seconds that each entry waited.
 
         Raises:
-            BrokerUnavailable: no answer in time; some of it may have been told.
+            BrokerUnavailable: no answer in time; some entries may have been answered.
         """
         large, delivered = self._large(items), 0
         left_out = (
@@ -90,7 +85,7 @@ class LeaseCompletions:
             items, apart = await self._store(lease, items, positions, storable)
             answered = await self._deliver(fence, pack(lease, items, waited, positions, apart))
             if answered is None:
-                last = []  # The lease has ended, as the completion will say.
+                last = []  # The lease is over, as the completion will say.
                 break
             delivered += answered
         if left_out:
@@ -104,16 +99,16 @@ class LeaseCompletions:
 
     def _large(self, items: Sequence[ItemResult]) -> Collection[int]:
         """Positions of the large outputs."""
-        if length_of_all(items) <= self._values.threshold:  # Mostly.
+        if length_of_all(items) <= self._values.threshold:  # The usual case.
             return ()
         return {position for position, item in enumerate(items) if self._values.is_large(item.output)}
 
     async def _store(
         self, lease: Lease, items: Sequence[ItemResult], positions: Sequence[int], storable: set[int]
     ) -> tuple[Sequence[ItemResult], Mapping[int, str]]:
-        """Store apart the outputs of some entries. Returns the items, and kind and token of each output that is stored, by position.
+        """Store outputs of some entries apart. Returns the items, and kind and token of each stored output by position.
 
-        An output that the server has no room for goes in its reply, if that has, and is no longer `storable`.
+        An output that the server has no room for stays in its reply if it fits there, and is no longer `storable`.
         """
         wanted = [position for position in positions if position in storable] if storable else []
         if not wanted:
@@ -132,10 +127,7 @@ class LeaseCompletions:
         return items, apart
 
     async def _deliver(self, fence: int, outcomes: Outcomes) -> int | None:
-        """Answer some entries of a lease ahead of its completion.
-
-        Returns how many were answered, None when the lease was no longer valid.
-        """
+        """Answer some entries of a lease ahead of its completion. Returns how many were answered; None if the lease is no longer valid."""
         positions = wire.encode(list(outcomes.positions))
         answer = await self._steps.call("deliver", fence, positions, *self._arguments(outcomes))
         if not answer:
@@ -143,7 +135,7 @@ class LeaseCompletions:
         return int(answer[0]) if answer else None
 
     async def _leave_out(self, fence: int, sizes: Mapping[int, int], size: int, delivered: int) -> Completion:
-        """End a lease of which all entries were answered but these, the bytes of whose outputs are given: they run again, apart."""
+        """End a lease whose other entries were answered. These, given with the bytes of their outputs, run again, apart."""
         answer = await self._steps.call("leave_out", fence, wire.encode(list(sizes.items())))
         if not answer:
             return Completion(0, 0, fenced=True)
@@ -152,7 +144,7 @@ class LeaseCompletions:
         return Completion(delivered, max(size - delivered - int(again), 0))
 
     async def _complete(self, fence: int, outcomes: Outcomes) -> Completion:
-        """End a lease with outputs: those of all entries that have not been answered."""
+        """End a lease with the outputs of all entries not yet answered."""
         answer = await self._steps.call("complete", fence, *self._arguments(outcomes))
         if not answer:
             await self._drop(outcomes.apart.values())
@@ -184,11 +176,11 @@ class LeaseCompletions:
 def fitting(
     entries: Sequence[Entry], items: Sequence[ItemResult], apart: Collection[int] = (), most: int = MOST_BYTES
 ) -> Sequence[ItemResult]:
-    """Cut the outputs of a batch to the bytes that its replies may carry; the other outputs become failures.
+    """Bound the bytes that the replies of a batch carry: outputs beyond become failures.
 
-    Tenants share the bytes, and each one's smallest outputs come first. Outputs at the positions `apart` take none of them.
+    Tenants share the bytes, and each one's smallest outputs come first. Outputs at the positions `apart` don't count.
     """
-    if 4 * length_of_all(items) <= most:  # Mostly; no character takes more than 4 bytes.
+    if 4 * length_of_all(items) <= most:  # The usual case; no character takes more than 4 bytes.
         return items
     sizes = [0 if position in apart else _bytes(item.output) for position, item in enumerate(items)]
     if sum(sizes) <= most:
@@ -211,17 +203,17 @@ def fitting(
 
 
 class Outcomes(msgspec.Struct, frozen=True):
-    """Outcomes of some entries of a lease, packed.
+    """Packed outcomes of some entries of a lease.
 
     Attributes:
         positions: positions of the entries in the lease.
         runs: packed replies by gateway.
-        head: what precedes the reply of a single entry where that is kept or told to others.
-        shared: for each entry with dedup keys: its position, the worth and the bytes of its outcome, the number of its
-            gateway among `runs`, from 1, and where its reply begins and ends there, as Lua counts.
-        ran: version of the model and code that ran them, where any is shared; empty elsewhere.
-        bad: positions of items that failed, and the packed failures.
-        apart: kind and token of each output that is stored apart, by position.
+        head: bytes ahead of a single entry's reply, where that is kept or shared.
+        shared: for each entry with dedup keys: its position, worth and bytes of its outcome, number of its gateway among `runs`
+            from 1, and begin and end of its reply there in Lua's counting.
+        ran: version of the model and code that ran them if any is shared; otherwise empty.
+        bad: positions and packed failures of items that failed.
+        apart: kind and token of each output stored apart, by position.
     """
 
     positions: Sequence[int]
@@ -244,10 +236,10 @@ def pack(
 
     Arguments:
         lease: the lease.
-        items: what came of each of its entries.
+        items: result of each entry.
         waited: seconds that each entry waited.
         positions: positions of the entries.
-        names: kind and token of each output of the lease that is stored apart, by position.
+        names: kind and token of each output of the lease stored apart, by position.
     """
     apart = {position: names[position] for position in positions if position in names} if names else {}
     runs: dict[str, list[wire.WireReply]] = {}
@@ -286,12 +278,10 @@ def pack(
 
 
 def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:
-    """Positions of the items, cut into steps of at most `most` bytes of outputs; one step where they fit.
-
-    Large outputs come last, so that no other waits for their bytes.
+    """Split the items' positions into steps of at most `most` bytes of outputs. Large outputs come last and delay no others.
 
     Arguments:
-        items: what came of each entry.
+        items: result of each entry.
         large: positions of the large outputs.
         most: bytes of a step.
     """
@@ -312,7 +302,7 @@ def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = 
 
 
 def length_of_all(items: Sequence[ItemResult]) -> int:
-    """Length of all outputs together: characters of texts, bytes of others."""
+    """Total length of the outputs, in characters of texts and bytes of others."""
     return sum(map(len, filter(None, map(_OUTPUT, items))))
 
 

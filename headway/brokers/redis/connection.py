@@ -1,8 +1,8 @@
-"""Connection to Redis or Valkey: calls of the library of functions, blocking reads, and their errors.
+"""Connection to Redis or Valkey: calls of the function library, blocking reads, and their errors.
 
-Every call has a deadline and is tried once: a command that timed out may have been done, and only the caller knows
-whether it can be repeated. Calls, claims, large values and blocking reads have connections of their own, so that neither
-waits for the other: a few for each server, as it does one step after the other.
+Every call has a deadline and is tried once. A command that timed out may have been done, so only the caller knows whether to
+repeat it. Calls, claims, large values and blocking reads use separate connections, so none of them waits for another kind. A
+few per server are enough, because it does one step after the other.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
-from redis.exceptions import (
-    AuthenticationError,
-    NoPermissionError,
-    OutOfMemoryError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, RedisError, ResponseError
 
 from headway.brokers.redis import function_library
 from headway.brokers.redis.blocking import BlockingReads
@@ -39,37 +33,37 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 BOUNDS = 8, 8, None, 8
-"""Most connections to one server for calls, for claims, for blocking reads and for large values."""
+"""Most connections to one server for calls, claims, blocking reads and large values."""
 BLOCK = 2.0
-"""Longest blocking read in seconds, after which a connection is known to live, or not."""
+"""Longest blocking read in seconds. It ends in an answer if the connection lives."""
 OLDEST = (7, 0)
-"""Oldest version of the server that has functions."""
+"""Oldest server version that has functions."""
 READ_WITHIN = 0.5
-"""Seconds within which a server that is there answers a read."""
+"""Seconds within which a running server answers a read."""
 READ_AGAIN = 0.1
-"""Seconds after which a read is tried again whose connection was closed."""
+"""Seconds after which a read is repeated whose connection was closed."""
 MEMORY_AGE = 1.0
-"""Seconds for which the share of memory in use is believed."""
+"""Seconds for which a measured share of memory is trusted."""
 SCARCE = 0.8
-"""Share of `maxmemory` in use above which no new entry is admitted."""
+"""Share of `maxmemory` above which no new entry is admitted."""
 KEEPING = "noeviction"
-"""Eviction policy under which no waiting entry is thrown away."""
+"""Eviction policy that throws no waiting entry away."""
 SLOWEST = 10_000_000
-"""Bytes of a large value that a server takes or gives in a second at least; a call with one may last longer by that."""
+"""Least bytes of a large value that a server moves per second. Calls with large values may last longer by as much."""
 PIECE = 1 << 19
-"""Bytes of a large value in one answer. Redis does nothing else while it makes an answer: 0.1 ms for these, 6 ms for 8 MB."""
+"""Bytes of a large value in one answer. Redis is blocked while it makes it: 0.1 ms for this size, 6 ms for 8 MB."""
 LOADS = 3
-"""Most times that a call loads the library into the server, should it be lost again and again."""
+"""Most times that a call loads the library, should the server lose it again and again."""
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
-"""Rights that a user needs, as in ACL SETUSER; `+cluster|slots` besides in a cluster."""
+"""Rights that a user needs, as in ACL SETUSER; in a cluster also `+cluster|slots`."""
 MISSING = "Function not found"
-"""Text of the server's error for a function of a library that it lacks."""
+"""Server's error for a function of a missing library."""
 TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
-"""Exceptions that redis-py raises when there is no answer."""
+"""Exceptions of redis-py for a missing answer."""
 OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")
-"""Text of the library's error for a call for which nobody waits any more, and the server's instant."""
+"""Library's error for a call that nobody waits for any more, with the server's instant."""
 CLOSED = "the handler is closed"
-"""Text of uvloop's RuntimeError at a write to a connection that was reset just before."""
+"""Text of uvloop's RuntimeError for a write to a connection that was just reset."""
 
 _TRUST = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
 _DATABASE = "Name a lower one, as in redis://HOST:PORT/0, or raise `databases` in the server's configuration file."
@@ -85,18 +79,18 @@ class RedisConnection:
         url: see `headway.config`, setting `broker`.
         prefix: text that all keys begin with.
         timeout: longest time in seconds for a call.
-        clock: instants that the server uses in place of its own clock; for tests.
-        process: name of this process, unique in the fleet; its wake-up lists are found by it.
+        clock: instants that replace the server's clock; for tests.
+        process: name of this process, unique in the fleet, which its wake-up lists go by.
         counters: counters of the calls.
 
     Attributes:
         prefix, process: as given.
         servers: number of servers.
-        smallest_memory: least `maxmemory` of all servers in bytes; 0: there is no limit, or it is not known yet.
-        memory: bytes in use and `maxmemory` of all servers together, as of the last look; 0: as above.
+        smallest_memory: least `maxmemory` of all servers in bytes; 0 if unlimited or not known yet.
+        memory: bytes in use and `maxmemory` of all servers together at the last look; 0 as above.
 
     Raises:
-        SettingError: a file that the URL names cannot be used.
+        SettingError: a file that the URL names can't be used.
     """
 
     def __init__(
@@ -125,18 +119,18 @@ class RedisConnection:
         self._loads: dict[str, int] = {}
         self._scarce = False
         self._fit = False
-        """Whether the last look at what the server must be found it so."""
+        """True if the last check found the server usable."""
         self._evicts = ""
-        """Eviction policies that were seen and throw waiting entries away."""
+        """Harmful eviction policies that were seen."""
         self.servers, self.smallest_memory = 1, 0
         self.memory = 0, 0
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
         self._refused = False
-        """Whether the last call that failed was answered with an error."""
+        """True if the last failed call was answered with an error."""
         self._unfit = ""
-        """Reason for which the server cannot be used; empty as far as is known."""
+        """Reason why the server can't be used, or empty."""
 
     @property
     def timeout(self) -> float:
@@ -144,15 +138,15 @@ class RedisConnection:
         return self._timeout
 
     def clock_text(self) -> str:
-        """Clock argument of the functions: empty for the server's own clock."""
+        """Clock argument of the functions; empty for the server's own clock."""
         return "" if self._clock is None else repr(self._clock())
 
     async def open(self) -> None:
-        """Connect, and check that the server can be used. If it cannot, every later call fails.
+        """Connect, and check that the server can be used. If it can't, every later call fails.
 
         Raises:
-            SettingError: the server is too old, evicts waiting entries, refuses this user, or is not trusted.
-            BrokerUnavailable: the server is not there.
+            SettingError: the server is too old, evicts waiting entries, refuses this user, or isn't trusted.
+            BrokerUnavailable: the server isn't there.
         """
         self._unfit, self._fit = "", False
         self._calls.watch()
@@ -183,10 +177,10 @@ class RedisConnection:
             raise SettingError("broker", self._shown, exc.reason, exc.hint) from exc
 
     async def renew(self) -> None:
-        """Connect anew, with the present content of the files of the URL.
+        """Connect again with the present content of the URL's files.
 
         Raises:
-            SettingError: a file cannot be used; the connections stay as they are.
+            SettingError: a file can't be used; the connections stay as they are.
         """
         await asyncio.to_thread(check_files, self._url)
         for client in self._clients:
@@ -204,19 +198,16 @@ class RedisConnection:
         """Run a function of the library on the keys that begin with `key`.
 
         Raises:
-            BrokerUnavailable: no answer in time; it may have been done.
+            BrokerUnavailable: no answer in time; the step may have been done.
         """
         return await self._ask(lambda: self._run(self._calls, function, key, arguments))
 
     async def join(self, function: str, key: str, *arguments: Any) -> Any:
-        """Run a function like `call`, in one call with all others that are joined at this moment; see `together`.
-
-        The function is one that the library registers for that.
-        """
+        """Run a function like `call`, batched with others joined at this moment; see `together`. The library must register it for that."""
         return await self._joined.join(function, key, *arguments)
 
     async def share(self, function: str, key: str, *arguments: Any) -> Any:
-        """Run a function that only reads, like `join`. All who ask for the same at this moment have one answer, by the last argument of the first."""
+        """Run a read-only function like `join`. Equal calls of this moment share one answer, even if their last arguments differ."""
         return await self._joined.share(function, key, *arguments)
 
     async def claim(self, function: str, key: str, *arguments: Any) -> Any:
@@ -224,7 +215,7 @@ class RedisConnection:
         return await self._ask(lambda: self._run(self._claims, function, key, arguments))
 
     async def store(self, key: str, value: bytes | str, seconds: int) -> None:
-        """Store a large value for so many seconds; a text of ASCII is encoded as it is sent.
+        """Store a large value for this many seconds. ASCII text is encoded while it is sent.
 
         Raises:
             OutOfMemory: the server has no room for it.
@@ -234,18 +225,18 @@ class RedisConnection:
         await self._ask(lambda: self._values.call(key, "SET", key, value, "EX", seconds, large=True), wait)
 
     async def fetch(self, key: str, length: int) -> bytes | None:
-        """Read a large value of a known length, piece by piece; None when it is not there. Raises BrokerUnavailable.
+        """Read a large value of known length piece by piece; None if it isn't there. Raises BrokerUnavailable.
 
-        No other value may ever be stored under its key.
+        The key must never get another value.
         """
         return await self._ask(lambda: self._joined_pieces(key, length, PIECE), length / SLOWEST)
 
     async def fetch_text(self, key: str, length: int) -> str | None:
-        """Read a large text of a known length in bytes, as `fetch` does; each piece is decoded as it comes."""
+        """Read a large text of known length in bytes like `fetch`, decoding each piece as it arrives."""
         return await self._ask(lambda: self._text(key, length), length / SLOWEST)
 
     async def fetch_whole(self, key: str, length: int) -> bytes | None:
-        """Read a large value in one piece, as another one may take its place; see `fetch`."""
+        """Read a large value like `fetch`, but at once, because the key may get another value."""
         return await self._ask(lambda: self._joined_pieces(key, length, length), length / SLOWEST)
 
     async def _joined_pieces(self, key: str, length: int, most: int) -> bytes | None:
@@ -262,7 +253,7 @@ class RedisConnection:
         return "".join(found)
 
     async def _pieces(self, key: str, length: int, most: int, take: Callable[[bytes], None]) -> bool:
-        """Hand over a large value piece by piece. False: it is not there, or no longer."""
+        """Hand over a large value piece by piece. Returns False if it isn't there, or vanishes."""
         for begin in range(0, length, most):
             end = min(begin + most, length)
             piece = await self._values.call(key, "GETRANGE", key, begin, end - 1, large=True)
@@ -272,16 +263,16 @@ class RedisConnection:
         return True
 
     async def drop(self, keys: Sequence[str]) -> None:
-        """Drop values that lie on one server. Raises BrokerUnavailable."""
+        """Drop values of one server. Raises BrokerUnavailable."""
         if keys:
             await self._ask(lambda: self._calls.call(keys[0], "UNLINK", *keys))
 
     async def pop(self, key: str) -> bytes | None:
-        """Wait for the first element of a list; None when there was none for a while. Raises BrokerUnavailable."""
+        """Wait for the first element of a list; None if none came for a while. Raises BrokerUnavailable."""
         return await self._together(self._pops, self._pop, key).wait(key, None)
 
     async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Wait for entries of a stream after an id; empty when none came for a while. Raises BrokerUnavailable."""
+        """Wait for stream entries after an id; empty if none came for a while. Raises BrokerUnavailable."""
         found = await self._together(self._streams, self._read_streams, key).wait(key, after)
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found or ()]
 
@@ -291,14 +282,14 @@ class RedisConnection:
         read: Callable[[Mapping[str, P], float], Awaitable[Mapping[str, T]]],
         key: str,
     ) -> BlockingReads[P, T]:
-        """Reads that a key's goes together with: all, or in a cluster those of keys with the same tag."""
+        """Blocking reads that include this key's: all, or in a cluster those with the same tag."""
         tag = self._tag(key)
         if (found := reads.get(tag)) is None:
             found = reads[tag] = BlockingReads(read, lambda: self._block)
         return found
 
     def _tag(self, key: str) -> str:
-        """Part of a key that keys of one command must have in common: their tag in a cluster, else nothing."""
+        """Part that all keys of a command must share: the tag in a cluster, nothing elsewhere."""
         return key[: key.index("}")] if self.clustered else ""
 
     async def _pop(self, keys: Mapping[str, None], wait: float) -> Mapping[str, bytes]:
@@ -313,7 +304,7 @@ class RedisConnection:
         return {key.decode(): entries for key, entries in found or ()}
 
     async def entries(self, key: str, start: bytes, count: int, last: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """First entries of a stream from an id on up to the `last`, at most `count`. Raises BrokerUnavailable."""
+        """First stream entries from an id up to `last`, at most `count`. Raises BrokerUnavailable."""
         found = await self._ask(lambda: self._calls.call(key, "XRANGE", key, start, last, "COUNT", count))
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found]
 
@@ -323,12 +314,12 @@ class RedisConnection:
 
     @property
     def clustered(self) -> bool:
-        """Whether keys lie on several servers, so that a step cannot use any two of them."""
+        """True if keys lie on several servers, so a step can't use just any two."""
         return self._calls.mode == "cluster"
 
     @property
     def memory_pressure(self) -> bool:
-        """Whether the server's memory was nearly full at the last look, at most about a second ago."""
+        """True if the server's memory was nearly full at the last look, about a second ago at most."""
         self.look_soon()
         return self._scarce
 
@@ -340,7 +331,7 @@ class RedisConnection:
             self._looking = loop.create_task(self._look_at_memory())
 
     async def is_scarce(self) -> bool:
-        """Whether the server's memory is nearly full. An old shortage is looked at anew, rather than believed."""
+        """Return True if the server's memory is nearly full. An old shortage is checked again."""
         stale = self._scarce and asyncio.get_running_loop().time() - self._memory_at > 2 * MEMORY_AGE
         if not (self.memory_pressure and stale) or self._looking is None:
             return self._scarce
@@ -348,14 +339,13 @@ class RedisConnection:
         return self._scarce
 
     async def takes_reads_only(self) -> bool:
-        """Return whether every server answers a read, while writes get no answer or are turned away for want of a primary.
+        """Return True if every server answers reads while writes get no answer, or are refused for lack of a primary.
 
-        That is how servers look while their writes are paused and a replica takes over. One that is gone, or stands still,
-        answers no read, and one that refuses writes for another reason says so. For as long as two calls may take after a
-        server was found not to be the primary, reads may fail, too: connections are closed by several hands then, and
-        the new primary may be slow at first.
+        Servers look like that while writes are paused and a replica takes over. A server that is gone or frozen answers no read,
+        and one that refuses writes for other reasons says so. For the time of two calls after a server was found to be no primary,
+        reads may fail too: several hands close connections then, and the new primary may be slow at first.
         """
-        for pause in (READ_AGAIN, 0.0):  # Connections to a server that another one replaces are closed.
+        for pause in (READ_AGAIN, 0.0):  # Connections to a replaced server are closed.
             if self._refused:
                 return False
             try:
@@ -384,9 +374,9 @@ class RedisConnection:
             self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
 
     def _note_policies(self, policies: set[str]) -> None:
-        """Log when the eviction policy was changed after the start, and when it is right again.
+        """Log a harmful change of the eviction policy after the start, and its mending.
 
-        A start that it keeps from succeeding tells of it itself.
+        If the policy prevents the start, the start reports it.
         """
         if not self._fit:
             return
@@ -415,10 +405,7 @@ class RedisConnection:
         raise BrokerUnavailable(f"the broker at {self._shown} loses its functions again and again")
 
     async def _load(self, client: Client, key: str, known: Mapping[str, int]) -> None:
-        """Load the library into the server that has `key`, after a restart or a flush.
-
-        Of many calls that miss it, one does so.
-        """
+        """Load the library into the server of `key`, after a restart or a flush. One of many calls that miss it does so."""
         async with self._loading:
             server = client.server_of(key)
             if self._loads.get(server, 0) == known.get(server, 0):
@@ -427,7 +414,7 @@ class RedisConnection:
                 log.info("the broker has got its functions again")
 
     async def _ask(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:
-        """Answer to `act`, which may wait for `wait` seconds and then take as long as any other call."""
+        """Return the answer of `act`, which may wait for `wait` seconds and then take as long as any other call."""
         if self._closed:
             raise BrokerUnavailable("the connection to the broker is closed")
         if self._unfit:
@@ -453,7 +440,7 @@ class RedisConnection:
             raise self._unanswered(exc) from exc
 
     def _unanswered(self, exc: BaseException) -> BrokerUnavailable:
-        """Count a call that was not answered; its error in Headway's words."""
+        """Count an unanswered call, and return its error in Headway's words."""
         self._counters.call_failures += 1
         self._refused = isinstance(exc, ResponseError)
         return _told(exc, self._shown)
@@ -484,21 +471,21 @@ class RedisConnection:
                 raise SettingError("broker", self._shown, reason, hint)
 
     async def _try_library(self) -> None:
-        """Load the library, and call it. A user without the right to load finds it there, or fails in the call."""
+        """Load the library and call it. A user without the right to load finds it there, or fails in the call."""
         with contextlib.suppress(RefusedCommand):
             await self._ask(lambda: self._calls.everywhere("FUNCTION LOAD", "REPLACE", self._source))
         await self.call("leave", f"{self.prefix}:{{fleet}}:", self.clock_text(), "")
 
 
 class RefusedCommand(BrokerUnavailable):
-    """The server does not allow a command to this user."""
+    """The server doesn't allow this user a command."""
 
 
 class Unfit(BrokerUnavailable):
-    """The server answers, and is not one that can be used.
+    """The server answers, but can't be used.
 
     Arguments:
-        said: what it said.
+        said: its answer.
         reason, hint: see SettingError.
     """
 
@@ -508,7 +495,7 @@ class Unfit(BrokerUnavailable):
 
 
 class Overdue(BrokerUnavailable):
-    """The server got to the call after the instant until which its caller waits, and did nothing.
+    """The server got to the call after its caller stopped waiting, and did nothing.
 
     Arguments:
         now: the server's instant.
@@ -524,13 +511,13 @@ class OutOfMemory(BrokerUnavailable):
 
 
 def _fault(text: str) -> BrokerUnavailable:
-    """Error of one of several calls that were made as one, from its text."""
+    """Error for the text of one of several calls made as one."""
     overdue = OVERDUE.search(text)
     return Overdue(float(overdue[1])) if overdue else BrokerUnavailable(f"the broker answers: {text}")
 
 
 def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
-    """Error of redis-py in Headway's words. The cause that it wraps may say most."""
+    """Error of redis-py in Headway's words. A wrapped cause may say more."""
     said = f"the broker at {shown} {'answers' if isinstance(exc, ResponseError | Deposed) else 'does not answer'}: {_text(exc)}"
     cause: BaseException | None = exc
     while cause is not None:

@@ -1,4 +1,4 @@
-"""Dead letters in the server, beside the queue whose entries they were."""
+"""Dead letters in the server, stored beside the queue of their entries."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = get_logger(__name__)
 class RedisDeadLetters(DeadLetters):
     """Dead letters in Redis. See `headway.ports.DeadLetters`.
 
-    The step that ends an entry writes its dead letter in the same instant, so `add` is only for letters from elsewhere.
+    The step that ends an entry also writes its dead letter, so `add` is only for letters from elsewhere.
 
     Arguments:
         connection: connection to the server.
-        queues: names of the queues, to which others may be added.
-        shards: queues that each model is split into.
+        queues: names of the queues; more may appear.
+        shards: number of queues of each model.
     """
 
     def __init__(self, connection: RedisConnection, queues: Collection[QueueName], shards: int = 1) -> None:
@@ -39,7 +39,7 @@ class RedisDeadLetters(DeadLetters):
 
     @property
     def _keys(self) -> list[str]:
-        """Prefix of the keys of each queue."""
+        """Key prefix of each queue."""
         prefix, shards = self._connection.prefix, range(self._shards)
         return [wire.prefix_of(prefix, name, shard) for name in self._queues for shard in shards]
 
@@ -61,13 +61,13 @@ class RedisDeadLetters(DeadLetters):
                 if letter is not None:
                     found.append(letter)
         found.sort(key=lambda letter: letter.died_at)
-        # Of an entry that died again in another shard that is the newest.
+        # If an entry died again in another shard, its newest letter counts.
         newest = {(letter.entry.tenant, letter.entry.id): letter for letter in found}
         return sorted(newest.values(), key=lambda letter: letter.died_at, reverse=True)[:limit]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """See DeadLetters. Of an entry that died again in another shard the newest dead letter counts."""
-        keys = self._keys  # There may be more of them when the answers come.
+        """See DeadLetters. If an entry died again in another shard, its newest letter counts."""
+        keys = self._keys  # Queues may be added before the answers come.
         found = await self._ask("letters_of", *_whose(id, tenant))
         read = [self._whole(key, one) for key, packed in zip(keys, found, strict=True) for one in packed]
         letters = [letter for letter in await asyncio.gather(*read) if letter is not None]
@@ -87,7 +87,7 @@ class RedisDeadLetters(DeadLetters):
         return await self._counted(2)
 
     async def _counted(self, which: int) -> Mapping[str, int]:
-        """Sums of one of the numbers that `letters` returns, by model."""
+        """Sums by model of one number in the answers of `letters`."""
         names = [name for name in self._queues for _ in range(self._shards)]
         counts = Counter[str]()
         for name, found in zip(names, await self._listed(0), strict=True):
@@ -95,13 +95,13 @@ class RedisDeadLetters(DeadLetters):
         return counts
 
     async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:
-        """Dead letter with its input, wherever that is stored; None when it cannot be read."""
+        """Read a dead letter with its input, wherever that is stored; None if it can't be read."""
         apart: Apart | None = None
         with contextlib.suppress(*wire.UNREADABLE):
             found = payload_of(packed)
             if (stored := found.apart) is not None:
                 key = f"{queue}zp:{found.tenant}\0{found.id}"
-                # In one piece, as an id may be buried again.
+                # At once, because another letter of the same id may replace it.
                 apart = await self._values.read_input(key, found.tenant, stored, whole=True)
         return _read(packed, apart)
 
@@ -117,7 +117,7 @@ def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
 
 
 def _read(packed: bytes, apart: Apart | None = None) -> DeadLetter | None:
-    """Read a dead letter; None, and it stays where it is, when a later release has written it, or its input is lost."""
+    """Read a dead letter. Returns None, and leaves it in place, if only a later release can read it or its input is lost."""
     try:
         return read_letter(packed, apart)
     except wire.UNREADABLE as exc:

@@ -1,7 +1,4 @@
-"""Wire format of entries in the server: the head by which the server queues one, its payload, and its dead letter.
-
-See `wire` for what holds of all formats.
-"""
+"""Wire format of entries in the server: their heads, by which they are queued, their payloads, and dead letters. See also `wire`."""
 
 from __future__ import annotations
 
@@ -29,42 +26,42 @@ from headway.core.memory_room import SMALL, bytes_of
 from headway.model import DeadLetter, DedupKind, Entry, Limit, Value
 
 TOKEN_BYTES = 11
-"""Characters of the token of an input that is stored apart."""
+"""Characters of the token of a stored-apart input."""
 MOST_COUNTED = (1 << 32) - 1
 """Most bytes of an entry that are counted."""
 
 
 class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
-    """An entry as it is stored, behind the schema. What few entries have comes last, and is left out of those that have nothing of it.
+    """Stored entry, after the schema. Members that few entries need come last, and are left out when none of them is set.
 
-    `input` is what `read_value` reads or, where it is stored apart, a StoredApart. The kind is in upper case then where the parameters
-    lie ahead of the input; there are none here.
+    `input` is a value for `read_value`, or a StoredApart. In that case `parameters` is empty, and an upper-case kind means that the
+    parameters are stored ahead of the input.
     """
 
     input: Any
 
     @property
     def apart(self) -> StoredApart | None:
-        """Kind and token, and bytes, of an input that is stored apart; None for any other."""
+        """Kind with token, and length in bytes, of a stored-apart input; None for others."""
         return stored_apart(self.input)
 
 
 class NextStoredEntry(StoredEntry, frozen=True, tag=SCHEMA + 1, gc=False):
-    """An entry that the next release has stored."""
+    """Entry stored by the next release."""
 
 
 class _Versioned(msgspec.Struct, array_like=True):
-    """Payload of any release, of which nothing but the schema is read."""
+    """Payload of any release, of which only the schema is read."""
 
     schema: int
 
 
 ENTRY_KIND = struct.Struct(">HBddIIHd")
-"""Beginning of a head, by which the server queues the entry: length of this and the gateway, tier, timeouts, weight, bytes of
-the room, inputs that come with it, shape; the gateway follows. Most entries of a call have it in common, and the server reads it once.
+"""Beginning of a head: its length with the gateway, tier, timeouts, weight, bytes of room, inputs that come together, shape. Then comes
+the gateway. Most entries of a call share this beginning, and the server parses it once.
 """
 ENTRY_NAME = struct.Struct(">dHB")
-"""Middle of a head: nonce, lengths of the tenant and of what names an input apart; that name and the key follow."""
+"""Middle of a head: nonce, lengths of the tenant and of the next item. Then come the name of a stored-apart input, if any, and the key."""
 LETTER = struct.Struct(">ddI")
 """Head of a dead letter: the instant, the runs, the length of the packed failure."""
 
@@ -76,9 +73,9 @@ _versioned = msgspec.msgpack.Decoder(_Versioned)
 _LIMITS = attrgetter("limits")
 _MEMBERS = Entry.__struct_fields__
 _STORED = attrgetter(*_MEMBERS[: _MEMBERS.index("limits")])
-"""Function that returns the members that are stored."""
+"""Function that returns all stored members."""
 _USUAL = attrgetter(*_MEMBERS[: _MEMBERS.index("dedup_keys")])
-"""Function that returns those that every entry has. The others are read with their defaults."""
+"""Function that returns the members that every entry has. Others get their defaults."""
 
 
 def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
@@ -86,7 +83,7 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
 
     Arguments:
         entry: the entry.
-        apart: token of its input, where that is stored apart, and the digest of that, where it is asked for.
+        apart: token of a stored-apart input, followed by its digest if the server asked for it.
     """
     key, gateway = key_of(entry.tenant, entry.id), entry.gateway.encode()
     large = len(entry.input) + len(entry.parameters) > SMALL
@@ -98,11 +95,11 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
 
 
 def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
-    """Pack an entry as it is stored.
+    """Pack the payload of an entry.
 
     Arguments:
         entry: the entry.
-        apart: kind and token of its input, where that is stored apart; empty where it is not.
+        apart: kind and token of a stored-apart input; empty for others.
         length: bytes that are stored apart.
     """
     if apart:
@@ -113,12 +110,12 @@ def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
 
 
 def position_of(member: str) -> int:
-    """Position of a member of an entry in its payload, as Lua counts."""
+    """Lua index of a member in the payload of an entry."""
     return StoredEntry.__struct_fields__.index(member) + 2  # The schema comes first.
 
 
 def read_payload(payload: bytes) -> StoredEntry:
-    """Read a payload. Raises TooNew, and msgspec's errors for what is no entry at all."""
+    """Read a payload. Raises TooNew, and msgspec's errors for data that isn't an entry."""
     try:
         return _entry.decode(payload)
     except msgspec.ValidationError:
@@ -135,7 +132,7 @@ def read_payloads(payloads: Sequence[bytes]) -> list[StoredEntry]:
 
 
 def entry_of(found: StoredEntry, apart: Apart | None = None) -> Entry:
-    """Make the entry of a payload; `apart` is what was stored apart of it."""
+    """Make the entry of a payload; `apart` is its stored-apart part."""
     entry = Entry(*msgspec.structs.astuple(found))
     if apart is not None:
         value, parameters = apart
@@ -144,14 +141,14 @@ def entry_of(found: StoredEntry, apart: Apart | None = None) -> Entry:
 
 
 def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
-    """Pack heads and payloads, one after the other, of entries that are not stored apart.
+    """Pack heads and payloads, in turn, of entries that aren't stored apart.
 
-    Returns them, the entries above the threshold by their positions, of which head and payload are empty, and whether any entry
-    has dedup keys, a digest, or others that come with it.
+    Returns them, with empty ones for entries above the threshold; those entries by position; and whether any entry has dedup keys,
+    a digest, or others that come with it.
 
     Arguments:
         entries: entries of one call.
-        threshold: most bytes of input and parameters of an entry that is not stored apart.
+        threshold: most bytes of input and parameters that aren't stored apart.
     """
     packed: list[bytes] = []
     large: dict[int, Entry] = {}
@@ -179,7 +176,7 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
             key_of(tenant, id)  # It raises.
         whose = tenant.encode()
         packed.append(b"%b%b%b\0%b" % (kind, name(nonce, len(whose), 0), whose, id.encode()))
-        packed.append(encode((  # As `pack_entry` does, in two thirds of its time.
+        packed.append(encode((  # As `pack_entry`, in two thirds of its time.
             SCHEMA, id, entry.model, text, tier, tenant, gateway, queue_timeout, timeout, parameters, nonce, entry.caller, weight,
             entry.version, entry.pinned,
         )))  # fmt: skip
@@ -187,13 +184,13 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
 
 
 def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, rare: bool = True) -> bytes:
-    """Pack the limits and dedup keys of these entries, and which pays for which, as the library takes them; empty for nothing of it.
+    """Pack limits, dedup keys, and which entry pays for which, as the library takes them; empty if there are none.
 
     Arguments:
         entries: entries of one call.
         limits: limits that they count towards, each once.
         counts: number of counts that limits of whole tiers are spread over.
-        rare: whether any of them may have more than limits.
+        rare: whether any entry may have more than limits.
     """
     if not (limits or rare):
         return b""
@@ -217,7 +214,7 @@ def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, 
 
 
 def payer_of(entries: Sequence[Entry], position: int) -> Entry:
-    """Entry that the one at a position is judged with: itself, or the one that pays for it."""
+    """Entry that the entry at a position is judged with: itself, or the one that pays for it."""
     entry = entries[position]
     if entry.limits or not entry.payer:
         return entry
@@ -225,7 +222,7 @@ def payer_of(entries: Sequence[Entry], position: int) -> Entry:
 
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
-    """The limits that entries count towards, each once."""
+    """Limits that entries count towards, each once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(map(_LIMITS, entries)))))
 
 
@@ -257,13 +254,13 @@ def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -
 
 
 def payload_of(letter: bytes) -> StoredEntry:
-    """Read the payload in a dead letter; raises as `read_payload`."""
+    """Read the payload in a dead letter. Raises like `read_payload`."""
     length = LETTER.unpack_from(letter)[2]
     return read_payload(letter[LETTER.size + length :])
 
 
 def read_letter(packed: bytes, apart: Apart | None = None) -> DeadLetter:
-    """Read a dead letter; `apart` is what is stored apart of its entry."""
+    """Read a dead letter; `apart` is the stored-apart part of its entry."""
     died_at, attempts, length = LETTER.unpack_from(packed)
     start = LETTER.size
     failure = read_failure(packed[start : start + length])

@@ -1,8 +1,8 @@
 """Layout of a queue's figures in the server.
 
-Figures are one text of doubles, in sections. A step reads the first section, which is another after every step, and the
-rest only if that is not what it remembers. It writes all up to the last section that it has changed; so what changes often
-comes first. Behind what enqueuing changes each tier has a section of its own.
+Figures are doubles, in sections of one text. A step reads the first section, which differs after every step, and the rest only if the
+first isn't the one it remembers. It writes up to the last section it changed, so figures that change often come first. After the
+sections that enqueuing changes, each tier has a section of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headway.brokers.redis import wire
 from headway.core.slot_factors import FACTORS
 
 PACES = tuple(f"pace{position}" for position in range(1, len(FACTORS) + 1))
-"""Figures with the number of slots at each position of the factors, except those at the usual one; `differ` is their sum."""
+"""Figures that count the slots at each position of the speed factors, except the usual one; `differ` is their sum."""
 
 SECTIONS: Mapping[str, Mapping[str, float]] = {
     "STEP": {
@@ -46,25 +46,25 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
         "bulk_ended": -math.inf, "bulk_excused": -math.inf,
     },
 }  # fmt: skip
-"""Figures of each section, and what they are when a queue is born. Every step changes STEP."""
+"""Figures of each section, and their values when a queue is born. Every step changes STEP."""
 
 BEFORE_TIERS = 2
-"""Number of sections that lie before those of the tiers. The others lie behind."""
+"""Number of sections ahead of those of the tiers."""
 
 TIER: Mapping[str, float] = {
     "depth": 0.0, "weight": 0.0, "mean": 0.0, "next": 1.0, "rough": 0.0, "last_due": -math.inf, "rate_last": -math.inf, "rate_sum": 0.0, "rate_unseen": 1.0,
 }  # fmt: skip
-"""Figures of each tier, and what they are when a queue is born."""
+"""Figures of each tier, and their values when a queue is born."""
 
 RELATIVE = (
     "oldest", "last_departure", "schedule", "newest", "busy_at", "rule_at", "coming_until", "armed", "reaper_until",
     "swept_at", "generation", "mixed_at", "bulk_left", "bulk_ended", "bulk_excused",
 )  # fmt: skip
-"""Instants that are of use only beside others. They move when the server's clock is put back."""
+"""Instants that only matter relative to others. They move when the server's clock is put back."""
 
 
 def numbers() -> dict[str, float]:
-    """Numbers of the sections, as the functions name them; TIERS and a tier make the number of the tier's section."""
+    """Numbers of the sections, as named in the functions. A tier's section has the number TIERS plus the tier."""
     sections: dict[str, float] = {name: number for number, name in enumerate(SECTIONS, 1)}
     size = struct.calcsize(_format(SECTIONS["STEP"]))
     return {
@@ -77,7 +77,7 @@ def numbers() -> dict[str, float]:
 
 
 def source() -> str:
-    """Functions and tables of Lua that know this layout."""
+    """Lua functions and tables for this layout."""
     plain = {name: start for section in SECTIONS.values() for name, start in section.items()}
     of_tier = [f"q.{name}[tier]" for name in TIER]
     return "\n".join([

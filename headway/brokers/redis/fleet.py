@@ -1,4 +1,4 @@
-"""The fleet, in the server: its workers, its processes, their leader, and the capacities."""
+"""The fleet in the server: workers, processes, their leader, and capacities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.model import Capacity, Departed, Drain, ProcessInfo, Rollout, Worke
 from headway.ports import Fleet
 
 LONGEST_DRAIN = 365 * 86400.0
-"""Seconds for which a drain may stand."""
+"""Longest time in seconds for a drain."""
 
 
 class RedisFleet(Fleet):
@@ -38,7 +38,7 @@ class RedisFleet(Fleet):
         await self._ask("depart", gone.id, wire.encode(gone))
 
     async def departed(self) -> Sequence[Departed]:
-        """See Fleet. Of one that was lost, what it said last is kept."""
+        """See Fleet. Lost processes are included with their last heartbeat."""
         told, silent = await self._connection.share("departed", self._key, self._connection.clock_text())
         found = wire.readable(wire.read_departed, told)
         return [*found, *map(lost, wire.readable(wire.read_member, silent))]
@@ -50,7 +50,7 @@ class RedisFleet(Fleet):
         return float(await self._ask("lead", candidate, seconds))
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
-        """See Fleet. It is a lead of its own."""
+        """See Fleet. Each model's load is a lead of its own."""
         connection, key = self._connection, f"{self._key}load:{model}:"
         return float(await connection.call("lead", key, connection.clock_text(), candidate, seconds)) == 0.0
 
@@ -82,7 +82,7 @@ class RedisFleet(Fleet):
             await self._drop("drain", names)
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
-        """See Fleet. The number of its revision is its stamp."""
+        """See Fleet. The revision serves as the stamp."""
         connection = self._connection
         packed = wire.pack_numbers((rollout.revision,)) + wire.encode(rollout)
         return bool(
@@ -105,7 +105,7 @@ class RedisFleet(Fleet):
 
 
 class Registry:
-    """Worker registry in the server: the last heartbeat of each worker, and names of the models in which something may be known.
+    """Worker registry in the server: the last heartbeat of each worker, and names of models that may know something.
 
     Arguments:
         connection: connection to the server.
@@ -116,15 +116,15 @@ class Registry:
         self._key = f"{connection.prefix}:{{fleet}}:"
 
     async def record(self, worker: WorkerInfo) -> None:
-        """Write down a heartbeat."""
+        """Store a heartbeat."""
         await self._connection.join(
             "note", self._key, self._connection.clock_text(), "w", worker.worker_id, wire.encode(worker)
         )
 
     async def look(self, known_until: Mapping[str, float]) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
-        """Recent workers, each with the status to believe now; and names of the models in which something may be known.
+        """Recent workers with their present status, and names of models that may know something.
 
-        `known_until`: instants, on the server's clock, until which that is so of some models; others hear of these from then on.
+        `known_until`: instants on the server's clock until which that holds of some models, for others to learn.
         """
         told = chain.from_iterable((repr(until), model) for model, until in known_until.items())
         ask = self._connection.join if known_until else self._connection.share

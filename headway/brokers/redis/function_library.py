@@ -1,7 +1,7 @@
-"""The library of functions that runs inside the server, put together from `lua/`.
+"""The library of functions that runs inside the server, made of `lua/`.
 
-Its numbers are those of `headway.core`, so that they are written down once. Its name is made of its text: processes of
-two releases load theirs side by side and work on the same keys.
+It takes its numbers from `headway.core`, so each is defined once. Its name contains a hash of its text: processes of two releases load
+theirs side by side and work on the same keys.
 """
 
 from __future__ import annotations
@@ -42,29 +42,28 @@ from headway.model import MOST_OUTPUT, BatchFailure, Cause, DedupKind
 T = TypeVar("T")
 
 LAYOUT = "headway14"
-"""Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
+"""Version of what is stored in the server. It changes if releases before and after a change can't share the data."""
 
 RULE_AGE = 0.1
-"""Seconds for which a rule, and the load it was made of, are good. Older ones are made anew."""
+"""Seconds for which a rule, and the load behind it, can be used."""
 OUTPUT_SECONDS = 240
-"""Seconds after which an output that is stored apart ends when nobody reads it: longer than the stream that names it."""
+"""Seconds after which an unread stored-apart output expires: longer than the stream that names it."""
 COMING_SECONDS = 0.1
-"""Seconds that a woken slot has to claim, before another one is woken."""
+"""Seconds that a woken slot has to claim before another is woken."""
 WATCH_GRACE = 0.03
-"""Seconds after which the slot on watch is taken for gone."""
+"""Seconds after which the slot on watch counts as gone."""
 REAP_EVERY = 0.05
-"""Most seconds between two reaps while something waits, by which an expiry may be late."""
+"""Most seconds between two reaps while something waits. An expiry may be late by as much."""
 REST_SECONDS = 1.0
-"""Most seconds between two reaps of a queue at rest: less than a lease lasts, as what is claimed meanwhile is not known to who reaps."""
+"""Most seconds between two reaps of a queue at rest. A lease lasts longer, because the reaper doesn't know of claims in between."""
 STIRS_SECONDS = 1.0
-"""Seconds after its last entry from which a queue in which nothing waits is at rest."""
+"""Seconds after its last entry until an empty queue is at rest."""
 REAPER_SECONDS = 0.25
-"""Seconds beyond its next reap for which one process is the one that reaps."""
+"""Seconds beyond its next reap for which a process remains the reaper."""
 CLAIM_SECONDS = 10.0
-"""Seconds for which the claim of a task's id holds though nothing is known under it: the task may be on its way to its queue."""
+"""Seconds for which the claim of a task's id holds without a task, which may be on its way to the queue."""
 STANDBY_SECONDS = 0.1
-"""Seconds between two tries of another process to reap. On average each process waits half of this times their number.
-"""
+"""Seconds between another process's attempts to reap. On average each process waits half of this times their number."""
 
 _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE WAIT_DEVIATIONS LEAST_SHARE MIN_WAIT",
@@ -91,7 +90,7 @@ _SHARED: Mapping[ModuleType, str] = {
     slot_factors: "LEAST_DEVIATION",
     suspects: "LEAST_COST QUARANTINED_ATTEMPTS APART_PRICE SEARCH_PRICE MOST_CREDIT",
 }
-"""Names of the numbers of each module of core that the functions go by, too, under the same names."""
+"""Numbers of core that the functions use under the same names, by module."""
 
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,
@@ -106,18 +105,18 @@ _NUMBERS: dict[str, float] = {
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
-    "HEARD_SECONDS": 1.0,  # How old what is written of a gateway may be.
+    "HEARD_SECONDS": 1.0,  # Age up to which a gateway's stored heartbeat isn't renewed.
     "MOST_SETTINGS": 1000,
     "MOST_REMEMBERED": 1000,
-    "COUNTED_FROM": 0.25,  # Share of the longest queue below which the entries of each tenant are not counted.
+    "COUNTED_FROM": 0.25,  # Share of the longest queue below which each tenant's entries aren't counted.
     "CLOCK_STEP": 0.5,
     "WAKEUP_SECONDS": 60,
-    # How long what is stored lasts when nobody comes any more. The figures end first: a queue without them begins anew.
+    # Lifetime of stored data once nobody comes any more. Figures expire first, because a queue without them starts afresh.
     "LIFE_SECONDS": 3600,
     "FIGURES_SECONDS": 3000,
     "STREAM_SECONDS": 120,
     "OUTPUT_SECONDS": OUTPUT_SECONDS,
-    "RENEW_SECONDS": 20,  # How much of that may be over before it begins anew.
+    "RENEW_SECONDS": 20,  # Age after which an expiry is renewed.
     "ACCOUNT_SECONDS": 90_000,  # Longer than any outcome is kept.
     "LETTER_SECONDS": 7 * 86_400,
     "TIMER_GRAIN": 0.001,
@@ -126,7 +125,7 @@ _NUMBERS: dict[str, float] = {
     "MOST_OUTPUT": MOST_OUTPUT,
     "LETTER_BYTES": 64 << 20,
     "SCHEMA": wire.SCHEMA,
-    "RATE_ROUNDING": 1e-5,  # The server's clock counts from 1970: its instants are off by more than those of ratelimit.py.
+    "RATE_ROUNDING": 1e-5,  # The server's instants count from 1970, so they are less exact than those of ratelimit.py.
     "STRAY_KNOWN": service_model.KNOWN,
     "FACTOR_STEP": slot_factors.STEP,
     "FACTOR_ERROR": slot_factors.ERROR,
@@ -147,7 +146,7 @@ _NUMBERS: dict[str, float] = {
     "CALLER_POSITION": entry_wire.position_of("caller"),
     "TOKEN_BYTES": entry_wire.TOKEN_BYTES,
 }
-"""Numbers that the functions alone go by, or under a name of their own."""
+"""Numbers that only the functions use, or under names of their own."""
 
 _CODES: tuple[Mapping[str, float], ...] = (
     *({name: getattr(module, name) for name in names.split()} for module, names in _SHARED.items()),
@@ -155,11 +154,11 @@ _CODES: tuple[Mapping[str, float], ...] = (
     {name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
     figures.numbers(),
 )
-"""Numbers that other modules name."""
+"""Numbers named in other modules."""
 
 
 _OF_LOAD = {"rate": "rate", "max_batch": "q.limit", "depth": "q.fresh", "entry_size": "entry_size"}
-"""Sources of a load's figures that are not figures of the queue by the same name."""
+"""Sources of a load's figures that aren't figures of the queue by the same name."""
 
 _TEXTS = {
     "SETTING_NAMES": f"{{{', '.join(map(repr, QueueSettings._fields))}}}",
@@ -185,14 +184,14 @@ _TEXTS = {
     "LEASE_LOST": repr(Cause.LEASE_LOST.value),
     **{reason.upper() + "_REASON": repr(reason) for reason in departure.REASONS},
 }
-"""Expressions of Lua that are written into the functions, besides numbers."""
+"""Lua expressions other than numbers that are written into the functions."""
 
 
 def named_once(*parts: Mapping[str, T]) -> dict[str, T]:
-    """Mapping with the items of all these. A name in two of them would have the functions go by the wrong value.
+    """Merge mappings. A name in two of them would give the functions a wrong value.
 
     Raises:
-        ValueError: a name is in two of them.
+        ValueError: two of them have the same name.
     """
     found: dict[str, T] = {}
     for part in parts:
@@ -213,9 +212,9 @@ def _body() -> str:
     files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
     files.sort(key=lambda file: (int(file.name.partition("_")[0]), file.name))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    # Written in place: Lua allows 200 local names only.
+    # Constants are written in place, because Lua allows only 200 local names.
     numbers = named_once(_NUMBERS, *_CODES)
-    # A number costs a command more to read than its text does.
+    # Reading a number costs one more command than reading its text.
     texts = {f"{name}_TEXT": repr(str(number)) for name, number in numbers.items()}
     written = named_once({name: repr(number) for name, number in numbers.items()}, texts, _TEXTS)
     text = re.sub(rf"\b({'|'.join(written)})\b", lambda found: written[found[1]], text)
@@ -229,16 +228,16 @@ def _body() -> str:
 
 
 def _causes(name: str, causes: Iterable[Cause]) -> str:
-    """A set of causes, by their values, as a table of Lua."""
+    """A set of causes as a Lua table."""
     return f"local {name} = {{{', '.join(f'{cause.value} = true' for cause in causes)}}}"
 
 
 _BODY = _body()
 
 VERSION = f"{LAYOUT}_{hashlib.sha256(_BODY.encode()).hexdigest()[:8]}"
-"""Name of the library, with which its functions begin. It holds a hash of the text, so that releases do not clash."""
+"""Name of the library, which its functions begin with. It contains a hash of the text, so releases don't clash."""
 
 
 def source() -> str:
-    """The library's text, as FUNCTION LOAD takes it."""
+    """The library's text for FUNCTION LOAD."""
     return f"#!lua name={VERSION}\nlocal VERSION = '{VERSION}'\n{_BODY}"

@@ -1,13 +1,13 @@
-"""Large inputs and outputs, which are stored apart from their entries and replies.
+"""Large inputs and outputs, stored apart from their entries and replies.
 
-A step of the queue carries a few hundred bytes of each entry then, however large its input and its parameters are: Redis copies what is an
-argument of a function, or its result, several times, and serves nobody meanwhile. An input is stored ahead of its entry
-and read after the claim; an output is stored ahead of the completion, and read after the reply.
+Redis copies arguments and results of a function several times, and is blocked meanwhile. So a step carries a few hundred bytes of each
+entry, however large its input and parameters. An input is stored before its entry and read after the claim; an output is stored
+before the completion and read after the reply.
 
     gateway ──SET input──▶ enqueue … claim ──GET input──▶ worker ──SET output──▶ complete … reply ──GET output──▶ gateway
 
-Parameters lie ahead of the input, in one value with it. A value goes in the same step as what it belongs to. Each has an end of its own besides, should that never come. A process moves a
-few at a time, and tenants take turns: the values of one wait for no more than a few of another's.
+Parameters are stored ahead of the input in the same value. A value is dropped in the step that ends its owner, and expires if that step
+never comes. A process moves a few values at a time, and tenants take turns: one tenant's values wait for few of another's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from headway.model import KIND, KIND_OF_LETTER, Entry, Value, ValueKind, kind_of
 from headway.runtime.fair_turns import FairSlots
 
 GRACE_SECONDS = 60
-"""Seconds for which an input outlasts its entry's deadline."""
+"""Seconds that an input outlasts its entry's deadline."""
 PREFIX = 4
-"""Bytes ahead of parameters that are stored with an input, which tell their length."""
+"""Bytes ahead of stored parameters, which hold their length."""
 TEXT = KIND[ValueKind.TEXT].letter
 """Letter for the kind of a text."""
 AT_ONCE = 2
@@ -38,7 +38,7 @@ AT_ONCE = 2
 
 
 class LargeValues:
-    """Store of the large values of one process's entries and replies.
+    """Store of large values of one process's entries and replies.
 
     Arguments:
         connection: connection to the server.
@@ -53,18 +53,18 @@ class LargeValues:
         self._outputs = 0
 
     def is_large(self, value: Value | None) -> bool:
-        """Whether an output is stored apart."""
+        """Return True if an output is stored apart."""
         return value is not None and len(value) > self.threshold
 
     def name_of(self, entry: Entry) -> str:
-        """Kind and token of the input of a large entry. A submission always has the same."""
+        """Kind and token of a large entry's input, always the same for a submission."""
         submission = encode((entry.gateway, *entry.submission))
         letter = kind_of(entry.input).letter
         kind = letter.upper() if entry.parameters else letter
         return kind + _token(hashlib.blake2b(submission, key=self._secret, digest_size=8).digest())
 
     async def bring(self, queue: str, entries: Sequence[Entry]) -> None:
-        """Store the inputs of these large entries beside the queue whose keys begin with `queue`.
+        """Store the inputs of large entries beside the queue with the key prefix `queue`.
 
         Raises:
             OutOfMemory: the server has no room; some may be stored.
@@ -78,15 +78,15 @@ class LargeValues:
             await self._connection.store(key, content_of(entry), seconds)
 
     async def input_of(self, queue: str, found: StoredEntry) -> Apart | None:
-        """Input and parameters of a claimed entry that are stored apart; None when they are not there."""
+        """Read the stored-apart input and parameters of a claimed entry; None if they aren't there."""
         if (apart := found.apart) is None:
             return None
         return await self.read_input(f"{queue}P:{apart[0][1:]}", found.tenant, apart)
 
     async def read_input(self, key: str, tenant: str, apart: StoredApart, *, whole: bool = False) -> Apart | None:
-        """Input and parameters that are stored under a key; None when they are not there, or are not what was stored.
+        """Read input and parameters stored under a key; None if they aren't there, or have another length.
 
-        `whole`: those of another entry may take their place meanwhile.
+        `whole`: another entry's may replace them meanwhile.
         """
         name, length = apart
         content = await self._fetch(key, length, tenant, whole=whole)
@@ -111,7 +111,7 @@ class LargeValues:
     async def output_of(
         self, queue: str, name: str, length: int, tenant: str, wanted: Callable[[], bool] = lambda: True
     ) -> Value | None:
-        """A tenant's output that is stored apart; None when it is not there, or no longer `wanted` once it could be read."""
+        """Read a tenant's output that is stored apart; None if it isn't there, or is no longer `wanted` once its turn comes."""
         key = f"{queue}R:{name[1:]}"
         async with self._slots.of(tenant):
             if not wanted():
@@ -122,7 +122,7 @@ class LargeValues:
         return None if found is None or len(found) != length else KIND_OF_LETTER[name[0]].of(found)
 
     async def _fetch(self, key: str, length: int, tenant: str, *, whole: bool = False) -> bytes | None:
-        """Bytes that a tenant has stored; None when they are not there, or not as many."""
+        """Read bytes that a tenant has stored; None if they aren't there, or have another length."""
         async with self._slots.of(tenant):
             read = self._connection.fetch_whole if whole else self._connection.fetch
             found = await read(key, length)
@@ -130,19 +130,19 @@ class LargeValues:
 
 
 def content_of(entry: Entry) -> bytes:
-    """Bytes that are stored of an entry."""
+    """Bytes that are stored for an entry."""
     if not entry.parameters:
         return octets(entry.input)
     return b"".join((len(entry.parameters).to_bytes(PREFIX, "big"), entry.parameters, octets(entry.input)))
 
 
 def length_of(entry: Entry) -> int:
-    """Length of the bytes that are stored of an entry."""
+    """Length of `content_of`."""
     return len(octets(entry.input)) + (PREFIX + len(entry.parameters) if entry.parameters else 0)
 
 
 def digest_of(entry: Entry) -> str:
-    """Digest of what is stored of an entry, as the functions make it."""
+    """Digest of an entry's stored bytes, as the functions compute it."""
     return hashlib.sha1(content_of(entry), usedforsecurity=False).hexdigest()
 
 

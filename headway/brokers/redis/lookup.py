@@ -1,15 +1,15 @@
-"""Lookup of entries and tasks in the queues of one process, and in those that others have used meanwhile; and claims of tasks' ids.
+"""Lookup of entries and tasks in all queues, and claims of the ids of tasks.
 
-An id that a client has chosen for a task is one model's of its tenant, though the models' queues know nothing of one another:
+An id that a client chose for a task belongs to one model of its tenant, although the models' queues know nothing of each other:
 
-    claim the id for the model ──▶ the model's own ──▶ offer the task
+    claim the id for the model ──▶ it is this model's ──▶ offer the task
              │ another model's
              ▼
-    is there something under it? ── no, and the claim is old ──▶ claim it after all
+    is anything under it? ── no, and the claim is old ──▶ claim it after all
              │ waits or runs: 409; has its outcome: 422
 
-The claim is a step of its own, in a key of the id's. It says who may use the id, and not that a task is there: that is looked up in
-the queues. So a claim that is left over harms nobody for longer than CLAIM_SECONDS.
+A claim is a step of its own, with a key for the id. It says who may use the id, not that a task exists, which only the queues know. So a
+stale claim does harm for CLAIM_SECONDS at most.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SPECIAL = re.compile(r"[*?\[\]\\]")
 class Lookup:
     """Lookup of one process.
 
-    Before something is not found, the servers are asked which queues there are: it may be in one that this process
-    has not heard of yet, or has forgotten before others used it anew.
+    Before it reports that something isn't found, it asks the servers for their queues: others may use one that this process doesn't know of
+    yet, or has forgotten.
 
     Arguments:
         queues: queues of the process.
@@ -50,7 +50,7 @@ class Lookup:
         self._queues, self._router = queues, router
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
-        """See Broker. Without a tenant all queues are looked through, a part at a time."""
+        """See Broker. Without a tenant all queues are searched, part by part."""
         if tenant is None:
             await self._look_again()
             found = await all_of(*(_state_of_any(queue, id) for queue in list(self._queues.every)))
@@ -68,15 +68,15 @@ class Lookup:
         self._router.forget([(tenant, id)])
 
     async def knows(self, tenant: str, id: str) -> bool:
-        """Whether a task of the tenant's is in any queue, or its outcome."""
+        """Return True if any queue knows the tenant's task or its outcome."""
         return await self._found(tenant, id, _name_of) is not None
 
     async def queue_with(self, tenant: str, id: str) -> QueueName:
-        """Name of a queue in which a task is; of a task that is nowhere that of the first one."""
+        """Name of a queue that has a task, or of the first queue if none has."""
         return await self._found(tenant, id, _name_of) or self._queues.every[0].name
 
     async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
-        """Answer of the queue that knows an entry: one that it went to before or, as its id may be another's now, any."""
+        """Ask the queue that an entry was placed in, then all, because its id may be another's by now. Returns the first answer."""
         key, queues = wire.key_of(tenant, id), list(self._router.where((tenant, id)))
         found = await all_of(*(ask(queue, key) for queue in queues))
         if not any(found):
@@ -90,12 +90,12 @@ class Lookup:
 
 
 async def _name_of(queue: Queue, key: bytes) -> QueueName | None:
-    """Name of a queue, if a task is there."""
+    """Name of a queue if it has a task."""
     return queue.name if await queue.knows(key) else None
 
 
 async def _state_of_any(queue: Queue, id: str) -> EntryState | None:
-    """State of the first entry of an id that is found in a queue."""
+    """State of the first entry with an id in a queue."""
     prefix = wire.prefix_of(queue.connection.prefix, queue.name, queue.shard)
     ending, cursor = _SPECIAL.sub(r"\\\g<0>", id), b"0"
     while True:
@@ -112,7 +112,7 @@ class TaskIds:
 
     Arguments:
         connection: connection to the server.
-        lookup: lookup of what is under an id.
+        lookup: looks up what is under an id.
     """
 
     def __init__(self, connection: RedisConnection, lookup: Lookup) -> None:
@@ -121,9 +121,9 @@ class TaskIds:
     async def offer(
         self, entries: Sequence[Entry], offer: Callable[[Sequence[Entry]], Awaitable[Sequence[Failure | None]]]
     ) -> list[Failure | None]:
-        """Claim ids for the entries that ask for it, and offer what may be offered; verdicts in order, None for an admitted entry.
+        """Claim ids for entries that need it, and offer the entries whose claims hold. Returns verdicts in order, None for an admitted entry.
 
-        A claim that is made for an entry which is then refused ends soon, so that refusals take no memory for long.
+        The claim of a refused entry ends soon, so refusals take no memory for long.
         """
         tasks = [position for position, entry in enumerate(entries) if entry.claims]
         claims = dict(zip(tasks, await all_of(*(self._claim(entries[position]) for position in tasks)), strict=True))
@@ -137,7 +137,7 @@ class TaskIds:
         return found
 
     async def _claim(self, task: Entry) -> Failure | bytes:
-        """Claim the id of a task for its model: the mark of a new claim, empty for one that was there, or why it cannot be."""
+        """Claim a task's id for its model. Returns the mark of a new claim, empty for an existing one, or why the id can't be claimed."""
         keep = max(one.keep for one in task.dedup_keys if one.kind is DedupKind.TASK)
         void = b""
         while True:

@@ -1,7 +1,7 @@
 """Mailbox of one gateway.
 
-It reads each queue's stream on from the last id, and keeps replies until the gateway asks on. A reply whose output is stored
-apart is there as soon as that was read; no other waits for those bytes.
+It reads each queue's stream and keeps replies until the gateway has asked for later ones. A reply whose output is stored apart
+arrives once the output is read, without delaying others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 READ_AGAIN = 0.1
-"""Seconds after which an output is read again when the broker did not answer."""
+"""Seconds after which an output is read again if the broker didn't answer."""
 FIRST = b"0-0"
 """Id before all others of a stream."""
 
@@ -35,10 +35,10 @@ _submission: Callable[[Reply], Submission] = attrgetter("tenant", "id", "nonce")
 
 
 class _Read(msgspec.Struct):
-    """Replies of one stream entry that are there together, their queue, and the stream's key.
+    """Replies of one stream entry that become available together, with their queue and the stream's key.
 
-    `born` names the server's state that the entry belongs to, `whole` all submissions that it replies to. `token` is that of the
-    output that all of them have, if that is stored apart. `wanted`: how many of them are waited for, while that is being read.
+    `born` names the server state that the entry belongs to, and `whole` lists all submissions that it answers. `token` is that
+    of the output they share, if it is stored apart; `wanted` counts who waits while it is read.
     """
 
     queue: Queue
@@ -53,7 +53,7 @@ class _Read(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Stream:
-    """Position up to which a queue's stream was read. `epoch` names the server's state that the id belongs to."""
+    """Read position in a queue's stream. `epoch` names the server state that the id belongs to."""
 
     queue: Queue
     last: bytes = FIRST
@@ -62,7 +62,7 @@ class _Stream:
 
 
 class Mailbox:
-    """Replies to one gateway out of all queues.
+    """Replies to one gateway from all queues.
 
     Arguments:
         gateway: id of the gateway.
@@ -74,9 +74,9 @@ class Mailbox:
         self._streams = [_Stream(queue) for queue in queues]
         self._reads: list[_Read] = []
         self._bringing: dict[asyncio.Task[None], _Read] = {}
-        """Replies whose outputs are still being read."""
+        """Replies whose outputs are being read."""
         self._awaited: dict[Submission, _Read] = {}
-        """Replies whose outputs are still being read, by submission; not those that were withdrawn."""
+        """The same by submission, without withdrawn ones."""
         self._acknowledged = 0
         self._arrival = asyncio.Event()
         self._broken: BrokerUnavailable | None = None
@@ -84,7 +84,7 @@ class Mailbox:
     async def replies(self, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker.replies."""
         self._acknowledge(after)
-        self._broken = None  # What broke since is tried again before anybody is told.
+        self._broken = None  # Try again before reporting the failure.
         for stream in self._streams:
             if stream.task is None or stream.task.done():
                 stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
@@ -97,7 +97,7 @@ class Mailbox:
         return replies, self._acknowledged + len(replies)
 
     def add(self, queues: Iterable[Queue]) -> None:
-        """Read out of these queues too, at once if somebody waits for replies."""
+        """Read these queues too, at once if somebody waits for replies."""
         added = [_Stream(queue) for queue in queues]
         reads = any(stream.task is not None and not stream.task.done() for stream in self._streams)
         self._streams += added
@@ -106,13 +106,13 @@ class Mailbox:
                 stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
 
     async def remove(self, queues: Collection[Queue]) -> None:
-        """Read out of these queues no more."""
+        """Stop reading these queues."""
         removed = [stream for stream in self._streams if stream.queue in queues]
         self._streams = [stream for stream in self._streams if stream.queue not in queues]
         await end(*(stream.task for stream in removed))
 
     def forget(self, submissions: Iterable[Submission]) -> None:
-        """Read no outputs for these submissions alone, as nobody waits for their replies any more. The replies come without."""
+        """Stop reading outputs that only these submissions want. Their replies come without."""
         for submission in submissions:
             read = self._awaited.pop(submission, None)
             if read is not None:
@@ -123,14 +123,14 @@ class Mailbox:
         await end(*(stream.task for stream in self._streams), *self._bringing)
 
     def _acknowledge(self, cursor: int) -> None:
-        """Let go of the replies up to `cursor`, and tell the queues that they were read."""
+        """Drop the replies up to `cursor`, and tell the queues that they were read."""
         done = 0
         for read in self._reads:
             if self._acknowledged + len(read.replies) > cursor:
                 break
             self._acknowledged += len(read.replies)
             done += 1
-            # What was lost meanwhile is not told: another entry may have the same id.
+            # Replies of a lost state aren't reported: another entry may have the same id.
             if read.born in (0.0, read.queue.born):
                 all_here = len(read.replies) == len(read.whole)
                 submissions = read.whole if all_here else list(map(_submission, read.replies))
@@ -141,7 +141,7 @@ class Mailbox:
     async def _read_on(self, stream: _Stream) -> None:
         try:
             while True:
-                if stream.epoch != stream.queue.born:  # The server has lost its state: ids begin anew.
+                if stream.epoch != stream.queue.born:  # The server lost its state, so ids start again.
                     stream.epoch, stream.last = stream.queue.born, FIRST if stream.epoch else stream.last
                 await self._read_once(stream)
         except BrokerUnavailable as exc:
@@ -150,14 +150,14 @@ class Mailbox:
 
     async def _read_once(self, stream: _Stream) -> None:
         queue, key = stream.queue, stream.queue.stream_of(self._gateway)
-        # After a loss, entries of the new state come again that a read from before it has brought.
+        # After a loss, the read may have brought entries of the new state already.
         known = [*self._reads, *self._bringing.values()] if stream.last == FIRST else []
         for id, fields in await queue.connection.stream(key, stream.last):
             stream.last, apart = id, wire.Apart()
             try:
                 replies = wire.read_outcomes(fields, apart)
             except wire.UNREADABLE as exc:
-                # To wait for a release that can read it would keep back all that follow; these end by their deadlines.
+                # Waiting for a release that can read it would hold back all that follow. Its clients run into their deadlines.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
             whole = list(map(_submission, replies))
@@ -172,7 +172,7 @@ class Mailbox:
             of: dict[tuple[str, int], list[Reply]] = {}
             for at, named in apart.items():
                 of.setdefault(named, []).append(replies[at])
-            for (name, length), those in of.items():  # An output is read once for all that have it.
+            for (name, length), those in of.items():  # An output is read once for all who share it.
                 read = _Read(queue, key, queue.born, id, whole, those, name[1:], len(those))
                 self._awaited.update((_submission(reply), read) for reply in those)
                 task = asyncio.get_running_loop().create_task(self._bring(read, name, length))
@@ -180,7 +180,7 @@ class Mailbox:
                 task.add_done_callback(self._bringing.pop)
 
     async def _bring(self, read: _Read, name: str, length: int) -> None:
-        """Bring the output that is stored apart of replies that have it in common."""
+        """Read the output shared by replies."""
         output = await self._output(read, name, length)
         for reply in read.replies:
             self._awaited.pop(_submission(reply), None)
@@ -190,7 +190,7 @@ class Mailbox:
         self._arrival.set()
 
     async def _output(self, read: _Read, name: str, length: int) -> Value | None:
-        """Read an output that is stored apart, as often as that takes; None when it is lost, or nobody waits for it any more."""
+        """Read an output that is stored apart, again and again if need be; None once it is lost or unwanted."""
         while True:
             try:
                 return await read.queue.output_of(name, length, read.replies[0].tenant, lambda: read.wanted > 0)

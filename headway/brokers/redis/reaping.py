@@ -1,4 +1,4 @@
-"""Reaping of the queues of one process: each when its server wants it, and with it the look at what the servers list."""
+"""Reaping: each queue of this process is reaped when its server asks for it. The lists of queues are read along with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reaping:
 
     Arguments:
         queues: queues of the process.
-        shards: queues that each model is split into.
+        shards: number of queues of each model.
         counters: counters of retries.
         rng: uniform in [0, 1).
     """
@@ -36,27 +36,27 @@ class Reaping:
         self._counters, self._rng = counters, rng
         self._due_at: dict[Queue, float] = {}
         self._watched_until: dict[Queue, float] = {}
-        """Instant until which each queue is known to be looked at all the time, by whichever process."""
+        """Instant until which some process is known to watch each queue."""
         self._stirred: set[Queue] = set()
-        """Queues to which something has come since the last reap of each began."""
+        """Queues with activity since their last reap began."""
         self._mine: set[Queue] = set()
-        """Queues of which this process was the one that reaps, when it last asked."""
+        """Queues that this process reaped when it last asked."""
         self._timer = ReapTimer(self._reap_early)
         self._rest = 0.0
-        """Seconds after which a queue at rest is due again; 0: none rests."""
+        """Seconds after which a queue at rest is due again; 0 if none rests."""
 
     @property
     def reaps(self) -> bool:
-        """Whether this process is the one that reaps any of its queues."""
+        """True if this process reaps any of its queues."""
         return bool(self._mine)
 
     async def reap(self, rest: float) -> float:
-        """Reap the queues that are due; returns the seconds until the next one is.
+        """Reap the queues that are due. Returns the seconds until the next one is.
 
-        `rest`: seconds after which a queue at rest is due again; what comes there is reaped by itself. 0: no queue rests.
+        `rest`: seconds after which a queue at rest is due again, unless activity there makes it due sooner. 0: no queue rests.
 
         Raises:
-            BrokerUnavailable: one of them did not answer; all others have.
+            BrokerUnavailable: a queue didn't answer; all others are reaped.
         """
         self._rest = rest
         await self._reap_due(look=True)
@@ -66,9 +66,9 @@ class Reaping:
         return max(at - now, LEAST_PAUSE)
 
     def stirred(self, queue: Queue) -> None:
-        """Note that something has come to a queue, or comes back there: it is reaped soon unless it is looked at all the time."""
+        """Note activity in a queue. It is reaped soon, unless some process watches it all the time."""
         now = asyncio.get_running_loop().time()
-        self._stirred.add(queue)  # A reap that is under way may have been made before.
+        self._stirred.add(queue)  # A reap under way may have missed it.
         if self._rest and self._watched_until.get(queue, math.inf) <= now and self._due_at[queue] > now + REAP_EVERY:
             self._due_at[queue] = now + REAP_EVERY
             self._timer.move_up(now + REAP_EVERY, now)
@@ -92,7 +92,7 @@ class Reaping:
         await all_of(*looks, *(self._reap(queue) for queue in due))
 
     async def _reap_early(self) -> tuple[float, float]:
-        """Reap before the reaper comes. A server that does not answer is asked by the reaper."""
+        """Reap ahead of the regular reap, which tries servers again that don't answer."""
         with contextlib.suppress(BrokerUnavailable):
             await self._reap_due(look=False)
         now = asyncio.get_running_loop().time()
@@ -106,7 +106,7 @@ class Reaping:
         now = asyncio.get_running_loop().time()
         if calm and queue in self._stirred:
             due = min(due, REAP_EVERY)
-        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # It goes together with what else is periodic.
+        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # It goes together with other periodic calls.
             due = until_tick(rest) + max(math.floor(due / rest + EARLY) - 1, 0) * rest
         self._due_at[queue] = now + due
         self._watched_until[queue] = now if calm else now + STIRS_SECONDS

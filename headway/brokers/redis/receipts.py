@@ -1,8 +1,7 @@
-"""Receipts: what gateways have read of a queue's replies. Mostly the next enqueue tells the server of it.
+"""Receipts of the replies that gateways have read, which the next enqueue usually reports to the server.
 
-The server knows by its replies which submissions have had their outcome, until it hears that those were read. An offer of such a
-submission that it gets to later would be a new one. So a receipt waits for the calls that were under way when it came, and offer one of
-its submissions. An offer that begins later is a new one.
+From unreported replies the server knows which submissions are answered. An offer of an answered submission that arrived after its
+receipt would count as new. So a receipt waits for calls under way that offer one of its submissions; later offers are new.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from headway.model import Entry, Submission
 from headway.runtime.race import end
 
 READ_DELAY = 0.05
-"""Longest time in seconds before the server hears what was read."""
+"""Longest delay in seconds of a report to the server."""
 NOTHING_READ = ("", "", 0, 0)
-"""Receipt of nothing, as the functions take it."""
+"""Empty receipt as the functions take it."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Position up to which a gateway has read its stream, and what was read.
+    """Position up to which a gateway has read its stream, and what it read.
 
     Attributes:
         gateway: id of the gateway.
-        last: id of the last entry of the stream.
+        last: id of the last stream entry.
         submissions: submissions that were replied to.
-        outputs: token of each output that is stored apart, and the name of the submission that has read it.
-        held_by: calls under way for which it waits.
+        outputs: token of each output read apart, and the name of the submission that read it.
+        held_by: calls under way that it waits for.
     """
 
     gateway: str
@@ -50,19 +49,19 @@ class Receipt(msgspec.Struct, frozen=True):
         return self.gateway, self.last, len(names), len(self.outputs), *names, *self.outputs
 
     def and_then(self, later: Receipt) -> Receipt:
-        """Receipt of both."""
-        last = max(self.last, later.last, key=_numbers)  # A large output may have been read after what followed it.
+        """Merge with a later receipt."""
+        last = max(self.last, later.last, key=_numbers)  # A large output may have been read after later entries.
         submissions, outputs = self.submissions + later.submissions, self.outputs + later.outputs
         return Receipt(self.gateway, last, submissions, outputs, self.held_by + later.held_by)
 
 
 def _numbers(id: bytes) -> list[int]:
-    """Numbers of the id of a stream's entry."""
+    """Numbers in the id of a stream entry."""
     return list(map(int, id.split(b"-")))
 
 
 class Offer:
-    """Call that offers entries, until it is over."""
+    """Call under way that offers entries."""
 
     __slots__ = ("entries", "over")
 
@@ -78,7 +77,7 @@ class Offers:
         self._under_way: list[Offer] = []
 
     def begin(self, entries: Sequence[Entry]) -> Offer:
-        """Note that a call offers these entries, until its `end`."""
+        """Note a call that offers these entries, until its `end`."""
         offer = Offer(entries)
         self._under_way.append(offer)
         return offer
@@ -89,7 +88,7 @@ class Offers:
         self._under_way.remove(offer)
 
     def of(self, submissions: Sequence[Submission]) -> list[Offer]:
-        """Calls under way that offer one of these."""
+        """Calls under way that offer one of these submissions."""
         if not self._under_way:
             return []
         asked = set(submissions)
@@ -97,10 +96,10 @@ class Offers:
 
 
 class Receipts:
-    """Receipts that the server has not heard of, by gateway.
+    """Unreported receipts by gateway.
 
     Arguments:
-        tell: tells the server of one; may raise BrokerUnavailable.
+        tell: reports one to the server; may raise BrokerUnavailable.
         offers: offers of this process, which hold receipts back.
     """
 
@@ -110,30 +109,30 @@ class Receipts:
         self._telling: asyncio.Task[None] | None = None
 
     def take(self, gateway: str) -> Receipt | None:
-        """Take out what a gateway has read, to tell of it; `keep` it if that fails. None while it is kept back."""
+        """Take a gateway's receipt in order to report it, and `keep` it if that fails. None if it is held back."""
         receipt = self._receipts.get(gateway)
         if receipt is None or not all(offer.over for offer in receipt.held_by):
             return None
         return self._receipts.pop(gateway)
 
     def add(self, receipt: Receipt) -> None:
-        """Note what a gateway has read. The server hears of it with the next enqueue, or soon."""
+        """Note what a gateway has read. It is reported with the next enqueue, or soon."""
         receipt = replace(receipt, held_by=self._offers.of(receipt.submissions))
         known = self._receipts.get(receipt.gateway)
         self._note(receipt if known is None else known.and_then(receipt))
 
     def keep(self, receipt: Receipt | None) -> None:
-        """Keep a receipt that may not have arrived. It is told again, before those that came since."""
+        """Keep a receipt whose report may have failed, ahead of later ones."""
         if receipt is not None:
             later = self._receipts.get(receipt.gateway)
             self._note(receipt if later is None else receipt.and_then(later))
 
     def clear(self) -> None:
-        """Forget all: what they are about is lost."""
+        """Forget all, because the server lost the replies."""
         self._receipts.clear()
 
     async def close(self) -> None:
-        """Tell the server of all, if that can be done."""
+        """Try to report all."""
         await end(self._telling)
         with contextlib.suppress(BrokerUnavailable):
             while self._receipts:

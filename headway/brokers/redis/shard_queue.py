@@ -13,13 +13,11 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.brokers.redis import entry_wire, wire
-from headway.brokers.redis.budgets import Budgets
 from headway.brokers.redis.codes import QueueSettings, RefusalCode, Standing
 from headway.brokers.redis.completion import LeaseCompletions
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.brokers.redis.large_values import LargeValues, digest_of, length_of
-from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.receipts import NOTHING_READ, Offers, Receipt, Receipts
 from headway.brokers.redis.steps import Steps
 from headway.brokers.redis.wakeups import Wakeups
@@ -28,7 +26,7 @@ from headway.core.departure import Load, Policy
 from headway.core.health import grace
 from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
-from headway.core.ratelimit import Over
+from headway.core.ratelimit import Over, RateDebts
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
@@ -49,17 +47,21 @@ from headway.model import (
 from headway.runtime.logger import get_logger
 
 SHARDS = 256
-"""Most shards of a model. A fence is the queue's own times this, plus the shard."""
+"""Most shards of a model. A lease's fence is the queue's fence times this, plus the shard."""
 MOST_ENTRIES = 256
-"""Most entries in one call, since a step must not keep the server from others."""
+"""Most entries in one call, because a step blocks the server."""
 GATHERING, GATHERED = 0.1, 0.004
-"""Share of the headway for which entries may gather although a slot may be free, and most seconds of that."""
+"""Share of the headway for which entries may gather while a slot may be free, and a limit in seconds."""
 GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
-"""Share and seconds while no slot is free, where the share is more than GATHERED. Verdicts come that much later, and a slot that is free before it was expected finds that much less."""
+"""The same while no slot is free and the share exceeds GATHERED. It delays verdicts, and costs a slot that is free early some entries."""
 AHEAD = 0.001
-"""Seconds before a slot is free by which they are to be in the queue."""
+"""Seconds before a slot is free by which entries must be in the queue."""
 TRIES = 4
-"""Most times in a row that a claim may be asked for a newer rule."""
+"""Most times in a row that a claim may ask for a newer rule."""
+KEPT_SHARE = 0.25
+"""Largest share of a server's `maxmemory` for kept outcomes, so they never cause a refusal."""
+ROOM_SHARE = 0.5
+"""Largest share of a server's `maxmemory` for large entries, so room is left for small ones."""
 
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
 
@@ -68,8 +70,73 @@ _INPUT = attrgetter("input")
 log = get_logger(__name__)
 
 
+class Budgets:
+    """Byte budgets of the queues, which share them on one server. In a cluster each queue gets its part.
+
+    Arguments:
+        connection: connection to the server.
+        kept: budgets of kept outcomes, per server.
+        queue_bytes: most bytes of large entries without an outcome.
+        shards: number of queues of each model.
+        queues: returns the number of all queues.
+    """
+
+    def __init__(
+        self, connection: RedisConnection, kept: KeptLimits, queue_bytes: int, shards: int, queues: Callable[[], int]
+    ) -> None:
+        self._connection = connection
+        self._kept, self._queue_bytes = kept, queue_bytes
+        self._shards, self._queues = shards, queues
+        self._found: tuple[tuple[int, int], KeptLimits] | None = None
+
+    def kept(self) -> KeptLimits:
+        """Budgets of kept outcomes for one queue."""
+        found = servers, memory = self._connection.servers, self._connection.smallest_memory
+        if self._found is not None and self._found[0] == found:
+            return self._found[1]
+        parts = self._shards if self._connection.clustered else 1
+        kept = self._kept.within(int(KEPT_SHARE * memory) * min(servers, parts)) if memory else self._kept
+        kept = kept.split(parts)
+        self._found = found, kept
+        return kept
+
+    def room(self) -> int:
+        """Bytes of room for large entries."""
+        servers, memory = self._connection.servers, self._connection.smallest_memory
+        room = min(self._queue_bytes, int(ROOM_SHARE * memory) * servers) if memory else self._queue_bytes
+        return room // max(self._queues(), 1) if self._connection.clustered else room
+
+
+class RateLimitCache:
+    """Lower bounds on rate-limit debts. Debts only grow, so a bound is never too high. Instants are the event loop's."""
+
+    def __init__(self) -> None:
+        self._debts = RateDebts()
+        self._clock: Callable[[], float] | None = None
+
+    def learn(self, limits: Sequence[Limit], owed: Sequence[float], asked: float) -> None:
+        """Note the seconds owed to each limit, as told by a call made at instant `asked`."""
+        until = self._debts.tats
+        self._clock = self._clock or asyncio.get_running_loop().time
+        for limit, seconds in zip(limits, owed, strict=True):
+            until[limit.id] = max(asked + seconds, until.get(limit.id, 0.0))
+        self._debts.tidy(asked)
+
+    def forget(self) -> None:
+        """Forget all debts, because the server may have lost them."""
+        self._debts = RateDebts()
+
+    def seconds(self, limit: Limit) -> float:
+        """Seconds that are owed to a limit."""
+        until = self._debts.tats.get(limit.id)
+        if until is None or self._clock is None:
+            return 0.0
+        owed = until - self._clock()
+        return owed if owed > 0.0 else 0.0
+
+
 class Granted(msgspec.Struct, frozen=True):
-    """Lease from the server, with the seconds that each entry has waited."""
+    """Lease from the server, with the seconds that each entry waited."""
 
     lease: Lease
     waited: Sequence[float]
@@ -77,21 +144,21 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Verdict on an entry that has something in common with another, which is in the queue of another version."""
+    """Verdict that another version's queue knows the entry's id or a dedup key of it."""
 
     queue: QueueName
 
 
 Verdict = Failure | Moved | None
-"""Verdict of a queue on an entry: None for an admitted one."""
+"""Verdict of a queue on an entry; None admits it."""
 
 
 class QueueGlance(NamedTuple):
-    """Short look at a queue, for slots that are at home elsewhere.
+    """Short look at a queue, for slots of other shards.
 
     Attributes:
         depth: size of what waits.
-        slots: slots at home.
+        slots: home slots.
     """
 
     depth: int
@@ -99,7 +166,7 @@ class QueueGlance(NamedTuple):
 
 
 class BulkLook(NamedTuple):
-    """Bulk entries of a queue, as in `headway.model.BulkDepth`."""
+    """Bulk entries of a queue; see `headway.model.BulkDepth`."""
 
     waiting: int
     delayed: int
@@ -108,7 +175,7 @@ class BulkLook(NamedTuple):
 
 
 class Look(msgspec.Struct):
-    """Load of a queue, by tier its depth and the seconds that its oldest entry has waited, and its bulk entries, once there were any."""
+    """Load of a queue, depth and longest wait in seconds of each tier, and bulk entries if there ever were any."""
 
     load: Load
     tiers: list[tuple[int, float]]
@@ -123,20 +190,20 @@ class Queue:
         name: name of the queue.
         shard: number of the shard.
         limits: bounds of the queue.
-        lease_seconds: seconds for which a lease lasts.
-        budgets: budgets in bytes of all queues.
+        lease_seconds: seconds that a lease lasts.
+        budgets: byte budgets of all queues.
         values: store of large values.
         offers: offers of this process.
-        debts: what is owed by the counts of the queue.
+        debts: rate-limit debts in the counts that this queue uses.
 
     Attributes:
-        born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
-        losses: number of times that it was lost.
+        born: instant at which the server's state of this queue began, which changes when the state is lost; 0 if unknown.
+        losses: how often the state was lost.
         name, shard: as given.
-        offered_at: instant of the event loop at which entries were last offered.
-        in_use: shards that the queue's load is spread over now.
-        spread: shards that the tenants of the model are spread over now.
-        served: whether any shard had healthy slots for its entries when they were last counted.
+        offered_at: event loop instant of the last offer.
+        in_use: shards that the queue's load is spread over.
+        spread: shards that the model's tenants are spread over.
+        served: True if any shard had healthy slots for its entries when they were last counted.
         limits: bounds of the queue.
     """
 
@@ -177,7 +244,7 @@ class Queue:
         self.wakeups = Wakeups(connection, f"{self._key}b:{connection.process}", self.now, self._learn)
 
     def now(self) -> float:
-        """Instant on the server's clock, as far as it is known."""
+        """Estimate of the server's present instant."""
         return self._steps.clock.now()
 
     def stream_of(self, gateway: str) -> str:
@@ -185,22 +252,22 @@ class Queue:
         return f"{self._key}r:{gateway}"
 
     async def close(self) -> None:
-        """Stop listening. The server is told what was read, if it can be."""
+        """Stop listening, and try to tell the server what was read."""
         await self.wakeups.close()
         await self.receipts.close()
 
     @property
     def counts(self) -> int:
-        """Number of counts that a limit that spans tenants is spread over."""
+        """Number of counts that a limit across tenants is spread over."""
         return self.spread if self.connection.clustered else 1
 
     def linger(self, now: float) -> float:
-        """Seconds from instant `now` of the event loop for which entries may gather: no slot is free before, as far as is known."""
+        """Seconds for which entries may gather from instant `now` of the event loop, because no slot is expected to be free sooner."""
         busy = min(self._free_at - AHEAD - now, max(GATHERING_BUSY * self._headway, GATHERED), GATHERED_BUSY)
         return max(min(GATHERING * self._headway, GATHERED), busy)
 
     async def enqueue(self, entries: Sequence[Entry], function: str = "enqueue") -> list[Verdict]:
-        """Offer entries, to `enqueue` or `enqueue_bulk`. Returns the verdicts in order."""
+        """Offer entries, by `enqueue` or `enqueue_bulk`. Returns the verdicts in order."""
         verdicts: list[Verdict] = []
         for start in range(0, len(entries), MOST_ENTRIES):
             verdicts += await self._enqueue_part(entries[start : start + MOST_ENTRIES], function)
@@ -211,7 +278,7 @@ class Queue:
         return self._debts.seconds(limit)
 
     async def _enqueue_part(self, entries: Sequence[Entry], function: str, digested: bool = False) -> list[Verdict]:
-        """Offer entries in one call. `digested`: their inputs are there already, and their digests are asked for."""
+        """Offer entries in one call. `digested`: the server has their inputs, and asked for their digests."""
         receipt = self.receipts.take(entries[0].gateway)
         read, limits = NOTHING_READ if receipt is None else receipt.packed, entry_wire.limits_of(entries)
         packed, large, rare = entry_wire.pack_small(entries, self._values.threshold)
@@ -253,13 +320,13 @@ class Queue:
         return entry_wire.pack_head(entry, apart.encode()), entry_wire.pack_entry(entry, name, length_of(entry))
 
     async def _enqueue(self, function: str, large: Sequence[Entry], arguments: Sequence[object]) -> Any:
-        """Bring the inputs of large entries, and call the function."""
+        """Store the inputs of large entries and call the function."""
         if not await self.connection.is_scarce():
             try:
                 if large:
                     await self._values.bring(self._key, large)
                 return await self._call(function, *arguments)
-            except OutOfMemory:  # Nothing was done. What is known already must not be refused.
+            except OutOfMemory:  # Nothing was done, and known entries must not be refused.
                 pass
         return await self._call("enqueue_known", *arguments)
 
@@ -267,10 +334,10 @@ class Queue:
         """Claim the batch that leaves now, or learn when to claim again.
 
         Arguments:
-            slot: the slot that claims.
-            policy: policy that decides when the batch leaves.
-            token: name of the claim, the same when it is repeated.
-            guest: whether the slot is at home elsewhere.
+            slot: slot that claims.
+            policy: decides when the batch leaves.
+            token: name of the claim; a repeated claim has the same.
+            guest: whether the slot's home is another shard.
         """
         self.wakeups.forget(slot.worker)
         name = f"{self.connection.process}\0{slot.worker}"
@@ -290,9 +357,9 @@ class Queue:
         return NoWork(self.now() + RULE_AGE)
 
     async def release(self, fence: int, lease: Lease, failure: BatchFailure | None, rng: float = 0.0) -> int | None:
-        """End a lease, whose number here is `fence`, without outputs.
+        """End a lease without outputs, by its `fence` in this queue.
 
-        Returns the number of entries that run again, None when the lease was no longer valid.
+        Returns the number of entries that run again, or None if the lease was no longer valid.
         """
         rest = () if failure is None else (wire.pack_failure(failure, lease), rng)
         answer = await self._call("release", fence, *rest)
@@ -304,7 +371,7 @@ class Queue:
         return bool(await self._call("extend", fence))
 
     async def withdraw(self, names: Sequence[bytes], gateway: str) -> None:
-        """Let go of submissions of a gateway."""
+        """Withdraw submissions of a gateway."""
         for start in range(0, len(names), MOST_ENTRIES):
             self._note(await self._call("withdraw", gateway, *names[start : start + MOST_ENTRIES]))
         self.stirred()
@@ -315,11 +382,11 @@ class Queue:
         self.stirred()
 
     async def state(self, key: bytes) -> EntryState | None:
-        """State of an entry; None when it has its outcome, or is not known."""
+        """State of an entry; None if it has its outcome or is unknown."""
         return _STATES[await self._call("stage", key)]
 
     async def outcome(self, key: bytes, again: bool = True) -> Reply | EntryState | None:
-        """Outcome of a task, or its state while it has none."""
+        """Outcome of a task, or its state if it has none yet."""
         standing, *fields = await self._call("recall", key)
         if not fields:
             return _STATES[standing]
@@ -331,29 +398,29 @@ class Queue:
         output = await self.output_of(name, length, reply.tenant)
         if output is not None:
             return replace(reply, output=output)
-        # It was forgotten meanwhile, or its output was lost, with which it is forgotten when it is asked for.
+        # The outcome was forgotten since, or its output is lost. In that case asking again forgets the outcome.
         if again:
             return await self.outcome(key, again=False)
         return replace(reply, failure=failures.lost_output())
 
     async def knows(self, key: bytes) -> bool:
-        """Whether a task is here, or its outcome."""
+        """Return True if a task or its outcome is here."""
         standing, *fields = await self._call("recall", key)
         return bool(fields) or _STATES[standing] is not None
 
     async def unlisten(self, worker: str) -> None:
-        """Note that a slot no longer waits to be woken."""
+        """Note that a slot no longer waits for a wake-up."""
         self.wakeups.forget(worker)
         self._note(await self._call("unlisten", f"{self.connection.process}\0{worker}"))
 
     async def heartbeat(self, worker: WorkerInfo, renewed: bool) -> None:
-        """Note whether a slot that is at home here is healthy or cold, with another backend (`renewed`), and what its start took."""
+        """Report a home slot as healthy or cold, with a changed backend if `renewed`, and with its warm-up batches."""
         standing = {WorkerStatus.HEALTHY: 1, WorkerStatus.COLD: 2}.get(worker.status, 0)
         slot = worker.worker_id, standing, worker.share, int(renewed), grace(worker.every), worker.runs.target
         self._note(await self._steps.join("beat", *slot, *itertools.chain.from_iterable(worker.warm_up)))
 
     async def forget(self, worker: str) -> None:
-        """Drop a worker that is at home elsewhere from now on."""
+        """Drop a worker whose home is elsewhere from now on."""
         self._note(await self._steps.join("forget", worker))
 
     async def look(self) -> Look:
@@ -365,25 +432,25 @@ class Queue:
         return Look(wire.read_load(load)[2], waits, of_bulk)
 
     async def glance(self) -> QueueGlance:
-        """Look at the queue from elsewhere."""
+        """Short look at the queue, for slots of other shards."""
         depth, slots, *_ = wire.read_numbers(await self._call("glance"))
         return QueueGlance(int(depth), int(slots))
 
     async def siblings(self) -> tuple[Sequence[QueueName], float]:
-        """Names of the model's queues in which something may be known, and until when; told by that for any version."""
+        """Names of the model's queues that may know something, and until when. Ask the queue for any version."""
         until, found = await self._steps.join("siblings")
         return [wire.queue_of(self.name.model, ending) for ending in found], float(until)
 
     async def contender(self, model: str) -> Contender:
-        """Contender for a GPU, for what waits in the queue."""
+        """Contender for a GPU, made of what waits here."""
         *_, depth, slack, seconds = wire.read_numbers(await self._call("glance"))
         return Contender(model, slack, seconds, depth > 0)
 
     async def reap(self, rng: float, shards: int = 1, rests: bool = False) -> tuple[float, int, bool, bool]:
-        """Reap. `rests`: while the queue is at rest the next call may be far off.
+        """Reap. `rests`: while the queue is at rest, the next call may be far off.
 
-        Returns the seconds until the next call, the number of entries of lost leases that run again, whether the
-        queue is at rest, and whether this process is the one that reaps.
+        Returns the seconds until the next call, the number of entries of lost leases that run again, and whether the queue is at
+        rest and this process reaps it.
         """
         told, again, calm, reaps = await self._steps.join("reap", self.connection.process, rng, shards, int(rests))
         now, born, due = wire.read_numbers(told)
@@ -409,7 +476,7 @@ class Queue:
         return now
 
     def _heed(self, now: float, born: float) -> None:
-        """Note the server's clock, and the birth of the queue: another one than before, if what was there is lost."""
+        """Learn the server's clock and the queue's birth. A new birth means that its state was lost."""
         self._steps.clock.learn(now)
         if born != self.born:
             if self.born != 0.0:
@@ -425,10 +492,9 @@ class Queue:
         self._heed(now, born)
 
     def _rule(self, policy: Policy, took: float) -> bytes:
-        """The rule for the last known load, packed; none when the load is too old.
+        """Pack the rule for the last known load; no rule if the load is too old.
 
-        `took` is the seconds of the call that told the load: no rule is younger than that, however far away the server
-        is.
+        `took` is the seconds of the call that told the load: no rule is younger than that, so distant servers work too.
         """
         if self._load is None:
             return wire.pack_rule(0.0, 0, None)
@@ -440,7 +506,7 @@ class Queue:
     async def output_of(
         self, name: str, length: int, tenant: str, wanted: Callable[[], bool] = lambda: True
     ) -> Value | None:
-        """A tenant's output that is stored apart; None when it is not there, or no longer `wanted`."""
+        """Read a tenant's output that is stored apart; None if it is gone or no longer `wanted`."""
         return await self._values.output_of(self._key, name, length, tenant, wanted)
 
     async def _granted(self, slot: Slot, answer: list[Any]) -> Granted | NoWork:
@@ -456,7 +522,7 @@ class Queue:
             if list in map(type, map(_INPUT, found)) and any(one.apart for one in found):
                 inputs = await self._inputs(int(fence), found)
                 lost = [at for at, one in enumerate(found) if one.apart and inputs[at] is None]
-                if lost:  # Or their clients have left meanwhile.
+                if lost:  # Unless their clients have left.
                     log.info("inputs of a batch are not there", worker=slot.worker, count=len(lost), of=len(found))
                 if lost and not await self._call("lose", int(fence), wire.encode(lost)):
                     return NoWork(self.now())
@@ -482,9 +548,7 @@ class Queue:
         return Granted(lease, waited, unreadable)
 
     async def _inputs(self, fence: int, found: Sequence[entry_wire.StoredEntry]) -> Sequence[entry_wire.Apart | None]:
-        """For each entry of a lease, its input and parameters if they are stored apart, else None. The lease is renewed
-        while they are read.
-        """
+        """Read the inputs and parameters of a lease's entries that are stored apart, and renew the lease meanwhile. None for others."""
         reading = asyncio.ensure_future(asyncio.gather(*(self._values.input_of(self._key, one) for one in found)))
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # The lease may fail first.
         try:

@@ -1,8 +1,7 @@
-"""Steps of one queue: calls of the library, each of which is done while its caller waits for it, or not at all.
+"""Steps of one queue: library calls that the server makes only while their callers wait.
 
-A call without an answer lies in a socket until the server gets to it, which may be after its caller has made it again, acted on
-that answer, and told a client. So each tells the instant until which its caller waits, on the server's clock, and the server does nothing
-for one that it gets to later.
+The server may get to an unanswered call after its caller has repeated it, acted on that answer, and told a client. So each call names the
+instant on the server's clock until which its caller waits, and the server skips it after that.
 """
 
 from __future__ import annotations
@@ -16,24 +15,22 @@ from typing import Any
 from headway.brokers.redis.connection import Overdue, RedisConnection
 
 WINDOW = 60.0
-"""Seconds after which other answers are the recent ones, as clocks drift."""
+"""Seconds for which answers count as recent, because clocks drift."""
 PUT_BACK = 2.0
-"""Seconds by which an answer must be behind the best one to show that the server's clock was put back: more than an answer
-may take to arrive.
-"""
+"""Seconds by which an answer must be behind the best one to show that the server's clock was put back. No answer takes so long to arrive."""
 
 Head = Callable[[], tuple[object, ...]]
-"""Function that returns the arguments that every step begins with, up to that instant."""
+"""Function that returns the arguments at the beginning of every step."""
 
 
 class ServerClock:
-    """Estimate of the server's clock, as one process makes it of the answers of one queue.
+    """Estimate of the server's clock, made from the answers of one queue.
 
-    Each answer tells the server's instant, but takes a while to arrive, so that an estimate made of it is behind by that. What the best
-    of recent answers tells is behind by a moment, and ahead only for a while after the server's clock was put back by little.
+    Each answer names the server's instant but takes a while to arrive, so an estimate made of it is behind. The best of recent answers is
+    hardly behind, and ahead only for a while after a small step back of the server's clock.
 
-    An event loop reads its clock once a turn. While a process is kept from running within a turn, that clock stands still, and an answer
-    that is held against it would put the server ahead. So the best is found by a clock that is read anew.
+    An event loop reads its clock once per turn. If the process stalls within a turn, that clock stands still, and an answer compared with it
+    would put the server ahead. So the best answer is found with a clock that is read each time.
 
     Arguments:
         clock: monotonic seconds of the event loop.
@@ -43,13 +40,14 @@ class ServerClock:
     def __init__(self, clock: Callable[[], float], anew: Callable[[], float] = monotonic) -> None:
         self._clock, self._anew = clock, anew
         self._latest = 0.0
-        """Seconds by which the server's clock was ahead of this process's by the last answer. The others: by the best one of this window,
-        and of the one before."""
+        """Seconds by which the server's clock is ahead of this process, by the last answer; below, by the best of this window and of the one
+        before.
+        """
         self._best = self._best_before = -math.inf
         self._window_ends = -math.inf
 
     def learn(self, instant: float) -> None:
-        """Learn of an answer that has just arrived, and of the server's instant that it tells."""
+        """Learn from an answer that has just arrived with the server's instant."""
         now = self._anew()
         self._latest, ahead = instant - self._clock(), instant - now
         if ahead < max(self._best, self._best_before) - PUT_BACK:
@@ -60,11 +58,11 @@ class ServerClock:
         self._best = max(self._best, ahead)
 
     def now(self) -> float:
-        """The server's instant by its last answer; this process's clock before the first one."""
+        """The server's instant by its last answer; before the first one, this process's clock."""
         return self._clock() + self._latest
 
     def after(self, seconds: float) -> float | None:
-        """The server's instant so many seconds from now, or a moment before it; None before its first answer."""
+        """The server's instant in this many seconds, or slightly less; None before its first answer."""
         ahead = max(self._best, self._best_before)
         return None if math.isinf(ahead) else self._clock() + ahead + seconds
 
@@ -86,15 +84,15 @@ class Steps:
         self._connection, self._key, self._head = connection, key, head
 
     def call(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step. Raises BrokerUnavailable when there is no answer in time; then it may have been done."""
+        """Make a step. Raises BrokerUnavailable without an answer in time; the step may have been done."""
         return self._make(self._connection.call, function, *arguments)
 
     def join(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step like `call`, in one call with all others that are joined at this moment."""
+        """Make a step like `call`, batched with others joined at this moment."""
         return self._make(self._connection.join, function, *arguments)
 
     def share(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step that only reads, like `join`; all who make it at this moment have one answer."""
+        """Make a read-only step like `join`. Equal calls of this moment share one answer."""
         return self._make(self._connection.share, function, *arguments)
 
     def claim(self, function: str, *arguments: object) -> Awaitable[Any]:
@@ -104,11 +102,11 @@ class Steps:
     async def _make(self, ask: Callable[..., Awaitable[Any]], function: str, *arguments: object) -> Any:
         try:
             return await ask(function, self._key, *self._head(), self._until(), *arguments)
-        except Overdue as exc:  # As this is heard, the server's clock was put forward, or this process stood still.
+        except Overdue as exc:  # The server's clock was put forward, or this process stood still.
             self.clock.learn(exc.now)
             return await ask(function, self._key, *self._head(), self._until(), *arguments)
 
     def _until(self) -> str:
-        """Instant on the server's clock until which a call that begins now is waited for; empty where that is not known."""
+        """Instant on the server's clock until which the caller of a new call waits; empty if unknown."""
         until = self.clock.after(self._connection.timeout)
         return "" if until is None or math.isinf(until) else repr(until)

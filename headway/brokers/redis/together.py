@@ -1,7 +1,7 @@
-"""Calls that a process makes at one moment, as one call of each node: what is periodic wakes up together, and so asks together.
+"""Calls made at one moment are sent as one call per node, because periodic tasks wake up together.
 
-Whoever makes one waits some turns of the loop for others, and then has its own answer, or its own error. A call that nobody
-has joined goes as it is. What several only read, as each goes by a part of it, is one call with one answer.
+A call waits some turns of the event loop for others, and gets its own answer or error. A call that nobody joins is sent as it is. Equal
+read-only calls become one call with one answer.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 TURNS = 6
-"""Turns of the loop for which calls gather: as many as lie between a timer and the call of the slowest that it wakes up."""
+"""Turns of the event loop for which calls gather: as many as the slowest task needs from its timer to its call."""
 MOST = 16
-"""Most calls in one, since a step must not keep the server from others."""
+"""Most calls in one, because a step blocks the server."""
 
 T = TypeVar("T")
 
 
 class Caller(Protocol):
-    """Way to the server."""
+    """Connection to the server."""
 
     async def call(self, function: str, key: str, *arguments: Any) -> Any:
         """Run a function of the library on the keys that begin with `key`."""
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """One of the calls, and those who wait for it."""
+    """One call, and those who wait for its answer."""
 
     function: str
     key: str
@@ -37,17 +37,17 @@ class _Part(msgspec.Struct, frozen=True):
 
     @property
     def wanted(self) -> list[asyncio.Future[Any]]:
-        """Answers of those who have not given up."""
+        """Answers that are still awaited."""
         return [one for one in self.answers if not one.done()]
 
 
 class Together:
-    """Calls of one process that gather.
+    """Gathering calls of one process.
 
     Arguments:
         link: makes the calls.
-        place: returns the place of a key; calls go together if their keys are in the same place.
-        error: makes an error of the text of one.
+        place: returns the place of a key; calls with keys in the same place go together.
+        error: makes an error of its text.
     """
 
     def __init__(self, link: Caller, place: Callable[[str], str], error: Callable[[str], Exception]) -> None:
@@ -56,7 +56,7 @@ class Together:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def join(self, function: str, key: str, *arguments: object) -> Any:
-        """Make a call with all others that come now. Returns its own answer, and raises its own error."""
+        """Make a call together with all others made now. Returns its own answer, or raises its own error."""
         loop, place = asyncio.get_running_loop(), self._place(key)
         part = _Part(function, key, arguments, [loop.create_future()])
         if place not in self._gathering:
@@ -68,7 +68,7 @@ class Together:
         return await part.answers[0]
 
     async def share(self, function: str, key: str, *arguments: object) -> Any:
-        """Make a call that only reads, like `join`. Whoever makes it now, but for its last argument, has the same answer."""
+        """Make a read-only call like `join`. Calls made now that only differ in the last argument share one answer."""
         for part in self._gathering.get(self._place(key), ()):
             if (part.function, part.key, part.arguments[:-1]) == (function, key, arguments[:-1]):
                 part.answers.append(answer := asyncio.get_running_loop().create_future())
@@ -88,18 +88,18 @@ class Together:
         await asyncio.gather(*(self._make(parts[first : first + MOST]) for first in range(0, len(parts), MOST)))
 
     async def _make(self, parts: list[_Part]) -> None:
-        """Make these calls as one, and hand out the answers. Whoever has given up meanwhile gets none."""
+        """Make calls as one, and hand out the answers to those who still wait."""
         try:
             for part, answer in zip(parts, await self._answers(parts), strict=True):
                 self._hand_out(part, *answer)
-        except BaseException as exc:  # Nobody is to wait for ever, whatever the server says.
+        except BaseException as exc:  # Nobody must wait for ever, whatever the server says.
             for one in (answer for part in parts for answer in part.wanted):
                 one.set_exception(exc) if isinstance(exc, Exception) else one.cancel()
             if not isinstance(exc, Exception):
                 raise
 
     async def _answers(self, parts: list[_Part]) -> Sequence[Sequence[Any]]:
-        """Answers to these calls: of each whether it was done, and what it returned or the text of its error."""
+        """Answer of each call: whether it was done, and its result or the text of its error."""
         if len(parts) == 1:
             [one] = parts
             return [(1, await self._link.call(one.function, one.key, *one.arguments))]
@@ -118,7 +118,7 @@ class Together:
 
 
 async def all_of(*calls: Awaitable[T]) -> list[T]:
-    """Answers to calls that are made at once. The first error is raised after all calls have ended."""
+    """Make calls at once and return their answers. The first error is raised after all calls have ended."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

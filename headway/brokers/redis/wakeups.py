@@ -1,7 +1,7 @@
-"""Wake-ups of the idle slots of this process: one blocking read for all of them, on a list of the process's own.
+"""Wake-ups of this process's idle slots, by one blocking read of a list that the process owns.
 
-A wake-up names its slot, and the instant at which the slot should claim: now, or later. A slot that is woken while it
-does not listen returns at once when it does.
+A wake-up names its slot and the instant at which the slot should claim. A slot that is woken while it doesn't listen returns at once when
+it does.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 GRAIN = 0.0005
-"""Least seconds for which a timer is set."""
+"""Least delay of a timer in seconds."""
 
 
 class _Sleeper:
-    """A slot that listens."""
+    """Slot that listens."""
 
     __slots__ = ("at", "timer", "woken")
 
@@ -37,7 +37,7 @@ class _Sleeper:
             self.woken.set_result(None)
 
     def set(self, at: float, delay: float) -> None:
-        """Wake at instant `at`, which is `delay` seconds from now, unless it is to wake before."""
+        """Wake at instant `at`, in `delay` seconds, or sooner if that was set before."""
         if at < self.at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -52,7 +52,7 @@ class Wakeups:
         connection: connection to the server.
         key: key of the list.
         now: returns the instant on the server's clock.
-        learn: takes the packed load that comes with each wake-up.
+        learn: takes the packed load of each wake-up.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class Wakeups:
         self._closed = False
 
     def start(self) -> None:
-        """Start listening to the server, if that is not done yet."""
+        """Start listening to the server unless that is done already."""
         if not self._closed and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._read_on())
 
     def forget(self, worker: str) -> None:
-        """Drop the wake-ups of a slot, as it claims."""
+        """Drop the wake-ups of a slot that claims."""
         self._rung.pop(worker, None)
 
     async def sleep(self, worker: str, until: float | None) -> None:
         """Return when the slot is woken, or at instant `until`.
 
-        Raises BrokerUnavailable when the server is out of reach.
+        Raises BrokerUnavailable if the server is out of reach.
         """
         self.start()
         sleeper = self._sleepers[worker] = _Sleeper()
@@ -95,7 +95,7 @@ class Wakeups:
                 del self._sleepers[worker]
 
     def wake(self, worker: str) -> None:
-        """Wake a slot, if it listens."""
+        """Wake a slot if it listens."""
         sleeper = self._sleepers.get(worker)
         if sleeper is not None:
             sleeper.wake()
@@ -117,7 +117,7 @@ class Wakeups:
                 if message is not None:
                     self._wake(message)
         except BrokerUnavailable as exc:
-            # No pause between here and the end: who comes later finds that nobody listens any more, and starts anew.
+            # Nothing suspends between here and the end, so whoever comes later sees that nobody listens and starts again.
             for sleeper in self._sleepers.values():
                 if not sleeper.woken.done():
                     sleeper.woken.set_exception(exc)

@@ -1,7 +1,7 @@
 """Wire format of the server: msgpack arrays, never pickle. Each begins with its schema version.
 
-New members are only ever added at the end, with a default. So a process reads what one of the release before or after
-it has written; what is newer than that it refuses, rather than guess.
+New members are only added at the end, with defaults, so a process reads data of the release before and after its own. It
+refuses anything newer instead of guessing.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
 
 SCHEMA = 1
-"""Version of what this release writes."""
+"""Version of the format that this release writes."""
 READABLE = range(1, SCHEMA + 2)
 """Versions of the format that this release reads."""
 
 
 class TooNew(Exception):
-    """Error for data of a later release than this one can read; the text says which."""
+    """Error for data that is too new for this release; the text names its schema."""
 
 
 UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError, RecursionError, struct.error)
@@ -61,12 +61,12 @@ UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError,
 
 
 def reason(exc: BaseException) -> str:
-    """Reason for which data cannot be read."""
+    """Reason why data can't be read."""
     return str(exc) if isinstance(exc, TooNew | msgspec.MsgspecError) else f"it is malformed: {exc!r}"
 
 
 def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
-    """Read all that this release can read. The rest is of a later release, and left to it."""
+    """Read what this release can read, and leave out data of later releases."""
     found = []
     for one in packed:
         with contextlib.suppress(*UNREADABLE):
@@ -75,8 +75,9 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answer of one entry; `output` is what `read_value` reads, a StoredApart, or None, `position` is its number in the batch, from 0,
-    `queued` the seconds it waited. `tokens` are those that the input has used, where that is told."""
+    """Answer of one entry. `position` is its index in the batch, `output` a value for `read_value`, a StoredApart or None, `queued`
+    the seconds it waited, `tokens` the number that the input used, if known.
+    """
 
     position: int
     id: str
@@ -89,7 +90,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answers of one batch for one gateway; `version` is that of the model that ran them."""
+    """Answers of one batch for one gateway; `version` is that of the model that ran it."""
 
     schema: int
     worker: str
@@ -98,7 +99,7 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failure of a batch; `cause` is the value of a `Cause`, `version` that of the model that the worker ran, `batch_id` the batch's; `places` as in BatchFailure."""
+    """Failure of a batch: `cause` is the value of a `Cause`, `version` the worker's model version, `places` as in BatchFailure."""
 
     cause: str
     message: str
@@ -110,7 +111,7 @@ class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
-    """Entry that got no output: seconds that it waited as text, runs, and how its time passed."""
+    """Entry without an output: seconds it waited as text, runs, and how its time passed."""
 
     key: str
     waited: str
@@ -134,46 +135,46 @@ encode = msgspec.msgpack.Encoder().encode
 
 NONCE = struct.Struct(">d")
 LOAD = tuple(name for name in Load.__struct_fields__ if name not in ("paces", "past"))
-"""Order of a load's figures, which follow the instant and the birth of the queue; the slots of each pace follow them."""
+"""Order of a load's figures. Before them come the instant and the queue's birth, after them the slots of each pace."""
 RULE = tuple(name for name in Rule.__struct_fields__ if name != "company")
-"""Order of a rule's numbers, which follow the instant and the slots of the load that it was made of. A look-ahead alone sets `company`."""
+"""Order of a rule's numbers. Before them come the instant and slots of the load behind it. Only a look-ahead sets `company`."""
 _STAMP = struct.Struct("<d")
 LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
 _LOAD = struct.Struct(LOAD_FORMAT)
 _WHOLE = tuple(LOAD.index(name) for name, kind in Load.__annotations__.items() if name in LOAD and kind == "int")
-"""Positions of the figures that are whole numbers."""
+"""Positions of the whole numbers."""
 _OUTPUT = attrgetter("output")
 _RULE_OF, _HEADWAY_AT = attrgetter(*RULE), RULE.index("headway")
 
 
 def key_of(tenant: str, id: str) -> bytes:
-    """The key of an entry inside the server. Raises ValueError for an id with a NUL in it: a key must have one meaning."""
+    """Key of an entry in the server. Raises ValueError for an id with a NUL, which would make keys ambiguous."""
     if "\0" in id:
         raise ValueError(f"id {id!r} holds a NUL")
     return f"{tenant}\0{id}".encode()
 
 
 def name_of(tenant: str, id: str, nonce: int) -> bytes:
-    """The name of a submission inside the server: its nonce, and the entry's key."""
+    """Name of a submission in the server: nonce and entry key."""
     return NONCE.pack(nonce) + key_of(tenant, id)
 
 
 def prefix_of(prefix: str, queue: QueueName, shard: int) -> str:
-    """Prefix of the keys of one shard of a queue. Those of one model and shard have the part in braces in common.
+    """Prefix of the keys of one shard of a queue. All queues of a model and shard share the part in braces.
 
-    Its end, which tells the version, has no colon but the last. No version has a percent sign.
+    The ending names the version. Its only colon comes last, and no version has a percent sign.
     """
     ending = QueueName("", queue.version.replace(":", "%"))
     return f"{prefix}:{{{queue.model}:{shard}}}{ending}:"
 
 
 def queue_of(model: str, ending: bytes) -> QueueName:
-    """Name of the queue of a model of whose prefix this is the end."""
+    """Name of a model's queue whose prefix has this ending."""
     return QueueName(model, ending.decode()[1:-1].replace("%", ":"))
 
 
 def worth(failure: Failure | None) -> int:
-    """Worth of an outcome to later requests: the value of a Worth."""
+    """Worth of an outcome to later requests, as the value of a Worth."""
     if failure is None:
         return Worth.ANSWER.value
     return (Worth.VERDICT if failure.code == errors.REJECTED_BY_MODEL else Worth.WORTHLESS).value
@@ -191,10 +192,10 @@ _APART = (RefusalCode.APART, RefusalCode.TOO_MANY_APART)
 
 
 def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
-    """Failure for the library's number of a refusal, or of a known culprit with its error; limits refuse otherwise."""
+    """Failure for a refusal code, or for a known culprit with its error. Exceeded limits are handled elsewhere."""
     if why in _PLAIN_REFUSALS:
         return _PLAIN_REFUSALS[RefusalCode(why)]()
-    if why == RefusalCode.TOO_LARGE:  # In place of a wait it says by how many bytes.
+    if why == RefusalCode.TOO_LARGE:  # The wait gives the bytes.
         return failures.too_large(int(wait))
     if why == RefusalCode.CULPRIT:
         return failures.known_culprit(error.decode(errors="ignore"))  # It may be cut within a character.
@@ -211,12 +212,12 @@ def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:
 
 
 def read_failure(packed: bytes) -> WireFailure:
-    """Read a packed failure; `cause` may be of a later release, or `item`."""
+    """Read a packed failure. Its `cause` may be `item`, or of a later release."""
     return _failure.decode(packed)
 
 
 def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:
-    """Pack a batch's replies for one gateway. Returns also where each of them begins and ends."""
+    """Pack a batch's replies for one gateway. Returns also where each begins and ends."""
     each = [encode(reply) for reply in replies]
     packed = encode((SCHEMA, worker, version, [msgspec.Raw(one) for one in each]))
     ends = list(itertools.accumulate((len(one) for one in each), initial=len(packed) - sum(map(len, each))))
@@ -224,12 +225,12 @@ def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[b
 
 
 def head_of_one(worker: str, version: str) -> bytes:
-    """Bytes that make of one packed reply the packed replies of a batch for one gateway, when they precede it."""
+    """Bytes that turn a single packed reply into packed replies for one gateway."""
     return encode((SCHEMA, worker, version, [None]))[:-1]
 
 
 def batch_failure(found: WireFailure) -> BatchFailure:
-    """Failure of a whole batch; a cause that is not known here counts as an exception."""
+    """Failure of a whole batch. An unknown cause counts as an exception."""
     known = {cause.value: cause for cause in Cause}
     return BatchFailure(known.get(found.cause, Cause.RAISED), found.message, found.worker, found.shown)
 
@@ -245,7 +246,7 @@ def read_load(packed: bytes) -> tuple[float, float, Load]:
 
 
 def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
-    """Pack a rule, the instant and the slots of the load that it was made of; no spacing is a headway below 0."""
+    """Pack a rule with the instant and slots of the load behind it. A headway below 0 means no spacing."""
     if rule is None:
         return pack_numbers((made_at, slots))
     numbers = list(_RULE_OF(rule))
@@ -254,39 +255,39 @@ def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
 
 
 def read_stamped(packed: bytes) -> tuple[float, bytes]:
-    """Read an instant and the bytes that follow it."""
+    """Split off the instant ahead of stamped bytes."""
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size :]
 
 
 def pack_numbers(numbers: Sequence[float]) -> bytes:
-    """Numbers, one after the other."""
+    """Pack numbers one after the other."""
     return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
 def read_numbers(packed: bytes) -> tuple[float, ...]:
-    """The reverse."""
+    """Unpack numbers."""
     return struct.unpack(f"<{len(packed) // 8}d", packed)
 
 
 def read_wakeup(packed: bytes) -> tuple[float, bytes, str]:
-    """Read a wake-up: the instant at which to claim (0: now), the packed load, and the worker."""
+    """Read a wake-up: the instant at which to claim (0: at once), the packed load, and the worker."""
     end = _STAMP.size + _LOAD.size
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
 
 
 StoredApart = tuple[str, int]
-"""Kind and token, and bytes, of a value that is stored apart. It stands in the place of that value."""
+"""Kind with token, and length in bytes, of a value that is stored apart. It takes the value's place."""
 Apart = dict[int, StoredApart]
-"""Outputs that are stored apart, by their places among replies."""
+"""Outputs stored apart, by their positions among the replies."""
 
 
 def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> list[Reply]:
-    """Read the replies of one entry of a gateway's stream, and note in `apart` which outputs are to be read yet."""
+    """Read the replies in one stream entry, and note in `apart` the outputs that must still be read."""
     check_schema(int(fields[b"v"]))
     replies = _outcomes(fields, {} if apart is None else apart)
     if b"p" not in fields:
         return replies
-    [found] = replies  # One entry's outcome, for these.
+    [found] = replies  # All of them get the same outcome.
     passed = [_passed_on(found, key, kind, kept, nonce) for key, kind, kept, nonce in _passed.decode(fields[b"p"])]
     if apart:
         apart.update(dict.fromkeys(range(len(passed)), apart[0]))
@@ -328,7 +329,7 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
 
 
 def read_value(found: object) -> Value:
-    """Check that what was read is a value, and make octets of it if it is, a list of nothing but them, or tensors."""
+    """Convert what was read to a value: text and bytes stay, lists with bytes become octets or tensors."""
     match found:
         case str() | bytes():
             return found
@@ -340,7 +341,7 @@ def read_value(found: object) -> Value:
 
 
 def stored_apart(found: object) -> StoredApart | None:
-    """Make what was read a StoredApart if it is one; None for anything else."""
+    """Convert a read value to StoredApart if it is one; None otherwise."""
     match found:
         case [str(name), int(length)]:
             return name, length
@@ -352,7 +353,7 @@ def _read_output(found: object) -> Value | None:
 
 
 def _known(failure: Failure) -> Failure:
-    """Give a failure a code that can be answered here. A worker of a later release may have more codes."""
+    """Replace a failure code of a later release by one that this release can answer."""
     if failure.code in errors.STATUS:
         return failure
     return msgspec.structs.replace(failure, code=errors.INTERNAL)
@@ -361,13 +362,7 @@ def _known(failure: Failure) -> Failure:
 def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size: int) -> list[Reply]:
     if fields[b"k"] == b"refused":
         return [
-            Reply(
-                id,
-                tenant,
-                failure=refusal(why, float(wait), fields[b"f"]),
-                queued=float(waited),
-                nonce=nonce,
-            )
+            Reply(id, tenant, failure=refusal(why, float(wait), fields[b"f"]), queued=float(waited), nonce=nonce)
             for key, wait, why, waited, nonce in _refusals.decode(fields[b"d"])
             for tenant, _, id in [key.rpartition("\0")]
         ]
@@ -392,7 +387,7 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
 
 
 def _stamped(kind: type[R], instant: str) -> Callable[[bytes], R]:
-    """Reader of records of a kind that the server has stamped; `instant` is the member that gets the stamp."""
+    """Reader of records stamped by the server; the stamp goes into the member `instant`."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(packed: bytes) -> R:
@@ -409,7 +404,7 @@ read_capacity = _stamped(Capacity, "measured_at")
 
 
 def check_schema(schema: int) -> None:
-    """Raise TooNew for what a later release has written than this one can read."""
+    """Raise TooNew if data of this schema is too new for this release."""
     if schema not in READABLE:
         raise TooNew(
             f"written by a later release: schema {schema}, and this one reads {READABLE.start} to {READABLE.stop - 1}; "

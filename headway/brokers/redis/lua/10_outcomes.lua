@@ -1,18 +1,14 @@
--- Outcomes of entries that got no output.
+-- Outcomes without an output.
 
--- Tell the gateways of entries that got no output. `kind` is late, dead or spent; `failure` is what the batch failed of; `hung` is
--- whether the last run of those that are late was ended at the GPU deadline.
+-- Tell the gateways of entries without an output. `kind` is late, dead or spent; `failure` is why the batch failed; `hung`: the last
+-- run of late entries was stopped at the GPU deadline.
 local function send_failures(s, kind, entries, attempts, left_at, size, failure, hung)
   local of, shared = {}, {}
   for _, entry in ipairs(entries) do
     local told = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due, entry.nonce, hung or false}
     if entry.gateway ~= '' then
-      local list = of[entry.gateway]
-      if not list then
-        list = {}
-        of[entry.gateway] = list
-      end
-      list[#list + 1] = told
+      of[entry.gateway] = of[entry.gateway] or {}
+      table.insert(of[entry.gateway], told)
     end
     if entry.shared then shared[#shared + 1] = told end
   end
@@ -27,13 +23,10 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure,
   mark(s, entries)
 end
 
--- Dead letters, as `brokers.memory.dead_letters`: when there are too many, or too many bytes of them, the tenant that has most of them
--- loses its oldest.
+-- Dead letters, as `brokers.memory.dead_letters`: when there are too many, in number or bytes, the tenant with most loses its oldest.
 local dead = {}
-
 do
-
--- What is listed of a letter: all but input and parameters, so that no listing takes long however large they are.
+-- Letter without input and parameters, which keeps listings fast.
 local function cut(letter)
   local _, _, length, start = struct.unpack(LETTER_HEAD, letter)
   local payload = string.sub(letter, start + length)
@@ -42,7 +35,7 @@ local function cut(letter)
   return string.sub(letter, 1, start + length - 1) .. table.concat(members, '', 0) .. string.sub(payload, others_at)
 end
 
--- Take a letter away; false when there was none.
+-- Drop a letter. Returns false if there was none.
 function dead.drop(prefix, key)
   local tenant, bytes = tenant_of(key), redis.call('HSTRLEN', prefix .. 'z', key)
   bytes = bytes + redis.call('STRLEN', prefix .. 'zp:' .. key)
@@ -56,14 +49,13 @@ function dead.drop(prefix, key)
   return true
 end
 
--- Take a tenant's oldest letter away, or the oldest of all: the list of a tenant that has had none for long has ended.
+-- Drop a tenant's oldest letter, or the oldest of all if the tenant's list has expired.
 local function drop_oldest(prefix, tenant)
   local oldest = redis.call('ZRANGE', prefix .. 'o:' .. tenant, 0, 0)[1] or redis.call('ZRANGE', prefix .. 'o', 0, 0)[1]
   return oldest and dead.drop(prefix, oldest)
 end
 
--- Keep a letter, with the input that lies apart under a token, if there is one. An entry that died once more, in whichever version or
--- zone, has its newest letter alone.
+-- Keep a letter, with the input stored apart under a token, if any. It replaces the letter of an earlier death, whatever the version.
 function dead.keep(prefix, key, letter, token)
   local tenant = tenant_of(key)
   for _, one in ipairs(siblings.with_letters(prefix)) do dead.drop(one, key) end
@@ -81,7 +73,6 @@ function dead.keep(prefix, key, letter, token)
   end
   for name, most in pairs({oc = LETTERS, ou = LETTER_BYTES}) do
     tallies.hold(prefix .. name, most, function(one) return drop_oldest(prefix, one) end) end end
-
 end
 
 local function bury(s, entry, attempts, failure)
@@ -90,7 +81,7 @@ local function bury(s, entry, attempts, failure)
   dead.keep(s.prefix, own_key(entry), letter, entry.token)
 end
 
--- Answer and take out what waited too long apart from the tier queues.
+-- Expire entries that wait apart from the tier queues.
 local function expire_suspects(s)
   local q, late, gone = s.q, {}, {}
   q.suspects_due, s.touched[SELDOM] = INF, true
@@ -110,12 +101,10 @@ local function expire_suspects(s)
     end
   end
   for _, member in ipairs(gone) do suspects.drop(s, member) end
-  for _, one in ipairs(late) do
-    send_failures(s, 'late', one.entries, one.attempts, nil, nil, nil, one.hung)
-  end
+  for _, one in ipairs(late) do send_failures(s, 'late', one.entries, one.attempts, nil, nil, nil, one.hung) end
 end
 
--- Answer and take out what waited too long.
+-- Answer and remove overdue entries.
 local function expire(s)
   local q, now = s.q, s.now
   if q.due <= now then

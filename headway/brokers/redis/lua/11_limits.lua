@@ -1,13 +1,12 @@
--- Rate limits: as `core.ratelimit`, one theoretical arrival time for each in a sorted set, until nothing is owed. Beside them
--- it has LATEST: the instant of the last charge, less than 0. By that it is seen that the clock was put back. Its name is so
--- long that the set is not stored as a list, in which scores are text. On one server
--- all queues have one such set; in a cluster, where a step cannot leave its node, each has its own.
+-- Rate limits: as `core.ratelimit`. A sorted set holds each limit's theoretical arrival time while something is owed. On one server all
+-- queues share it; in a cluster a step can't leave its node, so each queue has its own. It also holds the negated instant of the last
+-- charge under LATEST, which shows if the clock was put back; that name is so long that Redis doesn't store the set as a list,
+-- where scores are text.
 --
--- A limit is a list: its id, the seconds that a request adds to what is owed, the most seconds that may be owed.
-
+-- A limit is a list: id, seconds that a request adds to the debt, most seconds of debt.
 local LATEST = '-- the instant of the last charge, which is not a limit of any request --'
 
--- What is owed lasts until it is paid.
+-- Expire the book only once all debts are paid.
 local function renew_book(s)
   local longest = tonumber(redis.call('ZRANGE', s.limits, -1, -1, 'WITHSCORES')[2] or 0)
   redis.call('EXPIRE', s.limits, math.ceil(math.max(longest - s.now, 0)) + LIFE_SECONDS)
@@ -19,7 +18,7 @@ local function open_book(s, limits)
   local found = call_each('ZMSCORE', s.limits, ids)
   local latest = -(found[1] or 0)
   if s.now < latest - CLOCK_STEP then
-    shift(s.limits, latest - s.now)  -- The clock was put back: what is owed stays as it is.
+    shift(s.limits, latest - s.now)  -- The clock was put back: debts stay as they are.
     redis.call('ZADD', s.limits, -s.now, LATEST)
     renew_book(s)
     found = call_each('ZMSCORE', s.limits, ids)
@@ -28,7 +27,7 @@ local function open_book(s, limits)
   return {limits = limits, known = found[1], owed = owed, charged = {}}
 end
 
--- Of the limits that an entry is over, the position of the one that takes longest among its own, and how long in seconds.
+-- The exceeded limit with the longest wait: its position among the entry's limits and the wait in seconds.
 local function over_limit(book, positions)
   local worst, longest = nil, RATE_ROUNDING
   for i = 1, #positions do
@@ -47,12 +46,10 @@ local function charge(book, positions)
   end
 end
 
--- Write down what is owed. Returns it for each limit, in order, packed.
+-- Store the debts. Returns that of each limit, in order, packed.
 local function close_book(s, book)
   local tats, owed = {-s.now, LATEST}, {}
-  for id in pairs(book.charged) do
-    tats[#tats + 1], tats[#tats + 2] = s.now + book.owed[id], id
-  end
+  for id in pairs(book.charged) do tats[#tats + 1], tats[#tats + 2] = s.now + book.owed[id], id end
   if #tats > 2 then
     call_all('ZADD', s.limits, tats)
     if not book.known then renew_book(s) end

@@ -1,10 +1,8 @@
--- Retry budgets: as `core.retry.RetryBudgets`. What a tenant has spent is a debt, which time and first runs pay off. It is known by
--- the instant at which it is paid, as what is owed to a limit is; a tenant that owes nothing is not there.
+-- Retry budgets: as `core.retry.RetryBudgets`. A tenant's spending is a debt that time and first runs pay off, stored as the instant at
+-- which it is paid. A tenant without debt isn't stored.
 local budgets = {}
-
 do
-
--- Seconds that pay for one retry, and those that pay for all of a budget.
+-- Seconds that pay for one retry, and for a whole budget.
 local function terms(q)
   local each = 1 / math.max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * q.max_batch)
   return each, each * math.max(BUDGET_RESERVE, BUDGET_RUNS * q.max_batch)
@@ -19,7 +17,6 @@ local function count_by_tenant(entries)
   return counts
 end
 
--- Forget the budgets that are full again.
 function budgets.tidy(s)
   if s.q.budgets > 0 then
     redis.call('ZREMRANGEBYSCORE', s.prefix .. 'rb', '-inf', s.now)
@@ -27,7 +24,7 @@ function budgets.tidy(s)
   end
 end
 
--- Tenants have entries that run for the first time.
+-- Pay off debts of tenants whose entries run for the first time.
 function budgets.earn(s, entries)
   if s.q.budgets == 0 then return end
   local each = terms(s.q)
@@ -37,7 +34,7 @@ function budgets.earn(s, entries)
   budgets.tidy(s)
 end
 
--- Take retries out of a tenant's budget; false when they are not there.
+-- Spend a tenant's retries. Returns false if the budget doesn't have them.
 local function spend(s, tenant, count)
   local each, most = terms(s.q)
   local paid_at = math.max(tonumber(redis.call('ZSCORE', s.prefix .. 'rb', tenant) or s.now), s.now) + count * each
@@ -47,17 +44,8 @@ local function spend(s, tenant, count)
   return true
 end
 
--- Those whose tenants have the retries for them, which are taken, and those whose tenants have not.
+-- Split entries into those whose tenants pay for their retries and those whose tenants can't.
 function budgets.pay(s, entries)
-  local pays, paid, spent = {}, {}, {}
-  for tenant, count in pairs(count_by_tenant(entries)) do
-    pays[tenant] = spend(s, tenant, count)
-  end
-  for _, entry in ipairs(entries) do
-    local into = pays[tenant_of(key_of(entry.member))] and paid or spent
-    into[#into + 1] = entry
-  end
-  return paid, spent
-end
-
-end
+  local pays = {}
+  for tenant, count in pairs(count_by_tenant(entries)) do pays[tenant] = spend(s, tenant, count) end
+  return split(entries, function(entry) return pays[tenant_of(key_of(entry.member))] end) end end

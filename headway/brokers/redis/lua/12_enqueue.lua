@@ -1,17 +1,16 @@
--- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
--- stream entry, how many submissions and outputs apart, their names, their tokens and who has read them), what counts and is shared
--- (nothing, or the limits, the lists of their positions that entries count towards, for each entry the position of its list, all
--- from 0 and none where there is one list, by position the dedup keys of those that have any, by position the digests of those whose
--- clients chose the id, and by position that of the one that pays for it), then for each entry its head and its payload. A head begins
--- with the entry's kind: its own length, tier, timeouts, weight, bytes if it is large, inputs that come with it, shape, gateway. Behind that are
--- nonce, the lengths of the tenant and of what is apart, token of an input apart and its digest, key. Returns the instant, the queue's birth, the headway and the seconds until a slot is free, packed, for each refused one its position, the wait and why
--- (a RefusalCode of codes.py; of one that is MOVED in place of the wait the queue, as siblings.others names it), and the seconds owed to each limit, packed.
-
+-- enqueue: admit entries or refuse them. Arguments after the head:
+-- - what the gateway has read: its name, id of the last stream entry, number of submissions, number of outputs stored apart, names of
+--   the submissions, token and reader of each output;
+-- - extras, or '': the limits; lists of their positions; for each entry the position of its list (from 0; empty if there is one list);
+--   then, by the entries' positions: dedup keys, digests of chosen ids, position of the entry that pays;
+-- - for each entry its head and payload. A head is the entry's kind (own length, tier, timeouts, weight, bytes if large, number of inputs
+--   that come together, shape, gateway), nonce, lengths of the tenant and of the next item, token and digest of a stored-apart input, key.
+-- Returns the instant, the queue's birth, the headway and the seconds until a slot is free, packed; for each refused entry its position,
+-- the wait and a RefusalCode of codes.py (for MOVED, the ending of the queue replaces the wait); and the debt of each limit, packed.
 do
-
 local ENTRY = 2
 
--- A gateway is there: nothing of its own is swept away. That is written down now and then.
+-- Note now and then that a gateway is there, so its replies aren't swept away.
 local function hear_of(s, gateway)
   local heard = memory_of(s).heard
   if not (heard[gateway] and heard[gateway] <= s.now and s.now < heard[gateway] + HEARD_SECONDS) then
@@ -36,19 +35,15 @@ local function forget_read(s, args, at)
       end
       call_all('HDEL', s.prefix .. 'e', answered)
     end
-    local names_of, tokens = {}, {}
+    local names_of = {}
     for i = at + 4 + count, at + 3 + count + outputs do
       local token = string.sub(args[i], 1, TOKEN_BYTES)
-      local names = names_of[token]
-      if not names then
-        names = {}
-        names_of[token], tokens[#tokens + 1] = names, token
-      end
-      names[#names + 1] = string.sub(args[i], TOKEN_BYTES + 1)
+      names_of[token] = names_of[token] or {}
+      table.insert(names_of[token], string.sub(args[i], TOKEN_BYTES + 1))
     end
-    for i = 1, #tokens do large.read(s, tokens[i], names_of[tokens[i]]) end
+    for token, names in pairs(names_of) do large.read(s, token, names) end
     if last ~= '' then
-      -- Ids are two numbers; the next after a-b is a-(b+1).
+      -- Ids are two numbers; a-(b+1) follows a-b.
       local major, minor = string.match(last, '^(%d+)%-(%d+)$')
       redis.call('XTRIM', s.prefix .. 'r:' .. gateway, 'MINID', major .. '-' .. string.format('%.0f', tonumber(minor) + 1))
     end
@@ -57,14 +52,14 @@ local function forget_read(s, args, at)
 end
 
 local function turn_away(refused, position, wait, why)
-  refused[#refused + 1] = position - 1
-  refused[#refused + 1] = (why == MOVED or why == CULPRIT) and wait or exact(wait)
-  refused[#refused + 1] = why
+  local told = (why == MOVED or why == CULPRIT) and wait or exact(wait)
+  refused[#refused + 1], refused[#refused + 2], refused[#refused + 3] = position - 1, told, why
 end
 
--- One that is known: true when it is to be let in as it is; false when another submission's is live; nil when it is new after
--- all, as the outcome is another submission's.
+-- Return true for an entry that is known and let in as it is, false if another submission is live under its key, and nil if it is new
+-- because only another submission's outcome is there.
 local function is_known(header, gateway, nonce)
+  if not header then return nil end
   if is_answered(header) then
     local answered, whose_answer = submissions.read_mark(header)
     return (answered == nonce and whose_answer == gateway) or nil
@@ -76,14 +71,8 @@ end
 -- Let a new entry run, or share another's answer. Returns why not, and the seconds until it would be let in.
 local function admit(s, intake, entry, payload, shares)
   local flight, share, why, free
-  local is_large = entry.bytes > 0 or entry.token
-  if is_large then
-    if not large.fits(s, entry) then
-      return ROOM, ROOM_WAIT
-    elseif not large.is_there(s, entry) then
-      return LOST, MIN_WAIT
-    end
-  end
+  if not large.fits(s, entry) then return ROOM, ROOM_WAIT end
+  if not large.is_there(s, entry) then return LOST, MIN_WAIT end
   if shares then
     codes.date(s, shares)
     why, flight, share, free = find_flight(s, shares)
@@ -104,7 +93,7 @@ local function admit(s, intake, entry, payload, shares)
   local check = apart and admissible or refuse
   local wait, why = check(s, intake, entry, entry.queue_timeout, entry.timeout, apart)
   if wait then return why, wait end
-  if is_large then large.take(s, entry) end
+  large.take(s, entry)
   if apart then
     redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
     redis.call('HSET', s.prefix .. 'p', entry.key, payload)
@@ -118,15 +107,13 @@ local function admit(s, intake, entry, payload, shares)
     begin(s, entry.key, record, free)
     store_record(s, entry.key, record)
   end
-  return nil
 end
 
 local NOTHING = {}
 
--- An enqueue, step by step.
 local offer = {}
 
--- What entries have in common, by the text with which their heads begin.
+-- Fields common to entries whose heads begin with this text.
 function offer.kind(s, text)
   local _, tier, queue_timeout, timeout, weight, bytes, count, shape = struct.unpack(ENTRY_KIND, text)
   local queue_due, due, gateway = s.now + math.min(queue_timeout, timeout), s.now + timeout, string.sub(text, ENTRY_KIND_BYTES + 1)
@@ -136,7 +123,7 @@ function offer.kind(s, text)
   }
 end
 
--- The heads of a call's entries: the kind of each, its key, its tenant, and what names its input where that is apart.
+-- Parse the heads of a call's entries: kind, key, tenant, and name of the stored-apart input of each.
 function offer.heads(s, args, at)
   local kinds, names, tenants, aparts, known = some(), some(), some(), nil, {}
   local text, length, kind, byte, sub, position = nil, 0, nil, string.byte, string.sub, 0
@@ -168,7 +155,6 @@ function offer.heads(s, args, at)
   }
 end
 
--- The entry at a position of a call.
 function offer.entry(call, i)
   local kind, apart = call.kinds[i], call.aparts and call.aparts[i]
   local entry = {
@@ -182,14 +168,14 @@ function offer.entry(call, i)
   return entry
 end
 
--- Seconds until the next slot is free, as far as can be told; 0 while one is.
+-- Estimate of the seconds until a slot is free; 0 while one is.
 local function free_in(s)
   local q = s.q
   if q.slots == 0 or q.busy < q.slots then return 0 end
   return math.max(q.last_departure + batch_seconds(q, q.running) / q.slots - s.now, 0)
 end
 
--- The last round that a tenant's entries cost; those of all tenants of the call are read together.
+-- Last round that a tenant's entries paid for. All tenants of the call are read together.
 function offer.latest(s, call, tier, tenant)
   local of_tier = call.latest[tier]
   if not call.tenants[2] then
@@ -209,8 +195,7 @@ function offer.latest(s, call, tier, tenant)
   return of_tier[tenant]
 end
 
--- Up to which number of waiting entries those of a kind are sure to be let in, as `refuse` would; no more than wait now if it has
--- to be asked.
+-- Number of waiting entries up to which `refuse` would surely admit those of a kind; not above the present number if it must be asked.
 function offer.sure_until(s, intake, kind)
   local q, tier = s.q, kind.tier
   local most, ahead = math.floor(s.max_queue * GREED / (GREED + 1)), 0
@@ -218,18 +203,15 @@ function offer.sure_until(s, intake, kind)
     most = math.min(most, tier == s.tiers and s.shed_last or s.shed_rest)
   end
   for above = 1, tier do ahead = ahead + q.depth[above] end
-  if q.fresh >= most then
-    return 0
-  elseif ahead == 0 then
-    return q.fresh + 1
-  end
+  if q.fresh >= most then return 0 end
+  if ahead == 0 then return q.fresh + 1 end
   gate(s)
   if q.batch_seconds <= 0 then return most end
   local bound = allowed_in_step(s, intake, tier, kind.queue_timeout, kind.timeout)
   return ahead < bound and math.min(most, q.fresh + math.ceil(bound - ahead)) or 0
 end
 
--- So many entries of a kind wait in their tier queue; the last of them has this number.
+-- Count `count` entries of a kind in; the last has number `seq`.
 function offer.count_in(s, kind, seq, count)
   if count == 0 then return end
   local q, tier, queue_due = s.q, kind.tier, kind.queue_due
@@ -240,7 +222,6 @@ function offer.count_in(s, kind, seq, count)
   q.oldest, q.due = math.min(q.oldest, s.now), math.min(q.due, queue_due)
 end
 
--- So many entries of one weight come in one step.
 function offer.observe(s, tier, weight, count)
   if count > 1 and s.q.mean[tier] == weight then
     observe_arrival(s, tier, weight)
@@ -253,8 +234,8 @@ function offer.observe(s, tier, weight, count)
   for _ = 1, count do observe_arrival(s, tier, weight) end
 end
 
--- Let in, from a position of the call on, what is of one kind and has nothing rare about it, as long as that is sure to be let in.
--- Returns the next position. It does what `admit` does for each, all at once.
+-- Admit plain entries of one kind, from a position of the call on, while that is sure. It does in one go what `admit` does for each.
+-- Returns the next position.
 function offer.take_alike(s, call, first)
   local q, intake, kind, names, tenants, args = s.q, call.intake, call.kinds[first], call.names, call.tenants, call.args
   if kind.bytes > 0 or kind.count > 1 then return first end
@@ -284,9 +265,7 @@ function offer.take_alike(s, call, first)
     end
     if charged then charge(book, charged) end
     seq, taken, unseen = seq + 1, taken + 1, unseen + 1
-    if seq >= until_seq then
-      digits, tail_digits, until_seq = numbers.parts(seq, weight, kind.shape)
-    end
+    if seq >= until_seq then digits, tail_digits, until_seq = numbers.parts(seq, weight, kind.shape) end
     local last = last_digits[seq % 256]
     local member, latest = digits .. last .. tail_digits .. key, latest_of[tenant] or offer.latest(s, call, tier, tenant)
     if latest < next_round - 1 then latest = next_round - 1 end
@@ -307,13 +286,10 @@ function offer.take_alike(s, call, first)
   return i
 end
 
--- Judge the entry at a position of the call by itself.
 function offer.judge(s, call, i, scarce)
   local key, header, before = call.names[i], call.known[i], nil
   local entry, seen, known_as = offer.entry(call, i), call.seen, s.entered[key]
-  if not seen[key] and type(known_as) == 'number' then
-    seen[key] = offer.entry(call, known_as).nonce
-  end
+  if not seen[key] and type(known_as) == 'number' then seen[key] = offer.entry(call, known_as).nonce end
   if seen[key] == entry.nonce then
     return
   elseif known_as then
@@ -321,7 +297,7 @@ function offer.judge(s, call, i, scarce)
   elseif seen[key] then
     header = redis.call('HGET', s.prefix .. 'e', key)
   end
-  if before == nil and header then before = is_known(header, entry.gateway, entry.nonce) end
+  if before == nil then before = is_known(header, entry.gateway, entry.nonce) end
   local why, wait = nil, 0
   if before == false then
     why = CONFLICT
@@ -354,12 +330,10 @@ function offer.judge(s, call, i, scarce)
   else
     seen[key] = entry.nonce
   end
-  if (why and why ~= UNDIGESTED) or (before and is_answered(header)) then
-    large.drop(s, entry)
-  end
+  if (why and why ~= UNDIGESTED) or (before and is_answered(header)) then large.drop(s, entry) end
 end
 
--- What counts and is shared: see above.
+-- Parse the extras, see above.
 function offer.extras(s, call, text)
   if text == '' then return end
   local limits, of_limits, charged, shares_of, digests, payers = unpack(cmsgpack.unpack(text))
@@ -378,25 +352,29 @@ function offer.extras(s, call, text)
   end
 end
 
-local function enqueue(keys, args, scarce)
-  local s = open(keys, args)
-  s.entered, s.later = {}, {}
-  local at = forget_read(s, args, HEAD + 1)
-  local call = offer.heads(s, args, at + 1)
-  local count, intake = #call.names, call.intake
-  offer.extras(s, call, args[at])
+-- Judge the entries of a call, those that are alike in one go.
+function offer.each(s, call, extras, scarce)
+  offer.extras(s, call, extras)
   local plain, i = not (scarce or s.weighed or call.aparts) and s.q.known_until <= s.now and s.q.apart == 0, 1
-  while i <= count do
+  while i <= #call.names do
     i = plain and offer.take_alike(s, call, i) or i
-    if i <= count then
+    if i <= #call.names then
       offer.judge(s, call, i, scarce)
       i = i + 1
     end
   end
+end
+
+local function enqueue(keys, args, offer_each, scarce)
+  local s = open(keys, args)
+  s.entered, s.later = {}, {}
+  local at = forget_read(s, args, HEAD + 1)
+  local call = offer.heads(s, args, at + 1)
+  offer_each(s, call, args[at], scarce)
   submissions.answer(s)
-  if #intake.headers > 0 or s.joined then
+  if #call.intake.headers > 0 or s.joined then
     for _, kind in pairs(call.of_kinds) do hear_of(s, kind.gateway) end
-    write_down(s, intake)
+    write_down(s, call.intake)
   end
   local owed = call.book and close_book(s, call.book) or ''
   ring(s)
@@ -404,31 +382,23 @@ local function enqueue(keys, args, scarce)
   return {struct.pack('<dddd', s.now, s.q.born, s.q.headway, free_in(s)), call.refused, owed}
 end
 
-redis.register_function(VERSION .. '_enqueue', enqueue)
+redis.register_function(VERSION .. '_enqueue', function(keys, args) return enqueue(keys, args, offer.each) end)
 
--- enqueue_known: the same when the server's memory runs out: only what is known already is let in.
+-- enqueue_known: the same when memory runs out: only entries that are known already are let in.
 redis.register_function{function_name = VERSION .. '_enqueue_known', flags = {'allow-oom'}, callback = function(keys, args)
-  return enqueue(keys, args, true)
+  return enqueue(keys, args, offer.each, true)
 end}
 
--- Let the bulk entry at a position of the call wait.
 function offer.bulk(s, call, i)
   local key, header, payload, intake = call.names[i], call.known[i], call.args[call.at + i * ENTRY - 1], call.intake
   local entry, why = offer.entry(call, i), nil
-  local before = nil
-  if header then before = is_known(header, entry.gateway, entry.nonce) end
+  local before = is_known(header, entry.gateway, entry.nonce)
   if before == false or s.entered[key] then
     why = CONFLICT
   elseif before == nil then
-    local is_large = entry.bytes > 0 or entry.token
-    if bulk.enough(s) then
-      why = SHED
-    elseif is_large and not large.fits(s, entry) then
-      why = ROOM
-    elseif is_large and not large.is_there(s, entry) then
-      why = LOST
-    else
-      if is_large then large.take(s, entry) end
+    why = bulk.enough(s) and SHED or not large.fits(s, entry) and ROOM or not large.is_there(s, entry) and LOST or nil
+    if not why then
+      large.take(s, entry)
       local headers, payloads = intake.headers, intake.payloads
       headers[#headers + 1], headers[#headers + 2] = key, new_header(s, entry)
       payloads[#payloads + 1], payloads[#payloads + 2] = key, payload
@@ -440,39 +410,22 @@ function offer.bulk(s, call, i)
   if why or (before and is_answered(header)) then large.drop(s, entry) end
 end
 
--- enqueue_bulk: let bulk entries wait, or turn away those that are too many. Arguments and results as of enqueue.
+-- enqueue_bulk: let bulk entries wait, or turn away too many. Arguments and result as for enqueue.
 redis.register_function(VERSION .. '_enqueue_bulk', function(keys, args)
-  local s = open(keys, args)
-  s.entered, s.later = {}, {}
-  local at = forget_read(s, args, HEAD + 1)
-  local call = offer.heads(s, args, at + 1)
-  for i = 1, #call.names do offer.bulk(s, call, i) end
-  if #call.intake.headers > 0 then
-    for _, kind in pairs(call.of_kinds) do hear_of(s, kind.gateway) end
-    write_down(s, call.intake)
-  end
-  ring(s)
-  save(s)
-  return {struct.pack('<dddd', s.now, s.q.born, s.q.headway, free_in(s)), call.refused, ''}
+  return enqueue(keys, args, function(s, call)
+    for i = 1, #call.names do offer.bulk(s, call, i) end
+  end)
 end)
 
 -- acknowledge: the first part of enqueue alone.
-redis.register_function{function_name = VERSION .. '_acknowledge', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
-  forget_read(s, args, HEAD + 1)
-  save(s)
-  return instants(s)
-end}
+step('acknowledge', function(s, args) forget_read(s, args, HEAD + 1) end)
 
--- Let go of a live entry: a queued one never reaches a GPU, a running one is not replied to. What others wait for goes on, and
--- what is the first under a key unless it was `deleted`.
+-- Drop a live entry: a queued one never reaches a GPU, a running one isn't replied to. It runs on for its followers, and, unless
+-- `deleted`, if it began a flight under a key.
 local function let_go_of(s, entry, key, deleted)
   entry.key = key
   entry.member = member_of(entry)
-  if entry.shared then
-    withdraw(s, entry, deleted)
-    return
-  end
+  if entry.shared then return withdraw(s, entry, deleted) end
   if entry.tier > s.tiers then
     bulk.drop(s, entry)
   elseif not drop_from_lane(s, entry) and s.q.groups > 0 then
@@ -483,33 +436,25 @@ local function let_go_of(s, entry, key, deleted)
   large.let_go(s, entry)
 end
 
--- withdraw: nobody waits for these submissions any more. Arguments after the head: the gateway whose they are, their names.
--- What has its outcome stays as it is, and what another submission or gateway has under the same key.
-redis.register_function{function_name = VERSION .. '_withdraw', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
+-- withdraw: nobody waits for these submissions any more. Arguments after the head: their gateway, their names. Answered entries stay,
+-- as do other submissions under the same keys.
+step('withdraw', function(s, args)
   local gateway, nonces, names = args[HEAD + 1], {}, {}
-  for i = HEAD + 2, #args do
-    nonces[#nonces + 1], names[#names + 1] = submissions.read_name(args[i])
-  end
+  for i = HEAD + 2, #args do nonces[#nonces + 1], names[#names + 1] = submissions.read_name(args[i]) end
   local headers, any = call_each('HMGET', s.prefix .. 'e', names), false
   for i, key in ipairs(names) do
     local entry = headers[i] and not is_answered(headers[i]) and read_header(headers[i])
-    if entry and entry.shared then
-      entry = live(s, key)  -- It may have come to its end with one before it.
-    end
+    if entry and entry.shared then entry = live(s, key) end  -- The withdrawal of an entry before it may have ended it.
     if entry and entry.gateway == gateway and entry.nonce == nonces[i] then
       let_go_of(s, entry, key)
       any = true
     end
   end
   if any then look_again(s) end
-  save(s)
-  return instants(s)
-end}
+end)
 
--- cancel_task: forget a task, by its key. Whoever waits for it is told; its gateway may offer it again until it has read that.
-redis.register_function{function_name = VERSION .. '_cancel_task', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
+-- cancel_task: forget a task by its key. Its waiters are told; its gateway may offer it again until it has read that.
+step('cancel_task', function(s, args)
   local key = args[HEAD + 1]
   local flight = TASK .. '\0' .. key
   local entry = original_of(s, flight) == key and live(s, key)
@@ -524,8 +469,5 @@ redis.register_function{function_name = VERSION .. '_cancel_task', flags = {'all
     look_again(s)
   end
   forget_outcome(s, flight)
-  save(s)
-  return instants(s)
-end}
-
+end)
 end

@@ -1,19 +1,12 @@
--- claim: the batch that leaves now for a slot. Arguments after the head: slot, its largest batch, a token, whether it is at
--- home elsewhere and only helps, then packed the instant and the number of slots of the load that the rule was made of and
--- the members of `core.departure.Rule` (none when there is none).
--- Returns {'lease', …}, {'wait', instant, load}, or {'load', load} when a rule made of this load is needed first.
-
-local take_lease
-
+-- claim: the batch that leaves now for a slot. Arguments after the head: slot, its largest batch, token, 1 if it is a guest from another
+-- shard, and packed, the instant and slots of the load behind the rule, and the fields of `core.departure.Rule`, if there is a rule.
+-- Returns {'lease', …}, {'wait', instant, load}, or {'load', load} if it first needs a rule made of this load.
+local lease_of, take_lease
 do
-
 local function granted(s, slot, fence, lease, entries)
   local names, arrivals, first_due = {}, {}, INF
-  for i = 1, #entries do
-    local entry = entries[i]
-    local due = entry.due
-    names[i], arrivals[i] = entry.key, entry.arrived
-    if due < first_due then first_due = due end
+  for i, entry in ipairs(entries) do
+    names[i], arrivals[i], first_due = entry.key, entry.arrived, math.min(first_due, entry.due)
   end
   local payloads = call_each('HMGET', s.prefix .. 'p', names)
   return {'lease', as_doubles({s.now, fence, lease.left_at, lease.ends, first_due - s.now, lease.attempts}), lease.reason, as_doubles(arrivals), payloads}
@@ -26,14 +19,14 @@ local function size_of_batch(s, entries)
   return size_of(s, #entries, weight)
 end
 
--- A batch leaves. `group` is the one that it was, if it waited apart; `of_bulk`: whether it has bulk entries in some seats, or in all.
+-- Have a batch leave. `group` is its group, if it waited apart; `of_bulk`: some or all of its seats hold bulk entries.
 local function depart(s, slot, token, entries, reason, group, of_bulk)
   local q, now, members = s.q, s.now, {}
   note_busy(s)
   q.busy = q.busy + 1
   q.departures = q.departures + 1
   q.gate_at = -INF
-  -- By the clock, lest leases of a state that was lost, or that a replica never heard of, pass for new ones.
+  -- Fences follow the clock: leases that were lost with state, or that a replica never saw, must not pass for new ones.
   q.fence = math.max(q.fence + 1, math.floor(now * 1e6))
   for i = 1, #entries do members[i] = entries[i].member end
   local lease = {
@@ -48,17 +41,19 @@ local function depart(s, slot, token, entries, reason, group, of_bulk)
   q.running = math.max(q.running, lease.size)
   redis.call('HSET', s.prefix .. 'n', slot, struct.pack('<d', q.fence) .. token)
   lasting(s, 'n')
-  if q.busy == 1 then  -- No other is leased.
-    lasting(s, 'x', 'y', 'ys')
-  end
+  if q.busy == 1 then lasting(s, 'x', 'y', 'ys') end  -- No other is leased.
   no_longer_idle(s, slot)
   return granted(s, slot, q.fence, lease, entries)
 end
 
-function take_lease(s, fence)
+function lease_of(s, fence)
   local packed = redis.call('HGET', s.prefix .. 'x', fence)
-  if not packed then return nil end
-  local lease = cmsgpack.unpack(packed)
+  return packed and cmsgpack.unpack(packed) or nil
+end
+
+function take_lease(s, fence)
+  local lease = lease_of(s, fence)
+  if not lease then return nil end
   redis.call('HDEL', s.prefix .. 'x', fence)
   redis.call('ZREM', s.prefix .. 'y', fence)
   redis.call('ZREM', s.prefix .. 'ys', fence)
@@ -75,15 +70,14 @@ function take_lease(s, fence)
   return lease
 end
 
--- The lease that the same claim got before, if it did, and its answer was lost. Who left meanwhile leaves it, too: both
--- sides count places in what is handed out now.
+-- The lease granted to an earlier attempt at the same claim, whose answer was lost. Entries that left since leave the lease too: both
+-- sides count positions in what is handed out now.
 local function granted_before(s, slot, token)
   local last = redis.call('HGET', s.prefix .. 'n', slot)
   if not last or string.sub(last, 9) ~= token then return nil end
   local fence = struct.unpack('<d', last)
-  local packed = redis.call('HGET', s.prefix .. 'x', exact(fence))
-  if not packed then return nil end
-  local lease = cmsgpack.unpack(packed)
+  local lease = lease_of(s, exact(fence))
+  if not lease then return nil end
   local entries, members = wanted(s, lease.members), {}
   if #entries == 0 then
     take_lease(s, exact(fence))
@@ -98,8 +92,8 @@ local function granted_before(s, slot, token)
   return granted(s, slot, fence, lease, entries)
 end
 
--- Fill a batch of fresh entries. When more waits than fits, no place goes to what cannot be answered in time. Where several
--- tenants ask, large entries get no more of it than BATCH_PAGES, or one entry.
+-- Pack a batch of fresh entries. If more waits than fits, those that can't be answered in time get no place. If several tenants ask, large
+-- entries take at most BATCH_PAGES of it, or one entry goes alone.
 local function pack_batch(s, limit)
   local q, entries, late, gone, closed = s.q, {}, {}, {}, {}
   local hopeless, left, owed, promised = s.now + batch_seconds(q, limit), s.most_weight, q.owed, 0
@@ -140,11 +134,11 @@ local function pack_batch(s, limit)
     if #entries == 0 then closed, s.pages, s.most = {}, pages, INF end
   end
   local below = waiting_weight(s) - q.weight[top]
-  if blocked and s.max_weight > 0 then  -- All might have fitted, but for its shape.
+  if blocked and s.max_weight > 0 then  -- All might have fitted if the shapes agreed.
     promised = math.max(promised, math.min(reserved_places(s, limit) * s.unit + q.owed, s.most_weight))
   end
   if #entries > 0 and entries[1].shape > 0 and entries[1].tier ~= top then
-    promised = 0  -- The batch was theirs.
+    promised = 0  -- The lower tiers had the batch.
   end
   q.owed = (blocked or left <= 0) and math.min(math.max(0, promised - (before - below)), blocked and INF or below) or 0
   s.touched[DEPARTED] = true
@@ -152,7 +146,7 @@ local function pack_batch(s, limit)
   return entries, late
 end
 
--- A group leaves, or as much of it as there is room for.
+-- Have a group leave, or as much of it as fits.
 local function depart_apart(s, slot, token, group, limit, price)
   local q, kind = s.q, group.kind
   if group.caller ~= '' then
@@ -167,29 +161,22 @@ local function depart_apart(s, slot, token, group, limit, price)
   end
   local reply = depart(s, slot, token, entries, reason, group)
   ring(s)
-  save(s)
   return reply
 end
 
--- What followed an entry that is late is offered anew, so the batch has left before.
+-- Call this after the batch left: it offers followers of late entries again.
 local function send_late(s, late)
   if #late > 0 then send_failures(s, 'late', late, 0) end
 end
 
-local function claim(keys, args)
-  local s = open(keys, args)
+step('claim', function(s, args)
   local q, now = s.q, s.now
   local slot, limit, token = args[HEAD + 1], tonumber(args[HEAD + 2]), args[HEAD + 3]
   local worker = string.match(slot, '%z(.*)$')
   local before = granted_before(s, slot, token)
-  if before then
-    leave(s)
-    return before
-  end
+  if before then return before, true end
   limit = math.min(limit, s.max_batch)
-  if limit ~= q.limit or s.max_batch ~= q.max_batch then
-    q.max_batch, s.touched[RULE] = s.max_batch, true
-  end
+  if limit ~= q.limit or s.max_batch ~= q.max_batch then q.max_batch, s.touched[RULE] = s.max_batch, true end
   s.most_weight = limit * s.unit
   came(s, slot)
   off_watch(s, slot)
@@ -206,9 +193,7 @@ local function claim(keys, args)
     q.rule_at, s.touched[RULE] = made_at, true
     reason, instant = decide(s, slot)
   else
-    local told = load_of(s)
-    save(s)
-    return {'load', told}
+    return {'load', load_of(s)}
   end
   if turn and (not reason or q.credit >= 0) then
     return depart_apart(s, slot, token, turn, limit, reason and suspects.price(s, turn) or 0)
@@ -219,34 +204,26 @@ local function claim(keys, args)
     if #entries > 0 then
       local reply = depart(s, slot, token, entries, BULK_REASON, nil, WHOLE)
       ring(s)
-      save(s)
       return reply
     end
     again = math.min(again, opens)
   end
   if not reason then
     local by_itself = args[HEAD + 4] == '1' and INF or go_idle(s, slot, math.min(instant, again))
-    local told = load_of(s)
-    save(s)
-    return {'wait', struct.pack('<d', by_itself), told}
+    return {'wait', struct.pack('<d', by_itself), load_of(s)}
   end
   local seats = limit
   if q.bulk_used > 0 then bulk.charge(s, slot, limit) end
-  limit = math.floor(math.min(limit, instant))  -- Of a batch that leaves, the most that it holds.
+  limit = math.floor(math.min(limit, instant))  -- The most that the batch holds.
   s.most_weight = limit * s.unit
   local tenants = turn and tenants_in_lanes(s)
   local entries, late = pack_batch(s, limit)
   if #entries == 0 then
     send_late(s, late)
-    local told = load_of(s)
-    save(s)
-    return {'load', told}
+    return {'load', load_of(s)}
   end
   local oldest = INF
-  for i = 1, #entries do
-    local arrived = entries[i].arrived
-    if arrived < oldest then oldest = arrived end
-  end
+  for _, entry in ipairs(entries) do oldest = math.min(oldest, entry.arrived) end
   q.wait = q.wait + (now - oldest - q.wait) * WAIT_WEIGHT
   q.last_departure = now
   q.schedule = math.max(q.schedule, now) + q.pace
@@ -258,31 +235,19 @@ local function claim(keys, args)
   local reply = depart(s, slot, token, entries, reason, nil, riders > 0 and SEATS or nil)
   send_late(s, late)
   ring(s)
-  save(s)
   return reply
-end
+end)
 
-redis.register_function{function_name = VERSION .. '_claim', flags = {'allow-oom'}, callback = claim}
-
--- lose: inputs that lie apart were not found by the worker that claimed. Arguments after the head: fence, packed positions of
--- their entries in the lease, which leave it; who still waits for them is told. Returns how many are left.
-redis.register_function{function_name = VERSION .. '_lose', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
-  local packed = redis.call('HGET', s.prefix .. 'x', args[HEAD + 1])
-  if not packed then
-    leave(s)
-    return 0
-  end
-  local lease, lost, members, entries = cmsgpack.unpack(packed), {}, {}, {}
-  for _, position in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
-    lost[position + 1] = true
-  end
+-- lose: the claiming worker did not find inputs stored apart. Arguments after the head: fence, packed positions of their entries,
+-- which leave the lease; who waits for them is told. Returns how many entries are left.
+step('lose', function(s, args)
+  local lease, lost, members = lease_of(s, args[HEAD + 1]), {}, {}
+  if not lease then return 0, true end
+  for _, position in ipairs(cmsgpack.unpack(args[HEAD + 2])) do lost[position + 1] = true end
   for position, member in ipairs(lease.members) do
     if not lost[position] then members[#members + 1] = member end
   end
-  for _, entry in ipairs(wanted(s, lease.members)) do
-    if lost[entry.position] then entries[#entries + 1] = entry end
-  end
+  local entries = split(wanted(s, lease.members), function(entry) return lost[entry.position] end)
   send_failures(s, 'lost', entries, lease.attempts, lease.left_at)
   if #members > 0 then
     lease.members = members
@@ -292,18 +257,13 @@ redis.register_function{function_name = VERSION .. '_lose', flags = {'allow-oom'
     suspects.unknown(s, suspects.let_go(s, lease.rest), {ready_at = lease.left_at, failures = lease.failures, attempts = lease.attempts - 1})
     ring(s)
   end
-  save(s)
   return #members
-end}
+end)
 
--- unlisten: a slot no longer waits for a wake-up; if it had been woken, another is.
-redis.register_function{function_name = VERSION .. '_unlisten', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
+-- unlisten: a slot stops waiting for a wake-up; if it was woken, another one is.
+step('unlisten', function(s, args)
   no_longer_idle(s, args[HEAD + 1])
   came(s, args[HEAD + 1])
   ring(s)
-  save(s)
-  return instants(s)
-end}
-
+end)
 end

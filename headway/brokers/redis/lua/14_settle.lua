@@ -1,11 +1,8 @@
--- How a lease ends: completed, released, or outlived.
-
+-- How a lease ends: completed, released or expired.
 local fail
-
 do  -- A library has room for 200 local names.
-
--- Send its replies to each gateway that is present. From a position on there are: how many gateways, for each its name and its
--- packed replies. `unwanted` has the packed positions of those that nobody waits for, or nothing.
+-- Send replies to the gateways that are present. Arguments from position `first` on: number of gateways, then each one's name and packed
+-- replies. `unwanted`: packed positions that nobody waits for, or ''.
 local function send_replies(s, lease, args, first, present, unwanted)
   local left_at, size = lease.left_at, #lease.members
   for at = first + 1, first + 2 * tonumber(args[first]), 2 do
@@ -15,18 +12,16 @@ local function send_replies(s, lease, args, first, present, unwanted)
   end
 end
 
--- Give entries of a lease their outcomes. Arguments from a position on: replies as `send_replies` has them; how many entries have
--- dedup keys, whether outcomes may be kept, what makes packed replies of a single one, the packed positions and tokens of outputs
--- that are stored apart, or nothing, the version and the code that ran them; for each such entry its position, what its outcome is worth, what
--- it weighs, the number of its gateway, and where in that one's packed replies its own begins and ends; then for each item that
--- failed by itself: its position and why.
+-- Give entries of a lease their outcomes. Arguments from position `first` on:
+-- - replies, see `send_replies`; number of entries with dedup keys; 0 if outcomes may not be kept; head of packed replies for a single
+--   one; packed positions and tokens of outputs stored apart, or ''; version and code that ran them;
+-- - for each entry with dedup keys: position, worth and weight of its outcome, number of its gateway, begin and end of its reply there;
+-- - for each item that failed by itself: its position and why.
 local function give(s, lease, entries, args, first)
   local at = first + 1 + 2 * tonumber(args[first])
   local count, head, ran = tonumber(args[at]), args[at + 2], args[at + 4]
   local present, there, tokens, unwanted = {}, {}, {}, {}
-  for _, entry in ipairs(entries) do
-    present[entry.gateway], there[entry.position - 1] = true, entry
-  end
+  for _, entry in ipairs(entries) do present[entry.gateway], there[entry.position - 1] = true, entry end
   for _, output in ipairs(args[at + 3] ~= '' and cmsgpack.unpack(args[at + 3]) or {}) do
     tokens[output[1]] = output[2]
   end
@@ -67,25 +62,18 @@ local function give(s, lease, entries, args, first)
   mark(s, entries)
 end
 
--- deliver: some of a batch's outcomes, ahead of its completion, which has the others: large outputs in one step would keep
--- everybody waiting. Arguments after the head: fence, packed positions of the entries, and their outcomes. Returns how many were
--- answered; or nothing.
+-- deliver: some outcomes ahead of the completion, because large outputs in one step would block everybody. Arguments after the head:
+-- fence, packed positions, outcomes. Returns how many were answered, or nothing for an invalid lease.
 step('deliver', function(s, args)
-  local packed = redis.call('HGET', s.prefix .. 'x', args[HEAD + 1])
-  if not packed then return {}, true end
-  local lease, there, entries = cmsgpack.unpack(packed), {}, {}
-  for _, position in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
-    there[position + 1] = true
-  end
-  for _, entry in ipairs(wanted(s, lease.members)) do
-    if there[entry.position] then entries[#entries + 1] = entry end
-  end
+  local lease, there = lease_of(s, args[HEAD + 1]), {}
+  if not lease then return {}, true end
+  for _, position in ipairs(cmsgpack.unpack(args[HEAD + 2])) do there[position + 1] = true end
+  local entries = split(wanted(s, lease.members), function(entry) return there[entry.position] end)
   give(s, lease, entries, args, HEAD + 3)
   return {#entries}
 end)
 
--- Give the entries of a lease their outcomes, as `give`, where all are there and nothing is rare about any of them. Returns how many
--- there were; or nothing, and has done nothing.
+-- Fast path of `give`: all entries are there and plain. Returns their number; or nil without having done anything.
 local function give_alike(s, lease, args, first)
   local after, members, sub = first + 1 + 2 * tonumber(args[first]), lease.members, string.sub
   if #args ~= after + 4 or args[after + 3] ~= '' then return nil end
@@ -103,14 +91,12 @@ local function give_alike(s, lease, args, first)
   return #members
 end
 
--- A batch came back with outputs: as `ModelQueue.finish`. `learns`: its time says something.
+-- Note that a batch came back with outputs, as `ModelQueue.finish`. `learns`: its run time is representative.
 local function finish(s, lease, learns)
   local q, now = s.q, s.now
   if lease.caller ~= '' and culprits.sends_large(s, lease.caller) then
-    if q.fresh > 0 then
-      suspects.overrun(s, now - lease.left_at - batch_seconds(q, lease.size))
-    end
-  elseif learns and (lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]')) then  -- What rides apart is unlike all others.
+    if q.fresh > 0 then suspects.overrun(s, now - lease.left_at - batch_seconds(q, lease.size)) end
+  elseif learns and (lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]')) then  -- Batches that ride apart are unlike all others.
     observe_run(s, lease.slot, lease.size, now - lease.left_at, lease.parted)
   end
   q.gate_at = -INF
@@ -121,8 +107,8 @@ local function finish(s, lease, learns)
   if lease.caller ~= '' then culprits.ran(s, lease.caller, #lease.members, true) end
 end
 
--- complete: a batch came back. Arguments after the head: fence, and the outcomes of its entries.
--- Returns answered, departed, load; or nothing.
+-- complete: a batch came back. Arguments after the head: fence, outcomes. Returns the numbers of answered and departed entries and the
+-- load, or nothing for an invalid lease.
 step('complete', function(s, args)
   local lease = take_lease(s, args[HEAD + 1])
   if not lease then return {}, true end
@@ -136,7 +122,7 @@ step('complete', function(s, args)
   return {answered, #lease.members - answered, load_of(s)}
 end)
 
--- Let what waits of callers, next in line, wait in their quarantines from now on: as `ModelQueue._move_apart`.
+-- Move entries of these callers that are next in line to their quarantines, as `ModelQueue._move_apart`.
 local function move_apart(s, anew)
   local tenants = {}
   for caller in pairs(anew) do tenants[string.match(caller, '^%Z*')] = true end
@@ -156,8 +142,8 @@ local function move_apart(s, anew)
   look_again(s)
 end
 
--- leave_out: a batch came back, and all of its entries were answered but those whose outputs were left out. They run again, apart: as
--- `ModelQueue.leave_out`. Arguments after the head: fence, and the packed position and size of each. Returns how many there are, load; or nothing.
+-- leave_out: a batch came back, all answered except entries whose outputs were left out. Those run again, apart, as
+-- `ModelQueue.leave_out`. Arguments after the head: fence, packed position and size of each. Returns their number and the load, or nothing.
 step('leave_out', function(s, args)
   local lease, sizes, again = take_lease(s, args[HEAD + 1]), {}, 0
   if not lease then return {}, true end
@@ -181,7 +167,7 @@ step('leave_out', function(s, args)
   return {again, load_of(s)}
 end)
 
--- Whether what is left of a failed batch gets no further run: as `core.retry.is_over`.
+-- True if the rest of a failed batch gets no further run, as `core.retry.is_over`.
 local function is_over(cause, size, attempts, alone)
   if NEVER_SPLIT[cause] then
     return attempts >= MAX_ATTEMPTS
@@ -193,7 +179,7 @@ local function is_over(cause, size, attempts, alone)
   return alone >= DEATHS_ALONE and attempts >= MAX_ATTEMPTS
 end
 
--- What failed runs again: as `ModelQueue._run_again`.
+-- Have failed entries run again, as `ModelQueue._run_again`.
 local function run_again(s, entries, cause, group, lease, dice)
   local one, there = #entries == 1, #entries > 0
   local whole = there and (NEVER_SPLIT[cause] or (not SEARCHED[cause] and (one or group.failures <= 1)))
@@ -215,7 +201,7 @@ local function run_again(s, entries, cause, group, lease, dice)
   end
 end
 
--- A batch failed with bulk entries in it: as `ModelQueue._fail_beside`. Returns how many run again.
+-- Fail a batch with bulk entries, as `ModelQueue._fail_beside`. Returns how many run again.
 local function fail_beside(s, lease, failure, late, entries, riders)
   if #entries > 0 then
     suspects.add(s, entries, GROUP.FIRST, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1})
@@ -225,24 +211,18 @@ local function fail_beside(s, lease, failure, late, entries, riders)
   return #entries
 end
 
--- A batch failed: as `ModelQueue.fail`. Returns how many run again.
+-- Fail a batch, as `ModelQueue.fail`. Returns how many run again.
 function fail(s, lease, failure, dice)
   local now, failed = s.now, cmsgpack.unpack(failure)
   local cause = failed[1]
-  local entries, late, spent = {}, {}, {}
-  local riders, others = nil, wanted(s, lease.members)
+  local riders, others, spent = nil, wanted(s, lease.members), {}
   if lease.bulk then riders, others = bulk.parted(s, others) end
-  for _, entry in ipairs(others) do
-    local into = entry.due > now and entries or late
-    into[#into + 1] = entry
-  end
+  local entries, late = split(others, function(entry) return entry.due > now end)
   if riders then return fail_beside(s, lease, failure, late, entries, riders) end
   local places, beside = failed[7] or {}, 0
   local alone = lease.alone + ((#lease.members == 1 or #places == 1) and 1 or 0)
   if #places > 0 then entries, beside = suspects.at(s, lease, entries, places) end
-  if lease.caller ~= '' and SEARCHED[cause] then
-    culprits.ran(s, lease.caller, #lease.members, false)
-  end
+  if lease.caller ~= '' and SEARCHED[cause] then culprits.ran(s, lease.caller, #lease.members, false) end
   local dead = {}
   if #entries > 0 and is_over(cause, #entries, lease.attempts, alone) then
     dead, entries = entries, {}
@@ -262,8 +242,8 @@ function fail(s, lease, failure, dice)
   return #entries + beside
 end
 
--- release: a lease ends without outputs. Arguments after the head: fence, then the failure and a throw of the dice
--- in [0, 1); no failure means that the work never started, and nothing is charged. Returns how many run again.
+-- release: end a lease without outputs. Arguments after the head: fence, then the failure and a throw of the dice in [0, 1). Without a
+-- failure the work never started and nothing is charged. Returns how many run again.
 step('release', function(s, args)
   local lease = take_lease(s, args[HEAD + 1])
   if not lease then return {}, true end
@@ -289,13 +269,10 @@ step('release', function(s, args)
   return {again}
 end)
 
--- extend: renew a lease by its full length from now on.
+-- extend: renew a lease by its full length from now.
 step('extend', function(s, args)
   local there = redis.call('HEXISTS', s.prefix .. 'x', args[HEAD + 1])
-  if there == 1 then
-    redis.call('ZADD', s.prefix .. 'y', s.now + s.lease_seconds, args[HEAD + 1])
-  end
+  if there == 1 then redis.call('ZADD', s.prefix .. 'y', s.now + s.lease_seconds, args[HEAD + 1]) end
   return there, true
 end)
-
 end

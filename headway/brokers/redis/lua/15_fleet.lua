@@ -1,8 +1,6 @@
--- The slots at home, and the housekeeping that somebody must do even when nobody asks for work.
+-- The home slots, and housekeeping that must go on even when nobody asks for work.
 do
-
--- Slots that fell silent wait for no wake-up: each would be sent one, and waited for, before one that is there. They are told,
--- should they be late only.
+-- Remove silent slots from the idle ones, or each would be sent a wake-up and waited for. They are woken, in case they are only late.
 local function leave_silent(s)
   local silent = redis.call('ZRANGEBYSCORE', s.prefix .. 'h', '-inf', s.now - DEGRADED_AFTER)
   for _, worker in ipairs(silent) do
@@ -21,43 +19,41 @@ local function leave_silent(s)
   end
 end
 
--- Count the healthy slots; true when there are more or fewer than before.
+-- Count the healthy slots. Returns true if their number changed.
 local function recount(s)
   local changed = count_slots(s)
   if redis.call('ZCARD', s.prefix .. 'h') > s.q.slots then leave_silent(s) end
   return changed
 end
 
--- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy (1) or cold (2), its
--- share of its GPU, whether its backend is another one than before, the seconds for which it may be silent beyond the usual, its
--- code, then size and seconds of each batch that its start has run, which are learnt as long as nothing else is known.
+-- beat: heartbeat of a home slot. Arguments after the head: worker, 1 if healthy or 2 if cold, share of its GPU, 1 if its backend
+-- changed, seconds that it may be silent beyond the usual, code, then size and seconds of each batch of its warm-up, which are learnt
+-- while nothing else is known.
 step('beat', function(s, args)
   local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
     redis.call('ZADD', s.prefix .. 'h', s.now + tonumber(args[HEAD + 5]), worker)
     begin_factor(s, worker, tonumber(args[HEAD + 3]))
     lasting(s, 'h', 'hf')
-    codes.serve(s, worker, args[HEAD + 6])
+    codes.note(s, worker, args[HEAD + 6], 'hc', 'hd')
     if args[HEAD + 4] == '1' then codes.renew(s) end
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
     if args[HEAD + 2] == '2' then
-      codes.rest(s, worker, args[HEAD + 6])
+      codes.note(s, worker, args[HEAD + 6], 'hd', 'hc')
     else
       codes.leave(s, worker)
     end
     forget_factor(s, worker)
   end
   if s.q.largest == 0 then
-    for i = HEAD + 7, #args, 2 do
-      observe_batch(s, tonumber(args[i]), tonumber(args[i + 1]))
-    end
+    for i = HEAD + 7, #args, 2 do observe_batch(s, tonumber(args[i]), tonumber(args[i + 1])) end
     s.q.gate_at = -INF
   end
   if recount(s) then ring(s) end
 end)
 
--- forget: drop a slot that is at home elsewhere from now on.
+-- forget: drop a slot whose home is elsewhere from now on.
 step('forget', function(s, args)
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
   codes.leave(s, args[HEAD + 1])
@@ -65,9 +61,8 @@ step('forget', function(s, args)
   if recount(s) then ring(s) end
 end)
 
--- look: the instant and the birth, packed, the load, then for each tier its depth and since when the oldest waits; of bulk
--- entries, once there were any, how many wait, how many others they have delayed, the whole batches that run, and for how many
--- seconds more such batches are held.
+-- look: the instant and birth, packed; the load; each tier's depth and the arrival of its oldest entry; and once there were bulk entries:
+-- how many wait, how many others they delayed, running whole batches, seconds for which such batches are held.
 step('look', function(s)
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
@@ -81,20 +76,17 @@ step('look', function(s)
     end
   end
   local tiers = {}
-  for tier = 1, s.tiers do
-    tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier])
-  end
+  for tier = 1, s.tiers do tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier]) end
   local told = {instants(s), load_of(s), tiers}
   if s.q.bulk_used > 0 then
     told[4], told[5], told[6] = s.q.bulk + s.q.bulk_apart, s.q.bulk_delayed, s.q.bulk_busy
     told[7] = exact(bulk.held(s))
   end
-  return told, not s.unknown  -- Else it would be born anew at each look.
+  return told, not s.unknown  -- Otherwise each look would have a new birth.
 end)
 
--- glance: what others ask of a queue, packed: the size of what waits, the slots at home, the seconds for which the oldest fresh
--- entry has waited and those that a full batch takes; then what `core.locality.turns.contender` makes of it: the entries that wait,
--- the seconds until the first of them would be too late, and the run time of the next batch in seconds.
+-- glance: what others ask of a queue, packed: size of what waits, home slots, seconds that the oldest fresh entry has waited, seconds of a
+-- full batch; then for `core.locality.turns.contender`: waiting entries, seconds until the first is late, seconds of the next batch.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args, true)
   leave(s)
@@ -105,8 +97,7 @@ redis.register_function{function_name = VERSION .. '_glance', flags = {'no-write
   })
 end}
 
--- siblings: until when something may be known in the queues of the model, dead letters among it, and how the prefixes of those
--- queues go on.
+-- siblings: until when any queue of the model may know something, dead letters included, and the endings of those queues.
 together.register('siblings', function(keys, args)
   local tag, now = siblings.split(keys[1]), clock(args[CLOCK])
   local found = redis.call('ZRANGE', tag .. ':qs', exact(now), '+inf', 'BYSCORE')
@@ -121,7 +112,7 @@ together.register('siblings', function(keys, args)
   return {exact(last), found}
 end, {'no-writes', 'allow-oom'})
 
--- Where an entry stands, a Standing of codes.py. One that follows stands where its original does.
+-- A Standing of codes.py. A follower stands where its original does.
 local function standing(s, key)
   local entry = live(s, key)
   if entry and entry.shared then entry = live(s, root_of(s, key)) end
@@ -137,8 +128,8 @@ step('stage', function(s, args)
   return entry and standing(s, entry.key) or AT_END, true
 end)
 
--- owners: keys of entries of an id, of whatever tenants, that are found in a part of the queue; with the cursor of the next part.
--- Arguments: cursor, and the id as a pattern has it. Only people ask without a tenant.
+-- owners: keys of entries with an id, of all tenants, in a part of the queue, with the cursor of the next part. Arguments: cursor, id as
+-- a pattern. Only people ask without a tenant.
 redis.register_function{function_name = VERSION .. '_owners', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local answer = redis.call('HSCAN', keys[1] .. 'e', args[1], 'MATCH', '*\0' .. args[2], 'COUNT', 1000)
   local owners = {}
@@ -146,7 +137,7 @@ redis.register_function{function_name = VERSION .. '_owners', flags = {'no-write
   return {answer[1], owners}
 end}
 
--- recall: where a task stands, and if it has its outcome, that, as a stream has it.
+-- recall: where a task stands, and its outcome, if any, as stream fields.
 step('recall', function(s, args)
   local flight = TASK .. '\0' .. args[HEAD + 1]
   local original = original_of(s, flight)
@@ -157,8 +148,8 @@ step('recall', function(s, args)
   return {AT_END, 'v', tostring(SCHEMA), unpack(fields)}, true
 end)
 
--- Streams of gateways that were not heard of for long: those are gone, and with them whoever waited. One that has entries
--- which are not at their end stays until they are, or their outcomes would lie about for ever.
+-- Drop the streams of gateways that were silent for long, whose clients are gone too. A gateway with entries that have no outcome yet
+-- stays until they do, or their outcomes would lie about for ever.
 local function sweep(s)
   local gone = {}
   for _, gateway in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'g', '-inf', s.now - GATEWAY_SECONDS)) do
@@ -189,7 +180,7 @@ local function sweep(s)
   end
 end
 
--- Somebody is there: nothing ends.
+-- Renew what would expire, because somebody is here.
 local function renew(s)
   lasting(s, unpack(belongings(s)))
   for _, gateway in ipairs(redis.call('ZRANGE', s.prefix .. 'g', 0, -1)) do
@@ -200,13 +191,13 @@ local function renew(s)
   renew_account(s)
 end
 
--- Whether something waits, or has come in the last second: then somebody is to look all the time.
+-- True if something waits, or came in the last second: then somebody must look all the time.
 local function stirs(s)
   local q = s.q
   return q.fresh > 0 or q.groups > 0 or q.coming_until > -INF or s.now - q.newest < STIRS_SECONDS
 end
 
--- The instant at which the queue is to be reaped next, by one who rests while it does.
+-- Instant of the next reap by a process that `rests` with the queue.
 local function next_reap(s, rests)
   local q, now, p = s.q, s.now, s.prefix
   local due = math.min(now + ((not rests or stirs(s)) and REAP_EVERY or REST_SECONDS), q.due, q.suspects_due)
@@ -217,15 +208,14 @@ local function next_reap(s, rests)
   return math.max(due, now + TIMER_GRAIN)
 end
 
--- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
--- a time; another one may when something is due before that comes again. Arguments after the head: process, a throw of the dice,
--- number of shards, whether the process rests while the queue does. Returns, packed, the instant, the queue's birth and the seconds
--- until the next call is due; how many entries of lost leases run again; whether the queue is at rest, so that what comes is due
--- before the next look; and whether this process reaps.
+-- reap: take back expired leases, expire overdue entries, wake forgotten slots. One process does it at a time; another may if something
+-- is due before that one comes again. Arguments after the head: process, a throw of the dice, number of shards, 1 if the process rests
+-- with the queue. Returns, packed, the instant, the queue's birth and the seconds until the next call; how many entries of lost leases
+-- run again; 1 if the queue is at rest; 1 if this process reaps.
 step('reap', function(s, args)
   local q, now, p = s.q, s.now, s.prefix
   if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] and next_reap(s, true) + REAPER_SECONDS >= q.reaper_until then
-    -- The more there are to take over, the more seldom each of them looks.
+    -- The more slots and gateways could take over, the less often each looks.
     local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 3]) + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
     return {struct.pack('<ddd', now, q.born, pause), 0, stirs(s) and 0 or 1, 0}, true
@@ -264,5 +254,4 @@ step('reap', function(s, args)
   q.reaper_until, s.touched[FLEET] = due + REAPER_SECONDS, true
   return {struct.pack('<ddd', now, q.born, due - now), again, rests, 1}
 end)
-
 end

@@ -1,25 +1,24 @@
--- The fleet: its key is one prefix for all models. Arguments begin with the clock.
+-- The fleet, whose keys share one prefix for all models. Arguments begin with the clock.
 --
 --   w          hash    worker → when it was heard of, and what it said of itself
---   known      zset    model → until when something may be known in one of its queues
+--   known      zset    model → until when one of its queues may know something
 --   k          hash    process → when it was heard of, and what it said of itself
---   j          string  the leading controller and until when
+--   j          string  leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
---   rollout    hash    model → revision of its last rollout, and that
---   departed   hash    process or worker that has ended → when, and how
---   silent     hash    process that was not heard of any more → when it was, and what it said of itself
---   drain      hash    worker or process → since when it is to claim nothing, and the order
+--   rollout    hash    model → revision of its last rollout, and the rollout
+--   departed   hash    ended process or worker → when, and how
+--   silent     hash    process that fell silent → when it was last heard of, and what it said of itself
+--   drain      hash    worker or process → since when it must not claim, and the order
 do
-
--- note: what somebody says of himself, or of a model. Arguments after the clock: the hash, a name, and what is said.
+-- note: what somebody says of itself or of a model. Arguments after the clock: hash, name, text.
 together.register('note', function(keys, args)
   redis.call('HSET', keys[1] .. args[2], args[3], struct.pack('<d', clock(args[1])) .. args[4])
   redis.call('EXPIRE', keys[1] .. args[2], LIFE_SECONDS)
   return 1
 end)
 
--- attend: what a process says of itself. Arguments after the clock: its id, and what is said. Returns the names of what is drained,
--- which stay drained for as long as somebody asks.
+-- attend: what a process says of itself. Arguments after the clock: its id, text. Returns the names of what is drained, which stays
+-- drained while somebody asks.
 together.register('attend', function(keys, args)
   together.parts.note(keys, {args[1], 'k', args[2], args[3]})
   local drained = redis.call('HKEYS', keys[1] .. 'drain')
@@ -27,7 +26,7 @@ together.register('attend', function(keys, args)
   return drained
 end)
 
--- Note an end, of a bounded number.
+-- Note an end, up to MOST_DEPARTED of them.
 local function note_end(key, name, value)
   redis.call('HSET', key, name, value)
   redis.call('EXPIRE', key, DEPARTED_SECONDS)
@@ -41,8 +40,8 @@ local function note_end(key, name, value)
   end
 end
 
--- The hash's values that are not older than so many seconds; older ones are forgotten, and so are those of a time to come,
--- as the clock was put back: who is there will say so again. `silent`: hash in which older ones are kept for a while.
+-- Values of a hash up to this many seconds old; others are dropped, even those from the future, because the clock was put back and who
+-- is here will report again. `silent`: hash that keeps the older ones for a while.
 local function recent(key, now, age, silent)
   local found, all = {}, redis.call('HGETALL', key)
   for i = 1, #all, 2 do
@@ -57,8 +56,8 @@ local function recent(key, now, age, silent)
   return found
 end
 
--- workers: the instant, the registry, and the models in which something may be known. Arguments after the clock: of some models
--- until when that is so, and the model.
+-- workers: the instant, the registry, and models that may know something. Arguments after the clock: for some models until when that
+-- is so, and the model.
 together.register('workers', function(keys, args)
   local now, known = clock(args[1]), keys[1] .. 'known'
   if #args > 1 then
@@ -76,28 +75,27 @@ redis.register_function{function_name = VERSION .. '_leave', flags = {'allow-oom
   return 1
 end}
 
--- notes: what is said in a hash, not longer ago than so many seconds.
+-- notes: recent values of a hash. Arguments after the clock: hash, age in seconds.
 together.register('notes', function(keys, args)
   local silent = args[2] == 'k' and keys[1] .. 'silent' or nil
   return recent(keys[1] .. args[2], clock(args[1]), tonumber(args[3]), silent)
 end)
 
--- depart: how a process or a worker has ended. Arguments after the clock: its id, and that.
+-- depart: how a process or worker ended. Arguments after the clock: its id, text.
 together.register('depart', function(keys, args)
   note_end(keys[1] .. 'departed', args[2], struct.pack('<d', clock(args[1])) .. args[3])
   return 1
 end)
 
--- departed: how some have ended in the last minutes, and what those said last who were not heard of any more.
+-- departed: how some ended in the last minutes, and the last words of those that fell silent.
 together.register('departed', function(keys, args)
   local now, silent = clock(args[1]), keys[1] .. 'silent'
   recent(keys[1] .. 'k', now, OFFLINE_AFTER, silent)
   return {recent(keys[1] .. 'departed', now, DEPARTED_SECONDS), recent(silent, now, DEPARTED_SECONDS)}
 end)
-
 end
 
--- Have a name hold a key, for so many seconds from now on. Returns 0, or the seconds for which another one does.
+-- Take or renew a key for a name, for this many seconds. Returns 0, or the seconds for which another name holds it.
 local function held_for(key, now, name, seconds)
   local holder = redis.call('GET', key)
   local left = holder and string.sub(holder, 9) ~= name and struct.unpack('<d', holder) - now or 0
@@ -106,28 +104,26 @@ local function held_for(key, now, name, seconds)
   return 0
 end
 
--- lead: 0 where the candidate leads from now on, for so many seconds; else the seconds for which another one leads.
+-- lead: 0 if the candidate leads for this many seconds from now; else the seconds for which another one leads.
 together.register('lead', function(keys, args)
   return exact(held_for(keys[1] .. 'j', clock(args[1]), args[2], tonumber(args[3])))
 end)
 
--- drop_notes: forget what is said. Arguments after the clock: the hash, and names.
+-- drop_notes: drop values. Arguments after the clock: hash, names.
 redis.register_function{function_name = VERSION .. '_drop_notes', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HDEL', keys[1] .. args[2], unpack(args, 3))
   return 1
 end}
 
--- drain: have drains stand, where just those stand that were seen. Arguments after the clock: their number, or -1 where whatever may
--- stand, and their names; then of each new one its name and the order.
+-- drain: add drains, if exactly those stand that the caller saw. Arguments after the clock: their number, -1 for any, their names; then
+-- name and order of each new one.
 redis.register_function{function_name = VERSION .. '_drain', flags = {'allow-oom'}, callback = function(keys, args)
   local key, stamp, seen = keys[1] .. 'drain', struct.pack('<d', clock(args[1])), tonumber(args[2])
   if seen >= 0 and redis.call('HLEN', key) ~= seen then return 0 end
   for i = 3, 2 + seen do
     if redis.call('HEXISTS', key, args[i]) == 0 then return 0 end
   end
-  for i = 3 + math.max(seen, 0), #args, 2 do
-    redis.call('HSET', key, args[i], stamp .. args[i + 1])
-  end
+  for i = 3 + math.max(seen, 0), #args, 2 do redis.call('HSET', key, args[i], stamp .. args[i + 1]) end
   redis.call('EXPIRE', key, LIFE_SECONDS)
   return 1
 end}
@@ -136,13 +132,11 @@ end}
 together.register('rollouts', function(keys)
   local key = keys[1] .. 'rollout'
   local left = redis.call('TTL', key)
-  if 0 < left and left < LETTER_SECONDS / 2 then
-    redis.call('EXPIRE', key, LETTER_SECONDS)
-  end
+  if 0 < left and left < LETTER_SECONDS / 2 then redis.call('EXPIRE', key, LETTER_SECONDS) end
   return redis.call('HVALS', key)
 end)
 
--- Keep a rollout, where the one that is kept has the revision before. Arguments after the clock: its model and revision, and what is kept.
+-- keep_rollout: keep a rollout if the kept one has the revision before. Arguments after the clock: model, revision, text.
 redis.register_function{function_name = VERSION .. '_keep_rollout', flags = {'allow-oom'}, callback = function(keys, args)
   local key = keys[1] .. 'rollout'
   local there = redis.call('HGET', key, args[2])

@@ -1,13 +1,10 @@
--- Dead letters: their keys are z, zl, o, o:<tenant>, on, oc and ou of a queue.
-
-do
-
+-- Dead letters: keys z, zl, o, o:<tenant>, on, oc and ou of a queue.
 redis.register_function{function_name = VERSION .. '_bury', flags = {'allow-oom'}, callback = function(keys, args)
   dead.keep(keys[1], args[1], args[2])
   return 1
 end}
 
--- letters: how many there are, what is listed of the newest so many of them, and how many there ever were.
+-- letters: how many there are, listings of the newest, and how many there ever were. Argument: most listings.
 together.register('letters', function(keys, args)
   local count, wanted_count = redis.call('ZCARD', keys[1] .. 'o'), tonumber(args[1])
   local total = tonumber(redis.call('GET', keys[1] .. 'on') or 0)
@@ -16,8 +13,7 @@ together.register('letters', function(keys, args)
   return {count, call_each('HMGET', keys[1] .. 'zl', newest), total}
 end, {'no-writes', 'allow-oom'})
 
--- The keys of an id's letters: of one tenant, or of whatever tenants. Those of all are looked through for that, some
--- thousands at most: only people ask without a tenant.
+-- Keys of an id's letters, of one tenant or of all. For all, some thousand keys are searched, because only people ask without a tenant.
 local function keys_of(prefix, id, tenant)
   local ending, found = '\0' .. id, {}
   if tenant then return {tenant .. ending} end
@@ -35,7 +31,7 @@ redis.register_function{function_name = VERSION .. '_letters_of', flags = {'no-w
   return letters
 end}
 
--- unbury: remove them; how many there were.
+-- unbury: remove letters. Returns how many there were.
 redis.register_function{function_name = VERSION .. '_unbury', flags = {'allow-oom'}, callback = function(keys, args)
   local count = 0
   for _, key in ipairs(keys_of(keys[1], args[1], args[2])) do
@@ -43,5 +39,3 @@ redis.register_function{function_name = VERSION .. '_unbury', flags = {'allow-oo
   end
   return count
 end}
-
-end

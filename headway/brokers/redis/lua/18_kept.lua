@@ -1,18 +1,16 @@
--- Outcomes that are kept, within their budgets: as `core.retention`. On one server all queues have one account; in a cluster,
--- where a step cannot leave its node, each has its own. Its keys lie beside those of the limits:
+-- Kept outcomes within their budgets: as `core.retention`. On one server all queues share an account; in a cluster a step can't leave
+-- its node, so each has its own. Its keys lie beside those of the limits:
 --
---   kb          zset    tally of the bytes of each tenant and of all, see 1_tallies.lua
---   kn          string  number of the last outcome that was kept
---   kd          zset    outcome → the instant at which it ends
---   ko:<tenant> zset    outcome → its number; one of an identical request goes before all others
+--   kb          zset    tally of bytes, see 1_tallies.lua
+--   kn          string  number of the last kept outcome
+--   kd          zset    outcome → its end
+--   ko:<tenant> zset    outcome → its number; outcomes of identical requests go first
 --
--- An outcome is named by its bytes, a dot and the token of its output where that is apart, and its key. The server drops keys by itself when their time is over; their bytes are
--- taken off the account at the next step that keeps something, or when somebody reaps.
-
+-- An outcome's name is its bytes, then a dot and token if its output is stored apart, and its key. The server expires the keys by itself;
+-- their bytes leave the account in the next step that keeps something or reaps.
 do
-
 local LAST = 2 ^ 52
-local MOST = 200  -- Outcomes whose time is over that are taken off in one step.
+local MOST = 200  -- Most ended outcomes that one step takes off the account.
 
 local function account(s) return string.sub(s.limits, 1, -2) end
 
@@ -25,9 +23,7 @@ local function take_off(base, name)
   local weight, tenant = string.match(name, '^(%d+)%S* .*:k:%a+%z(.*)%z')
   redis.call('ZREM', base .. 'ko:' .. tenant, name)
   local _, all = tallies.add(base .. 'kb', tenant, -weight)
-  if all <= 0 then
-    redis.call('DEL', base .. 'kn')  -- Nothing is kept, and numbers may begin anew.
-  end
+  if all <= 0 then redis.call('DEL', base .. 'kn') end  -- Nothing is kept, so numbers may begin again.
 end
 
 local function drop(base, name)
@@ -59,13 +55,10 @@ end
 
 function renew_account(s)
   local base = account(s)
-  for _, name in ipairs({'kb', 'kn', 'kd'}) do
-    redis.call('EXPIRE', base .. name, ACCOUNT_SECONDS)
-  end
+  for _, name in ipairs({'kb', 'kn', 'kd'}) do redis.call('EXPIRE', base .. name, ACCOUNT_SECONDS) end
 end
 
--- Keep an outcome, as `kept_under` has it, and its output if that is apart. `spare`: it goes before those of its tenant that are
--- not.
+-- Keep an outcome, as `kept_under` returns it, and its stored-apart output. `spare`: it goes before others of its tenant.
 function keep_outcome(s, flight, spare, found)
   if s.kept_read then s.kept_read[flight] = nil end
   forget_ended(s)
@@ -76,9 +69,7 @@ function keep_outcome(s, flight, spare, found)
   if packed then
     local before = cmsgpack.unpack(packed).outcome
     take_off(base, name_of(key, before))
-    if before.token and before.token ~= token then
-      large.forget(s.prefix, before.token, key)
-    end
+    if before.token and before.token ~= token then large.forget(s.prefix, before.token, key) end
   end
   if token then large.keep(s, token, key, seconds) end
   local name, number = name_of(key, outcome), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
@@ -95,5 +86,4 @@ function keep_outcome(s, flight, spare, found)
     tallies.hold(base .. 'kb', total, lose)
   end
 end
-
 end

@@ -1,8 +1,8 @@
--- claim_id: the id of a tenant's task is one model's. The key is that of the id. Arguments: instant, model, seconds for which the claim lasts
--- unless it is renewed, and the model whose claim is known to be void, if any. Returns whether it was claimed already, and the claim's
--- mark; and if it is another model's 2, that, and whether its task may still be on its way to the queue. No claim is cut short by another.
+-- claim_id: a tenant's task id belongs to one model. Its key is that of the id. Arguments: instant, model, seconds of the claim, and the
+-- model whose claim is known to be void, if any. Returns whether the id was claimed already and the claim's mark; if another model
+-- claimed it, 2, that model, and whether its task may still be on the way to the queue. No claim shortens another.
 --
--- A claim is the instant at which it was made, and the model.
+-- A claim is its instant and its model.
 redis.register_function{function_name = VERSION .. '_claim_id', flags = {'allow-oom'}, callback = function(keys, args)
   local now, model, held = clock(args[1]), args[2], redis.call('GET', keys[1])
   if held then
@@ -15,10 +15,8 @@ redis.register_function{function_name = VERSION .. '_claim_id', flags = {'allow-
   return {held and 1 or 0, made}
 end}
 
--- unclaim_id: have a claim end soon whose task was refused, unless somebody has claimed the id since. Arguments: the claim's mark, seconds.
+-- unclaim_id: end the claim of a refused task soon, unless it was claimed since. Arguments: the claim's mark, seconds.
 redis.register_function{function_name = VERSION .. '_unclaim_id', flags = {'allow-oom'}, callback = function(keys, args)
   local held = redis.call('GET', keys[1])
-  if held and string.sub(held, 1, 8) == args[1] then
-    redis.call('EXPIRE', keys[1], args[2])
-  end
+  if held and string.sub(held, 1, 8) == args[1] then redis.call('EXPIRE', keys[1], args[2]) end
 end}

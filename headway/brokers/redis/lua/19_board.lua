@@ -1,14 +1,13 @@
--- The departure board: its key is the fleet's. Arguments begin with the clock.
+-- The departure board, whose keys are the fleet's. Arguments begin with the clock.
 --
---   board        stream  whole notices of some minutes: t is the instant, n the notice
---   notice_size  string  mean bytes of a notice lately, by which the stream is cut
+--   board        stream  notices of the last minutes: t is the instant, n the notice
+--   notice_size  string  recent mean bytes of a notice, by which the stream is cut
 --   row:STEP     hash    counts and figures of the whole fleet in one step, for half an hour
---   born         string  1 if the broker had lost what was there before, else 0, and the instant at which the board began
---   recorder     string  the process that records the figures of the fleet, and until when
---   watched      string  until when the board counts as looked at
-
-local NOTICE_OVERHEAD = 100  -- Bytes that a stream takes for an entry beside the notice.
-local SIZE_WEIGHT = 0.02     -- Weight of the latest notice in the mean.
+--   born         string  1 if the broker had lost an earlier board, else 0, and the instant at which the board began
+--   recorder     string  process that records the fleet's figures, and until when
+--   watched      string  until when the board counts as watched
+local NOTICE_OVERHEAD = 100  -- Bytes of a stream entry beside the notice.
+local SIZE_WEIGHT = 0.02  -- Weight of the latest notice in the mean.
 
 local function keep(prefix, now, notice)
   local size = tonumber(redis.call('GET', prefix .. 'notice_size')) or #notice
@@ -21,7 +20,7 @@ local function keep(prefix, now, notice)
   redis.call('EXPIRE', prefix .. 'board', RECENT_SECONDS)
 end
 
--- When the board began, and whether that was after a loss: a process that knew of an earlier board has come back to none.
+-- Return when the board began, after a 1 if an earlier one was lost, which a process shows that knew the earlier one.
 local function birth(prefix, now, known)
   local born = redis.call('GET', prefix .. 'born')
   if born and (known == '' or known == string.sub(born, 2) or string.sub(born, 1, 1) == '1') then
@@ -32,9 +31,9 @@ local function birth(prefix, now, known)
   return born
 end
 
--- post: whether somebody looks, whether this process records the figures of the fleet, and when the board began, with a 1 before
--- it where that was after a loss. It may fail for want of memory. Arguments: process, notice, the beginning that the process
--- knows of, number of arguments of counts; then counts and figures, each after its name.
+-- post: 1 if somebody watches, 1 if this process records the fleet's figures, and the board's beginning, see `birth`. It may fail for
+-- want of memory. Arguments: process, notice, the beginning that the process knows, number of arguments for counts; then counts and
+-- figures, each after its name.
 together.register('post', function(keys, args)
   local prefix, now = keys[1], clock(args[1])
   if args[3] ~= '' then keep(prefix, now, args[3]) end
@@ -51,14 +50,14 @@ together.register('post', function(keys, args)
   return {watched > 0 and watched <= WATCH_SECONDS + CLOCK_STEP and 1 or 0, records and 1 or 0, birth(prefix, now, args[4])}
 end, {})
 
--- watch: that somebody looks. Returns when the board began, as `post` does.
+-- watch: note that somebody watches. Returns the board's beginning, see `birth`.
 redis.register_function{function_name = VERSION .. '_watch', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('SET', keys[1] .. 'watched', struct.pack('<d', clock(args[1]) + WATCH_SECONDS), 'EX', LIFE_SECONDS)
   return redis.call('GET', keys[1] .. 'born') or ''
 end}
 
--- history: at most so many rows from a step on (none: from the oldest), each with its step; the next step, or none with the
--- last rows; and the id of the last notice that these count.
+-- history: rows from a step on, the oldest if ''; each with its step. Then the next step, or '' after the last row; and the id of the last
+-- notice that the rows count. Arguments after the clock: step, most rows.
 redis.register_function{function_name = VERSION .. '_history', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local newest = math.floor(clock(args[1]) / HISTORY_STEP)
   local first = tonumber(args[2]) or newest - HISTORY_SECONDS / HISTORY_STEP

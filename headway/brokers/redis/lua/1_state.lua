@@ -1,78 +1,74 @@
--- The state of one queue: its keys, and its figures. A step reads them once, and writes once those that it has changed.
+-- State of one queue: its keys and its figures. A step reads the figures once, and writes once the sections that it changed.
 --
--- Every key of a queue begins with the same hash-tagged prefix, so all of them lie on one node of a cluster, as those of the queues
--- beside it do, see 1_siblings.lua:
+-- All keys of a queue begin with its prefix, whose hash tag keeps them, and those of its sibling queues, on one cluster node:
 --
---   q          string  the figures, packed as doubles in sections, see figures.py
---   e          hash    entry → header; '!', the nonce and the gateway once it has its outcome and that was not read yet
+--   q          string  figures, packed as doubles in sections, see figures.py
+--   e          hash    entry → header; once it has an outcome that wasn't read yet: '!', nonce and gateway
 --   p          hash    entry → payload, as the gateway packed it
---   P:<token>  string  a large input, apart from its payload: see 2_large.lua
---   R:<token>  string  a large output, apart from its reply
---   Q:<token>, K:<token>  sets  who has yet to read an output that several have, and the keys under which it is kept: see 8_outputs.lua
---   b          zset    tally of the bytes of large entries that have no outcome, see 1_tallies.lua and 2_large.lua
+--   P:<token>  string  large input stored apart from its payload, see 2_large.lua
+--   R:<token>  string  large output stored apart from its reply
+--   Q:<token>, K:<token>  sets  who has yet to read a shared output, and the keys that keep it, see 8_outputs.lua
+--   b          zset    tally of the bytes of large entries without an outcome, see 1_tallies.lua and 2_large.lua
 --   l<tier>    zset    tier queue: member → number of its round
---   a<tier>    list    tier queue: its line, see 4_tier_queues.lua
---   t<tier>    zset    tenant → the last round that its entries in the tier queue cost
---   u, ua      zsets   bulk entries: member → number of its round; those that ride apart, in the order in which they came
---   ut         zset    tenant → the last round that its bulk entries cost
---   tw         hash    tenant → its entries in the tier queues, while they are counted, see 7_intake.lua
---   d          zset    member that is due sooner than one before it in its line → its queue deadline
+--   a<tier>    list    line of the tier queue, see 4_tier_queues.lua
+--   t<tier>    zset    tenant → last round that its entries in the tier queue paid for
+--   u, ua      zsets   bulk entries: member → number of its round; those that ride apart, in order of arrival
+--   ut         zset    tenant → last round that its bulk entries paid for
+--   tw         hash    tenant → number of its entries in the tier queues, while they are counted, see 7_intake.lua
+--   d          zset    member due sooner than one ahead of it in its line → its queue deadline
 --   x          hash    fence → lease
 --   y          zset    fence → instant at which the lease ends
 --   ys         zset    fence → size of the batch
 --   s          hash    group → suspects: members that wait apart from the tier queues, see 5_suspects.lua
---   rb         zset    tenant → when its retry budget is full again, see 11_retry_budgets.lua
---   ca         string  what is known of each caller since one of its inputs failed alone, see 5_culprits.lua
+--   rb         zset    tenant → instant at which its retry budget is full again, see 11_retry_budgets.lua
+--   ca         string  records of callers whose inputs failed alone, see 5_culprits.lua
 --   kc:<input> string  input of a tenant that failed alone, and the tenant itself → until when that is known
---   hf         hash    healthy slot at home here → what is known of its factor, see 3_slot_factors.lua
---   hp         hash    healthy slot at home here → its share of its GPU, if that is not all of it
+--   hf         hash    healthy home slot → its speed factor, see 3_slot_factors.lua
+--   hp         hash    healthy home slot → its share of a GPU, if less than a whole one
 --   hc, hd, hn hashes, string  codes of the slots, see 2_codes.lua
---   i          zset    idle slot → since when, the fastest before all others
---   f          string  the idle slot that is on watch
---   c          string  slot that was woken last; it is waited for until `coming_until`, or until it claims
---   b:<process> list   the wake-ups of a process: which of its slots should claim, or when
---   n          hash    slot → token of its last granted claim, and the fence it got
---   h          zset    healthy slot at home here → its last heartbeat, or as much later as its next one may come later than usual
+--   i          zset    idle slot → since when; the fastest first
+--   f          string  idle slot on watch
+--   c          string  slot woken last, which is expected until `coming_until` or its claim
+--   b:<process> list   wake-ups of a process: which of its slots should claim, and when
+--   n          hash    slot → token and fence of its last granted claim
+--   h          zset    healthy home slot → its last heartbeat, plus the seconds by which the next may be later than usual
 --   r:<gateway> stream replies
 --   g          zset    gateway → when it was last heard of
---   m          string  the process that reaps
+--   m          string  process that reaps
 --   v          hash    flight → its original and the digest, see 9_dedup.lua
---   v:<flight> zset    entry that follows → its number
+--   v:<flight> zset    follower → its number
 --   vs         hash    original or follower → its dedup keys
---   vd         zset    entry that follows → its deadline
---   k:<flight> string  outcome that is kept, see 18_kept.lua
---   z, zl, o, on  hashes, zset, string  dead letters: key → letter, key → what is listed of it, key → its number, the last number
+--   vd         zset    follower → its deadline
+--   k:<flight> string  kept outcome, see 18_kept.lua
+--   z, zl, o, on  hashes, zset, string  dead letters: key → letter, key → what a listing shows, key → its number, last number
 --   o:<tenant> zset    dead letters of a tenant: key → its number
 --   zp:<key>   string  large input of a dead letter
---   oc, ou     zset    tallies of the dead letters, and of their bytes
---   qs         zset    of the queue for any version alone: queue of the model → until when something may be known there
---   ql         set     likewise: queue of the model in which there may be dead letters
+--   oc, ou     zset    tallies of the dead letters and of their bytes
+--   qs         zset    queue of the model → until when it may know something; only beside the queue for any version, as is ql
+--   ql         set     queue of the model that may have dead letters
 --
--- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, shape and weight, in DIGITS hexadecimal digits,
--- and its key; so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more
--- digits than needed, for a member of 64 bytes or less would let sorted sets be stored as lists, which are searched from
--- end to end. An entry that went on for others when nobody waited for it itself any more is found by its member instead of
--- its key, which is free for another.
+-- The key of an entry is its tenant, a NUL and its id. A member is the entry's number, shape and weight in DIGITS hexadecimal
+-- digits, and its key, so members sort by arrival. Numbers are never reused: a key that is enqueued again is a new member. The
+-- digits exceed what is needed because Redis stores sorted sets of members up to 64 bytes as lists, and searches those end to end.
+-- An entry that only runs on for its followers is stored under its member, which frees its key.
 --
 -- Rate limits have a key of their own, see 11_limits.lua.
 
--- Globals are out of reach while a library loads, `math` among them.
+-- `math` and other globals are out of reach while a library loads.
 local INF = 1 / 0
 
--- Arguments that every step begins with.
-local CLOCK, SETTINGS, PATIENCE = 1, 2, 3
-local HEAD = 3
+-- Positions of the arguments that every step begins with.
+local CLOCK, SETTINGS, PATIENCE, HEAD = 1, 2, 3, 3
 
 local function exact(number) return string.format('%.17g', number) end
 
--- What most steps return: the instant, and the queue's birth.
+-- The usual result of a step: the instant and the queue's birth.
 local function instants(s) return struct.pack('<dd', s.now, s.q.born) end
 
--- `unpack` and the stack take a few thousand values; longer lists go in parts.
+-- `unpack` and the stack take a few thousand values, so longer lists go in parts.
 local PART = 1000
 
 local function as_doubles(numbers)
-  if #numbers <= PART then return struct.pack('<' .. string.rep('d', #numbers), unpack(numbers)) end
   local parts = {}
   for first = 1, #numbers, PART do
     local last = math.min(first + PART - 1, #numbers)
@@ -82,10 +78,6 @@ local function as_doubles(numbers)
 end
 
 local function call_all(command, key, list)
-  if #list > 0 and #list <= PART then
-    redis.call(command, key, unpack(list))
-    return
-  end
   for first = 1, #list, PART do
     redis.call(command, key, unpack(list, first, math.min(first + PART - 1, #list)))
   end
@@ -107,9 +99,8 @@ local function clock(text)
   return time[1] + time[2] / 1e6
 end
 
--- Everything that is stored has an end, should all processes go. Whatever a step may have made gets one, unless the step
--- knows that it was there; the sweep renews the ends of all, see 15_fleet.lua. A step with many entries does that once for each
--- key, when it is saved.
+-- Set an expiry on keys that a step may have created, because everything stored must end once all processes are gone. The sweep in
+-- 15_fleet.lua renews them. A step with many entries sets each expiry once, when it saves.
 local function lasting(s, ...)
   for i = 1, select('#', ...) do
     if s.later then
@@ -120,7 +111,9 @@ local function lasting(s, ...)
   end
 end
 
--- Figures of which no tier is known. What `gate` finds out is not stored: it is good for a moment only.
+local memory_of, save, leave, shift, belongings, open
+do  -- A library has room for 200 local names.
+-- Figures without tiers. What `gate` computes is good for a moment only, and isn't stored.
 local function no_figures()
   local q = {gate_at = -INF, batch_seconds = 0, drain = {}}
   for name in pairs(TIER_START) do q[name] = {} end
@@ -135,7 +128,6 @@ local function add_tiers(q, first, last)
   q.tiers = last
 end
 
--- The sections in the order in which they lie.
 local function order_of(tiers)
   local order = {}
   for section = 1, BEFORE_TIERS do order[section] = section end
@@ -155,15 +147,14 @@ local function fresh_figures(now, tiers, max_batch)
   return {q = q, parts = {}, order = order_of(tiers)}
 end
 
--- By queue, what earlier steps have done or found out, so that not every step does so again. None of it is state: it may be
--- lost at any time. When they are too many all is dropped, or that of queues which nobody uses would stay.
+-- Cache by queue of what earlier steps did or read; it may be lost at any time. All of it is dropped when it grows too large, or
+-- queues that nobody uses would stay.
 --
--- `figures` are those of a queue as they were last saved: `q`; `parts`, their sections as they are packed, in the order of `order`;
--- `first`, the first part as it is stored, which no other step has written; and `renewed_at`, when they were last given an
--- end. Not there while a step runs, so that what a step has begun to change and did not save is not used.
+-- `figures` are those last saved: `q`; `parts`, the packed sections in `order`; `first`, the stored first part, which differs after
+-- every step; `renewed_at`, when their expiry was set. They are absent while a step runs, in case it fails half-way.
 local remembered, memories = {}, 0
 
-local function memory_of(s)
+function memory_of(s)
   local memory = remembered[s.prefix]
   if not memory then
     if memories >= MOST_REMEMBERED then remembered, memories = {}, 0 end
@@ -173,7 +164,7 @@ local function memory_of(s)
   return memory
 end
 
--- Nil for those of a release that has others.
+-- Returns nil for the figures of another release.
 local function unpack_figures(packed, tiers)
   local plain = 0
   for section = 1, TIERS do plain = plain + SECTION_BYTES[section] end
@@ -191,16 +182,12 @@ local function unpack_figures(packed, tiers)
       unpack_tier(q, section - TIERS, parts[i])
     end
   end
-  if q.tiers ~= stored then
-    return nil
-  elseif tiers <= stored then
-    return {q = q, parts = parts, order = order, first = parts[1]}
-  end
+  if q.tiers ~= stored then return nil end
+  if tiers <= stored then return {q = q, parts = parts, order = order, first = parts[1]} end
   add_tiers(q, stored + 1, tiers)
   return {q = q, parts = {}, order = order_of(tiers)}
 end
 
--- Nil when there are none.
 local function read_figures(s)
   local key, memory = s.prefix .. 'q', s.memory
   local first, figures = redis.call('GETRANGE', key, '0', LAST_OF_STEP_TEXT), memory.figures
@@ -209,13 +196,11 @@ local function read_figures(s)
   return first ~= '' and unpack_figures(redis.call('GET', key), s.tiers) or nil
 end
 
--- Write the sections that the step has touched; all of them when they were never stored so, or need a new end.
-local function save(s)
+-- Write the sections that the step touched, or all if they were never stored like this or need a new expiry.
+function save(s)
   if s.flush then s.flush(s) end
   if s.later then
-    for name in pairs(s.later) do
-      redis.call('EXPIRE', s.prefix .. name, LIFE_SECONDS_TEXT)
-    end
+    for name in pairs(s.later) do redis.call('EXPIRE', s.prefix .. name, LIFE_SECONDS_TEXT) end
     s.later = nil
   end
   local q, figures, touched, key = s.q, s.figures, s.touched, s.prefix .. 'q'
@@ -239,7 +224,7 @@ local function save(s)
     redis.call('SET', key, table.concat(parts), 'EX', FIGURES_SECONDS_TEXT)
     figures.renewed_at = s.now
   end
-  -- Not for ever where nobody uses it: whoever comes learns of all that are listed, see `siblings` in 15_fleet.lua.
+  -- A queue that nobody uses isn't listed again: processes learn of every listed queue, see `siblings` in 15_fleet.lua.
   if q.slots > 0 or q.fresh > 0 or q.suspects > 0 or q.running > 0 or q.bulk + q.bulk_apart > 0 then
     local listed_at = figures.listed_at
     if not (listed_at and listed_at <= s.now and s.now < listed_at + RENEW_SECONDS) then
@@ -251,21 +236,21 @@ local function save(s)
   s.memory.figures = figures
 end
 
--- What a step does instead of saving when it changes no figures.
-local function leave(s)
+-- End a step that changed no figures.
+function leave(s)
   s.touched[STEP] = nil
   if s.figures.first and not next(s.touched) then s.memory.figures = s.figures end
 end
 
--- Move the instants of a sorted set back.
-local function shift(key, seconds)
+-- Move all instants of a sorted set back.
+function shift(key, seconds)
   local all, moved = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
   for i = 1, #all, 2 do moved[i], moved[i + 1] = tonumber(all[i + 1]) - seconds, all[i] end
   call_all('ZADD', key, moved)
 end
 
--- The server's clock was put back. What was noted for instants that are to come once more would hold everything up until
--- then. The deadlines of entries stay as they are: gateways have their own, and withdraw what is overdue.
+-- The server's clock was put back: move instants back with it, or the queue would stall until they come again. Deadlines of entries
+-- stay, because gateways know them and withdraw what is overdue.
 local function move_back(s, seconds)
   for _, name in ipairs(RELATIVE) do s.q[name] = s.q[name] - seconds end
   for tier, last in ipairs(s.q.rate_last) do s.q.rate_last[tier] = last - seconds end
@@ -276,8 +261,8 @@ local function move_back(s, seconds)
   s.memory.figures = nil
 end
 
--- The names of what belongs to the figures, and is nothing without them.
-local function belongings(s)
+-- Names of the keys that mean nothing without the figures.
+function belongings(s)
   local names = {'e', 'p', 'b', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'hc', 'hd', 'hn', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw', 'u', 'ua', 'ut'}
   for tier = 1, s.tiers do
     for _, name in ipairs({'l', 'a', 't'}) do names[#names + 1] = name .. tier end
@@ -285,7 +270,7 @@ local function belongings(s)
   return names
 end
 
--- What the caller knows of the queue: one text, which is read once, as it hardly ever changes.
+-- Settings that the caller sends as one text. It hardly ever changes, so it is parsed once.
 local settings, settings_known = {}, 0
 
 local function read_settings(text)
@@ -298,12 +283,11 @@ local function read_settings(text)
   return known
 end
 
--- The state at the beginning of a step. Instants are seconds on the server's clock. `touched` has the sections of which the step
--- has changed a figure: whoever changes one marks its section. What is not the step's own is what the caller knows of the queue.
+-- Open the state for a step. Instants are seconds on the server's clock. Whoever changes a figure marks its section in `touched`.
+-- Fields that the step doesn't set itself are the caller's settings.
 --
--- A step whose caller waits for it no longer does nothing. The server may get to it when the caller has long made the call again,
--- acted on its answer, and told a client.
-local function open(keys, args, looks_only)
+-- Raises OVERDUE once the caller has given up: it may have repeated the call, acted on that answer and told a client.
+function open(keys, args, looks_only)
   local now, patience = clock(args[CLOCK]), tonumber(args[PATIENCE])
   if patience and now > patience then error(redis.error_reply('OVERDUE ' .. exact(now))) end
   local known = settings[args[SETTINGS]] or read_settings(args[SETTINGS])
@@ -316,14 +300,12 @@ local function open(keys, args, looks_only)
   if s.figures then
     s.q = s.figures.q
     s.tiers = s.q.tiers
-    if s.now < s.q.latest - CLOCK_STEP and not looks_only then
-      move_back(s, s.q.latest - s.now)
-    end
+    if s.now < s.q.latest - CLOCK_STEP and not looks_only then move_back(s, s.q.latest - s.now) end
   else
     s.unknown, s.figures = true, fresh_figures(s.now, s.tiers, s.max_batch)
     s.q = s.figures.q
     if not looks_only then
-      for _, name in ipairs(belongings(s)) do  -- What is left of a queue whose figures have ended is not to be believed.
+      for _, name in ipairs(belongings(s)) do  -- Keys that outlived the figures can't be trusted.
         redis.call('UNLINK', s.prefix .. name)
       end
       s.memory.heard, s.memory.renewed = {}, {}
@@ -331,10 +313,11 @@ local function open(keys, args, looks_only)
   end
   if not looks_only then
     if s.now > s.q.latest + SWEEP_SECONDS then
-      s.q.swept_at = s.now  -- Nobody was there, or the clock was put forward: nobody is gone before being asked.
+      s.q.swept_at = s.now  -- Nobody was here or the clock jumped: ask before sweeping anybody.
       s.touched[FLEET] = true
     end
     s.q.latest = s.now
   end
   return s
+end
 end

@@ -1,19 +1,15 @@
--- Tallies: how much of something each tenant has, and all have together, as `core.retention` counts bytes. A tally is a sorted set
--- of less than nothing for each tenant, so that who has most is the first, of those that have as much the first by name. What all
--- have is in it under ALL, which is no tenant's name, as no text has it in UTF-8.
+-- Tallies of something per tenant and of all together, as `core.retention` counts bytes. A tally is a sorted set of negative amounts,
+-- so the tenant with most comes first, ties by name. The total has the name ALL, which no UTF-8 text equals.
 local tallies = {}
-
-do
-
 local ALL = '\255'
 
--- What a tenant has, and what all have.
+-- Amounts of a tenant and of all.
 function tallies.of(key, tenant)
   local found = redis.call('ZMSCORE', key, tenant, ALL)
   return -tonumber(found[1] or 0), tonumber(found[2] or 0)
 end
 
--- Add to what a tenant has, or take off. Returns what it has then, and what all have.
+-- Add to a tenant's amount. Returns its new amount and that of all.
 function tallies.add(key, tenant, more)
   local own, all = -redis.call('ZINCRBY', key, -more, tenant), tonumber(redis.call('ZINCRBY', key, more, ALL))
   if own <= 0 then redis.call('ZREM', key, tenant) end
@@ -21,8 +17,8 @@ function tallies.add(key, tenant, more)
   return own, all
 end
 
--- Have a tenant lose something until it has no more than this; without one, whoever has most, until all have no more. `lose` takes
--- something of a tenant off; it returns nothing where there is nothing, as part of what was counted was lost.
+-- Take from a tenant until it has at most `most`, or without a tenant from whoever has most until all together do. `lose` takes
+-- something from a tenant; it returns nothing if there is nothing, as when stored data was lost.
 function tallies.hold(key, most, lose, tenant)
   local own, all = tallies.of(key, tenant or ALL)
   while (tenant and own or all) > most do
@@ -30,6 +26,4 @@ function tallies.hold(key, most, lose, tenant)
     if not lose(one) then redis.call('ZREM', key, one) end
     own, all = tallies.of(key, tenant or ALL)
   end
-end
-
 end

@@ -1,14 +1,14 @@
--- Several functions in one call: all that a process asks at one moment of the keys of one node, or in a cluster of one slot.
+-- Several functions in one call: what a process asks at one moment of keys on one node, or in one slot of a cluster.
 local together = {parts = {}}
 
--- Register a function that may be one of those. Each of them may also be called by itself.
+-- Register a function that can be called alone or as part of `together`.
 function together.register(name, callback, flags)
   together.parts[name] = callback
   redis.register_function{function_name = VERSION .. '_' .. name, flags = flags or {'allow-oom'}, callback = callback}
 end
 
--- Register a step in a queue. `take` is given the state and the arguments, and returns the answer, `instants` where that is
--- nothing, and whether it has changed no figures.
+-- Register a step of a queue. `take` gets the state and the arguments. It returns the answer, by default `instants`, and true if it
+-- changed no figures.
 local function step(name, take)
   together.register(name, function(keys, args)
     local s = open(keys, args)
@@ -22,8 +22,8 @@ local function step(name, take)
   end)
 end
 
--- together: of each function whether it came to its end, and its answer or the text of its error. One that fails does not keep the
--- others from being done. Arguments: for each its name, its key, the number of its arguments, and these.
+-- together: run several functions; a failing one doesn't stop the others. Arguments: for each its name, key, number of arguments,
+-- and these. Returns for each 1 and its answer, or 0 and the text of its error.
 redis.register_function{function_name = VERSION .. '_together', flags = {'allow-oom'}, callback = function(_, args)
   local answers, at = {}, 1
   while args[at] do

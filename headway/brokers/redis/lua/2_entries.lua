@@ -1,37 +1,23 @@
--- Entries as they are stored: their headers, their members, and the names of submissions.
-
--- A number: that of the entry in its queue, its shape and its weight, in DIGITS hexadecimal digits. Headers: the number, tier, arrival, queue
--- deadline, deadline, nonce, PLAIN, then the gateway's name: none when nobody waits for the entry itself any more. SHARED is added to the
--- tier of one that has dedup keys. A large entry has in place of PLAIN a plus, its bytes, and the token of its input where that is
--- apart. A header has more than 64 bytes; else a hash would be stored as a list, which is searched from end to end.
-local SHARED = 64
-local DIGITS = 32
-local PLAIN_AT = 66
-local SEQ_DIGITS = 14
-local WEIGHT_AT = 25
-
+-- Entries as stored: headers, members and names of submissions.
+--
+-- A number is the entry's number in its queue, its shape and its weight, in DIGITS hexadecimal digits. A header is the number, tier
+-- (plus SHARED if it has dedup keys), arrival, queue deadline, deadline, nonce, PLAIN, and the gateway's name, empty once nobody
+-- waits for the entry itself. A large entry has, in place of PLAIN, a plus, its bytes and the token of its input. Headers exceed
+-- 64 bytes, or Redis would store the hash as a list and search it end to end.
+local SHARED, DIGITS, PLAIN_AT, SEQ_DIGITS, WEIGHT_AT = 64, 32, 66, 14, 25
 local pack_header, read_header
-local numbers = {fixed = '>Bddd'}  -- `fixed` is the format of what headers have between number and nonce.
-
+local numbers = {fixed = '>Bddd'}  -- Format of a header between number and nonce.
 do  -- A library has room for 200 local names.
-
-local READ = '>Bdddd'
-local ARRIVED_AT = DIGITS + 2
-local PLAIN = '-'
-local LARGE = '>d'
-local NO_TOKEN = '-----------'
-local LAST_DIGITS = {}
+local READ, ARRIVED_AT, PLAIN, LARGE, NO_TOKEN, LAST_DIGITS = '>Bdddd', DIGITS + 2, '-', '>d', '-----------', {}
 local high, high_from, tail, tail_weight, tail_shape = '', -1, '', nil, nil
 
--- What the numbers of entries of a weight and shape begin and end with from a sequence number on, and up to which one that holds; what is between
--- is in a table, by the sequence number modulo 256.
+-- Beginning and end of the numbers of entries of this weight and shape from a sequence number on, the sequence number up to which
+-- they hold, and the digits in between by sequence number modulo 256.
 function numbers.parts(seq, weight, shape)
   local from = seq - seq % 256
   if from ~= high_from then
     high_from, high = from, string.format('%0' .. SEQ_DIGITS - 2 .. 'x', from / 256)
-    for last = 0, #LAST_DIGITS == 0 and 255 or -1 do
-      LAST_DIGITS[last] = string.format('%02x', last)
-    end
+    for last = 0, #LAST_DIGITS == 0 and 255 or -1 do LAST_DIGITS[last] = string.format('%02x', last) end
   end
   if weight ~= tail_weight or shape ~= tail_shape then
     tail_weight, tail_shape = weight, shape
@@ -67,14 +53,14 @@ local function read_rest(entry)
   end
 end
 
--- A claim needs little of each entry, so the rest is read when it is asked for.
+-- A claim needs little of each entry, so other fields are parsed on first access.
 local UNREAD = {__index = function(entry, name)
   setmetatable(entry, nil)
   read_rest(entry)
   return entry[name]
 end}
 
--- The entry of a header, of which more may be known.
+-- Make an entry of its header.
 function read_header(header, key, member, position)
   local arrived, _, due = struct.unpack('>ddd', header, ARRIVED_AT)
   return setmetatable({
@@ -82,7 +68,6 @@ function read_header(header, key, member, position)
     position = position,
   }, UNREAD)
 end
-
 end
 
 local function member_of(entry) return entry.number .. entry.key end
@@ -97,10 +82,9 @@ local function weight_of(s, member)
   return counted_weight(s, tonumber(string.sub(member, WEIGHT_AT, DIGITS), 16))
 end
 
--- What the entries have in common that may ride with a member.
+-- Shape of a member; only members of equal shape ride together.
 local function shape_of(member) return string.sub(member, SEQ_DIGITS + 1, WEIGHT_AT - 1) end
 
--- Weight of all these.
 local function weight_of_all(s, members)
   local sum = 0
   for _, member in ipairs(members) do sum = sum + weight_of(s, member) end
@@ -115,26 +99,32 @@ end
 
 local function key_of(member) return string.sub(member, DIGITS + 1) end
 
--- The key that an entry has for its client. One that goes on when nobody waits for it itself any more is found under its member.
+-- Key that an entry has for its client, even where it is stored under its member.
 local function own_key(entry) return entry.gateway == '' and key_of(entry.key) or entry.key end
-
 local function tenant_of(key) return string.match(key, '^(.*)%z') end
+
+-- Split a list into its elements that pass a test and the others.
+local function split(list, passes)
+  local passing, others = {}, {}
+  for _, element in ipairs(list) do
+    local into = passes(element) and passing or others
+    into[#into + 1] = element
+  end
+  return passing, others
+end
 
 local function is_answered(header)
   return string.byte(header) == 33  -- An exclamation mark.
 end
 
--- A submission's name is its nonce, in eight bytes, and the entry's key. The mark of an entry that has its outcome is its
--- nonce and its gateway.
+-- A submission's name is its nonce in eight bytes and the entry's key. The mark of an answered entry is its nonce and gateway.
 local submissions = {}
 
 function submissions.read_name(name) return struct.unpack(NONCE, name), string.sub(name, 9) end
-
 function submissions.name(nonce, key) return struct.pack(NONCE, nonce) .. key end
-
 function submissions.mark(entry) return '!' .. struct.pack(NONCE, entry.nonce) .. entry.gateway end
 
--- The mark of the entry of a header and its gateway: if it has this member, no dedup keys, is not large, and somebody waits for it.
+-- Mark and gateway of an entry, if it still has this member, has no dedup keys, isn't large, and somebody waits for it.
 function submissions.mark_of_plain(header, member)
   local sub, byte = string.sub, string.byte
   if not header or sub(header, 1, DIGITS) ~= sub(member, 1, DIGITS) then return nil end
@@ -146,14 +136,14 @@ end
 
 function submissions.read_mark(header) return struct.unpack(NONCE, header, 2), string.sub(header, 10) end
 
--- The entries of these members that are still wanted: not cancelled, not answered, not enqueued anew since.
+-- Entries of the members that are still wanted: not cancelled, answered or enqueued again.
 local function wanted(s, members)
   local keys, sub = {}, string.sub
   for i = 1, #members do keys[i] = sub(members[i], DIGITS + 1) end
   local headers, found, missing = call_each('HMGET', s.prefix .. 'e', keys), {}, {}
   for i = 1, #members do
     local header, member = headers[i], members[i]
-    if header and sub(header, 1, DIGITS) == sub(member, 1, DIGITS) then  -- A mark begins otherwise.
+    if header and sub(header, 1, DIGITS) == sub(member, 1, DIGITS) then  -- A mark begins with something else.
       found[i] = read_header(header, keys[i], member, i)
     else
       missing[#missing + 1] = member

@@ -1,6 +1,6 @@
 -- What is learnt: arrival rates, the cost of batches, the busy share. As `core.service_model` and `core.queue`.
 
--- What is left of a tier's rate since it was last noted.
+-- Share of a tier's rate that remains since it was last noted.
 local function decay_of(q, tier, now)
   local elapsed = now - q.rate_last[tier]
   return elapsed > 0 and math.exp(-elapsed / RATE_TIME) or 1
@@ -21,8 +21,7 @@ local function observe_arrival(s, tier, weight)
     q.rate_sum[tier] = q.rate_sum[tier] + 1 / RATE_TIME
     return
   elseif last == -INF then
-    start_clock(s, tier)
-    return
+    return start_clock(s, tier)
   end
   local factor = decay_of(q, tier, now)
   q.rate_sum[tier] = q.rate_sum[tier] * factor + 1 / RATE_TIME
@@ -39,14 +38,11 @@ end
 
 -- As `ArrivalRate.after_rest`.
 local function rate_after_rest(s, tier) return s.q.rate_sum[tier] * decay_of(s.q, tier, s.now) end
-
 local function batch_seconds(q, size) return q.alpha + q.beta * math.min(size, q.largest * REACH) end
 
 local observe_batch
-
 do  -- A library has room for 200 local names.
-
--- Seconds as which a batch counts: as `ServiceModel._tamed`.
+-- Seconds that count for a batch, as `ServiceModel._tamed`.
 local function tamed(q, size, seconds)
   local expected = batch_seconds(q, size)
   local most = math.max(STRAY * expected, expected + STRAY_DEVIATIONS * q.deviation)
@@ -73,15 +69,12 @@ function observe_batch(s, size, seconds)
   q.nl = q.nl * decay + size * seconds
   local mean_n, mean_l = q.n / q.w, q.l / q.w
   local variance = q.nn / q.w - mean_n * mean_n
-  if variance > SPREAD then
-    q.beta = math.max(0, (q.nl / q.w - mean_n * mean_l) / variance)
-  end
+  if variance > SPREAD then q.beta = math.max(0, (q.nl / q.w - mean_n * mean_l) / variance) end
   q.alpha = mean_l - q.beta * mean_n
   if q.alpha < 0 then q.alpha, q.beta = 0, mean_l / mean_n end
   q.off = q.off * decay + math.abs(seconds - q.alpha - q.beta * size)
   q.deviation = NORMAL * q.off / q.w
 end
-
 end
 
 local function note_busy(s)
@@ -93,7 +86,7 @@ local function note_busy(s)
   q.busy_at = now
 end
 
--- What policies go by: the instant, the queue's birth, and the members of `core.departure.Load`.
+-- Load that policies go by: the instant, the queue's birth, and the fields of `core.departure.Load`.
 local function load_of(s)
   local q, now, rate, sizes = s.q, s.now, 0, 0
   for tier = 1, s.tiers do
@@ -104,7 +97,7 @@ local function load_of(s)
   return struct.pack(LOAD_FORMAT, EACH_OF_LOAD)
 end
 
--- Healthy slots, from heartbeats, and the whole GPUs that they come to with their shares; true when there are more or fewer.
+-- Count the healthy slots and the whole GPUs that their shares add up to. Returns true if the number of slots changed.
 local function count_slots(s)
   local q, since = s.q, '(' .. exact(s.now - DEGRADED_AFTER)
   local healthy = redis.call('ZCOUNT', s.prefix .. 'h', since, '+inf')

@@ -1,5 +1,4 @@
--- Who gets in: as `core.admission` and `ModelQueue.offer`.
-
+-- Admission: as `core.admission` and `ModelQueue.offer`.
 local function gate(s)
   local q, now = s.q, s.now
   if now - q.gate_at > GATE_AGE then
@@ -26,12 +25,12 @@ end
 
 local function pace_of(q, tier) return math.max(q.drain[tier], q.drain[1] * LEAST_SHARE) end
 
--- Most entries like this one, each of this size, that are answered in time where nothing else is asked.
+-- Most entries of this size that an otherwise idle queue can answer in time.
 local function most_of(q, size, queue_timeout, timeout)
   return q.batch_seconds <= 0 and INF or math.ceil(allowed(q, 1, queue_timeout, timeout) / size)
 end
 
--- Nil when this many may be ahead of an entry; else the seconds until it would be admitted, and why it is not.
+-- Judge an entry with `ahead` ahead of it. Returns nil if it may wait; else the seconds until it would be admitted, and why not.
 local function judge(s, ahead, tier, queue_timeout, timeout)
   local q = s.q
   gate(s)
@@ -44,7 +43,7 @@ end
 
 local held_by, served_before, stretch_of  -- of 7_intake.lua
 
--- The same of an entry; most of a step's have the same timeouts as the one before them.
+-- Cached `allowed`: most entries of a step have equal timeouts.
 local function allowed_in_step(s, intake, tier, queue_timeout, timeout)
   if intake.tier ~= tier or intake.queue_timeout ~= queue_timeout or intake.timeout ~= timeout then
     intake.tier, intake.queue_timeout, intake.timeout = tier, queue_timeout, timeout
@@ -53,7 +52,7 @@ local function allowed_in_step(s, intake, tier, queue_timeout, timeout)
   return intake.most
 end
 
--- Whether a tenant would take more than GREED times the places that are left, or none is left.
+-- Return true if no place is left, or the tenant would hold more than GREED times the places left.
 local function has_its_share(s, intake, tenant)
   local left = s.max_queue - s.q.fresh - 1
   if left < 0 then return true end
@@ -61,7 +60,7 @@ local function has_its_share(s, intake, tenant)
   return count > 0 and count + 1 > GREED * left
 end
 
--- Nil when admitted; else the seconds until it would be, and why it is not; see `RefusalCode`.
+-- Return nil to admit an entry; else the seconds until it would be admitted, and why not, a `RefusalCode`.
 local function refuse(s, intake, entry, queue_timeout, timeout)
   local q, tier = s.q, entry.tier
   if q.fresh >= math.floor(s.max_queue * GREED / (GREED + 1)) and has_its_share(s, intake, entry.tenant) then
@@ -99,15 +98,13 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if ahead < bound then return nil end
   local size = size_of(s, 1, counted_weight(s, entry.weight))
   if ahead + size <= (q.known_slots - q.busy) * s.max_batch then
-    return nil  -- It fits into the next batches of the free GPUs.
+    return nil  -- It fits into the next batches of free GPUs.
   end
   local after = depth - served_before(s, intake, entry)
-  if after > 0 then
-    ahead = ahead - stretch * size_of(s, after, q.weight[tier] / depth * after)
-  end
+  if after > 0 then ahead = ahead - stretch * size_of(s, after, q.weight[tier] / depth * after) end
   local wait, why = judge(s, ahead, tier, queue_timeout, timeout)
   if wait and others > 0 then
-    local batch = s.max_batch / size  -- A last one that is not full takes as long.
+    local batch = s.max_batch / size  -- A last batch that isn't full takes as long.
     local in_time = most_of(q, size, queue_timeout, timeout)
     local whole = math.max(math.floor(in_time / batch), q.known_slots) * batch
     local most = math.max(math.floor(whole), 1)

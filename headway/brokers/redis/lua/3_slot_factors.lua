@@ -1,14 +1,12 @@
--- How fast slots are beside each other: as `core.slot_factors`.
+-- Speed of slots relative to each other: as `core.slot_factors`.
 
--- Multiple of a rank that sets it above every instant, in the order of idle slots.
+-- Multiplier that ranks a slot above any idle time.
 local LONGER_THAN_IDLE = 1e10
 
 local begin_factor, forget_factor, standing_of, rank_of, observe_run
-
 do
-
--- Of each healthy slot at home here a hash knows its measured factor, its batches, the position of its factor, and how many
--- batches had left when its last one came back.
+-- Record of a healthy home slot: its measured factor, its batches, the position of its factor, and how many batches had left when
+-- its last one came back.
 local SLOT = '<dddd'
 
 local function count(s, position, change)
@@ -23,9 +21,7 @@ end
 local function scale_of(q)
   if q.differ == 0 or q.slots <= 0 then return 1 end
   local inverse = 0
-  for position, factor in ipairs(FACTORS) do
-    inverse = inverse + q[PACES[position]] / factor
-  end
+  for position, factor in ipairs(FACTORS) do inverse = inverse + q[PACES[position]] / factor end
   return (inverse + math.max(q.slots - q.differ, 0)) / math.max(q.slots, q.differ)
 end
 
@@ -37,7 +33,7 @@ end
 
 local function worker_of(slot) return string.match(slot, '%z(.*)$') end
 
--- Note the share of its GPU that a slot can have; one that has all of it is not listed.
+-- Note a slot's share of its GPU, unless it has a whole one.
 local function set_share(s, worker, share)
   local q, change = s.q, 0
   if share < 1 then
@@ -64,14 +60,14 @@ function forget_factor(s, worker)
   redis.call('HDEL', s.prefix .. 'hf', worker)
 end
 
--- Factor of a slot, and how many batches have left since one of its own came back, if the rule asks for that.
+-- Factor of a slot, and the batches that left since it last returned one, if the rule asks for that.
 function standing_of(s, slot)
   if s.q.team == 0 then return 1, 0 end
   local _, _, position, ran_at = known_of(s, worker_of(slot))
   return FACTORS[position] * scale_of(s.q), s.q.departures - ran_at
 end
 
--- Rank of a slot in the order in which idle slots are woken.
+-- Rank of a slot among idle slots.
 function rank_of(s, slot)
   if s.q.differ == 0 or s.q.headway < 0 then return USUAL_PACE end
   local _, _, position = known_of(s, worker_of(slot))
@@ -87,7 +83,7 @@ local function position_of(raw)
   return math.min(math.max(math.floor(math.log(raw) / FACTOR_STEP + 0.5) + USUAL_PACE, 1), MOST_PACE)
 end
 
--- Learn from a run how fast its slot is, unless its batch was light or heavy, and how long batches take.
+-- Learn from a run the speed of its slot, unless the batch was `parted`, and the cost of batches.
 function observe_run(s, slot, size, seconds, parted)
   local q, worker = s.q, worker_of(slot)
   local raw, batches, before, ran_at = known_of(s, worker)
@@ -108,5 +104,4 @@ function observe_run(s, slot, size, seconds, parted)
   end
   observe_batch(s, size, seconds / factor)
 end
-
 end

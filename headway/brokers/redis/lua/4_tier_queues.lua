@@ -1,15 +1,13 @@
--- Who rides: as `core.fair_queue`. A tier queue serves its tenants in rounds, one entry of each in a round.
-
+-- Who rides: as `core.fair_queue`. A tier queue serves its tenants in rounds, one entry of each per round.
 --
--- Beside its rounds a tier queue has a line: all that came, in order, each with its arrival and its queue deadline. What has left
--- is taken out of it only when it comes to the head. Deadlines come almost in order, too, as most requests use the
--- configured timeout; only what is due sooner than the one before it pays for a place in the sorted set of the odd.
+-- It also has a line: all arrivals in order, each with its arrival and queue deadline. Members that left are removed once they reach
+-- the head. Deadlines mostly come in order, because most requests use the configured timeout; only a member due sooner than one
+-- ahead of it pays for a place in the sorted set of odd ones.
 
-local STAMP = '>dd'
-local STAMP_BYTES = 16
-local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly the first is wanted alone.
+local STAMP, STAMP_BYTES = '>dd', 16
+local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly only the first is wanted.
 
--- Rounds that an entry costs its tenant, by its weight and the bytes of its payload.
+-- Rounds that an entry costs its tenant, by weight and bytes of payload.
 local function cost_of(s, weight, bytes)
   local cost = 1
   if s.longest > 0 then
@@ -20,7 +18,7 @@ local function cost_of(s, weight, bytes)
   return bytes <= PAGE and cost or math.max(cost, math.ceil(bytes / PAGE))
 end
 
--- Bytes of the payload of an entry that waits; one that nobody waits for any more itself has it under its member.
+-- Payload bytes of a waiting entry, which may be stored under its member.
 local function bytes_of(s, member)
   local name = key_of(member)
   local bytes = redis.call('HSTRLEN', s.prefix .. 'p', name)
@@ -46,9 +44,8 @@ end
 
 local function is_waiting(s, tier, member) return redis.call('ZSCORE', s.prefix .. 'l' .. tier, member) end
 
--- Go along a tier queue's line from its head. `visit` is called with the arrival, the deadline and the member of each that still
--- waits, until it returns false; what has left is dropped on the way, and so is what `visit` takes. `gone` has members that
--- are known to have left.
+-- Walk a tier queue's line from its head, calling `visit` with arrival, deadline and member of each that still waits until it returns
+-- false. Members that left, or that `visit` accepts, are dropped from the line. `gone` holds members known to have left.
 local function walk(s, tier, gone, visit)
   local key, done, window = s.prefix .. 'a' .. tier, 0, FIRST_WINDOW
   while true do
@@ -72,7 +69,7 @@ local function walk(s, tier, gone, visit)
   end
 end
 
--- Arrival and deadline of the one that has waited longest in a tier queue.
+-- Arrival and deadline of the entry that has waited longest.
 local function head_of(s, tier, gone)
   local arrived, due = INF, INF
   walk(s, tier, gone, function(since, by)
@@ -104,8 +101,7 @@ local function look_again(s, gone)
   end
 end
 
--- The entries of each tenant in the tier queues are counted from the moment on at which somebody has to know, until there are few
--- again: see `held_by`.
+-- Stop counting each tenant's entries. `held_by` starts it when the queue fills up.
 local function stop_counting(s)
   if s.q.counted > 0 then
     redis.call('DEL', s.prefix .. 'tw')
@@ -114,7 +110,7 @@ local function stop_counting(s)
   end
 end
 
--- The tier queues hold less than the figures say: part of the state was lost. Believe the tier queues.
+-- The tier queues hold fewer than the figures say because state was lost: believe the tier queues.
 local function recount(s)
   local q = s.q
   stop_counting(s)
@@ -134,7 +130,7 @@ local function no_longer_odd(s, members)
   end
 end
 
--- These members, of so much weight together, wait in a tier queue no more. False when nothing else does.
+-- Note that members of this weight in total left a tier queue. Returns false if it is empty now.
 local function leave_lane(s, tier, members, weight)
   local q, key, counts = s.q, s.prefix .. 'tw', {}
   no_longer_odd(s, members)
@@ -148,16 +144,14 @@ local function leave_lane(s, tier, members, weight)
       counts[tenant] = (counts[tenant] or 0) + 1
     end
     for tenant, count in pairs(counts) do
-      if redis.call('HINCRBY', key, tenant, -count) <= 0 then
-        redis.call('HDEL', key, tenant)
-      end
+      if redis.call('HINCRBY', key, tenant, -count) <= 0 then redis.call('HDEL', key, tenant) end
     end
   end
   if q.depth[tier] == 0 then start_afresh(s, tier) end
   return q.depth[tier] > 0
 end
 
--- The tenants of these members, which have left a tier queue out of turn, get their places back.
+-- Refund the tenants of members that left a tier queue out of turn.
 local function give_places_back(s, tier, members)
   local key, least, latest_of = s.prefix .. 't' .. tier, s.q.next[tier] - 1, {}
   for _, member in ipairs(members) do
@@ -170,7 +164,7 @@ local function give_places_back(s, tier, members)
   for tenant, latest in pairs(latest_of) do redis.call('ZADD', key, latest, tenant) end
 end
 
--- Take an entry out of its tier queue; its tenant gets the place back. False when it was not there.
+-- Remove an entry from its tier queue and refund its tenant. Returns false if it wasn't there.
 local function drop_from_lane(s, entry)
   local tier = entry.tier
   if redis.call('ZREM', s.prefix .. 'l' .. tier, entry.member) == 0 then return false end
@@ -180,7 +174,7 @@ local function drop_from_lane(s, entry)
   return true
 end
 
--- Members that have been popped leave, the last of which in turn was in this round. False when nothing else waits there.
+-- Note that members were popped, the last one of those in turn in this round. Returns false if the tier queue is empty now.
 local function leave_for_batch(s, tier, members, round, into, gone)
   local q, before = s.q, #into
   for i = 1, #members do
@@ -197,8 +191,8 @@ end
 
 local fewest = {}
 
--- Pop on until LOOK_AHEAD are popped, members and rounds in turn, and put the one first that `core.fair_queue.TierQueue.pop_of_fewest` takes.
--- True when it was not in turn.
+-- Pop more until LOOK_AHEAD are popped, and put first what `core.fair_queue.TierQueue.pop_of_fewest` takes. `popped` alternates
+-- members and rounds. Returns true if that was out of turn.
 function fewest.put_first(s, tier_queue, popped, limit, weight)
   for _, part in ipairs(redis.call('ZPOPMIN', tier_queue, LOOK_AHEAD - #popped / 2)) do
     popped[#popped + 1] = part
@@ -229,7 +223,7 @@ function fewest.put_first(s, tier_queue, popped, limit, weight)
   return first > 1
 end
 
--- Whether a batch begins with the tenant of fewest batches, given the members that are popped for it, as `core.packing.Terms.fewest`.
+-- True if a batch with these popped members begins with the tenant of fewest batches, as `core.packing.Terms.fewest`.
 function fewest.begins(s, popped)
   return s.weighed and s.q.departures % 2 == 1 and popped[1] and string.find(shape_of(popped[1]), '[^0]')
 end
@@ -239,13 +233,24 @@ local function reserved_places(s, count)
   return s.share > 0 and count >= 2 and math.max(1, math.floor(count * s.share)) or 0
 end
 
+-- If more waits than fits, keep the last places of a batch for tiers below the highest waiting one. Returns how many.
+local function keep_places(s, room, waiting, owed)
+  local q, depth, weight = s.q, 0, 0
+  for _, tier in ipairs(waiting) do depth, weight = depth + q.depth[tier], weight + q.weight[tier] end
+  if #waiting < 2 or not (owed > 0 or depth > room.count or weight > room.weight) then return 0 end
+  local places = reserved_places(s, room.count)
+  if s.max_weight > 0 then
+    room.promised = math.min(places * s.unit + owed, room.weight)
+    room.kept = room.promised >= room.weight and INF or math.min(room.promised, weight - q.weight[waiting[1]])
+  end
+  return math.min(places, depth - q.depth[waiting[1]])
+end
+
 local pop_in_turns
-
 do
-
--- Whether the next member of a tier queue rides: false for one of another shape than the batch, which is passed over; nil when there is no
--- room for it, and then whether it is too large or too heavy. Where several tenants ask, large ones have `s.pages` together, or are
--- a single one. `room` is what is left of the batch; `any_large`: whether one may be large.
+-- Return true if the next member rides, and false to pass over one of another shape. Returns nil if it doesn't fit, and true if that
+-- is for its size. If several tenants ask, large entries share `s.pages`, or one goes alone. `room` is what the batch has left;
+-- `any_large`: the member may be large.
 local function fits(s, member, room, any_large)
   local weight = 0
   if s.weighed then
@@ -265,11 +270,11 @@ local function fits(s, member, room, any_large)
   return true
 end
 
--- Take as many as fit, `count` at most. True when the next one is too large, too heavy, or of another shape as all within LOOK_AHEAD.
+-- Pop up to `count` members that fit. Returns true if the next one is too large, too heavy, or all within LOOK_AHEAD have other shapes.
 local function pop(s, tier, count, into, gone, room)
   local tier_queue, any_large = s.prefix .. 'l' .. tier, s.pages < INF and s.q.rough[tier] >= s.q.next[tier]
   if not (s.weighed or any_large) then
-    if count > 0 then  -- In three commands, as the rounds of all but the last would only be read to be thrown away.
+    if count > 0 then  -- Three commands, because only the last round is of use.
       local members = redis.call('ZRANGE', tier_queue, '0', count - 1)
       local round = #members > 0 and tonumber(redis.call('ZSCORE', tier_queue, members[#members]))
       redis.call('ZREMRANGEBYRANK', tier_queue, '0', count - 1)
@@ -313,36 +318,23 @@ local function pop(s, tier, count, into, gone, room)
   end
   if #back > 0 then
     call_all('ZADD', tier_queue, back)
-    lasting(s, 'l' .. tier)  -- It may have been popped as a whole.
+    lasting(s, 'l' .. tier)  -- All may have been popped.
   end
-  if leave_for_batch(s, tier, taken, round, into, gone) and #free > 0 then
-    give_places_back(s, tier, free)
-  end
+  if leave_for_batch(s, tier, taken, round, into, gone) and #free > 0 then give_places_back(s, tier, free) end
   room.count = room.count - #taken
   if stopped then return too_much end
   return passed > 0 and #taken < count
 end
 
--- Pop as many members as there is room for: tiers in order, but when more waits than fits, the last places are kept
--- for the tiers below the highest that waits, the longest wait first. Notes in `gone` who has left. Ends at once when the next
--- of a tier does not fit: that is `closed` from then on. Returns who was popped, and that tier.
+-- Pop as many members as fit. Tiers go in order, but if more waits than fits, the last places go to tiers below the highest waiting
+-- one, the longest wait first. Adds members to `gone`. Ends when the next member of a tier doesn't fit, and marks that tier in
+-- `closed`. Returns the members and that tier.
 function pop_in_turns(s, room, owed, gone, closed)
-  local q, waiting, depth, weight, taken = s.q, {}, 0, 0, {}
+  local q, waiting, taken = s.q, {}, {}
   for tier = 1, s.tiers do
-    if q.depth[tier] > 0 and not closed[tier] then
-      waiting[#waiting + 1] = tier
-      depth, weight = depth + q.depth[tier], weight + q.weight[tier]
-    end
+    if q.depth[tier] > 0 and not closed[tier] then waiting[#waiting + 1] = tier end
   end
-  local kept = 0
-  if #waiting > 1 and (owed > 0 or depth > room.count or weight > room.weight) then
-    local places = reserved_places(s, room.count)
-    kept = math.min(places, depth - q.depth[waiting[1]])
-    if s.max_weight > 0 then
-      room.promised = math.min(places * s.unit + owed, room.weight)
-      room.kept = room.promised >= room.weight and INF or math.min(room.promised, weight - q.weight[waiting[1]])
-    end
-  end
+  local kept = keep_places(s, room, waiting, owed)
   for _, tier in ipairs(waiting) do
     if pop(s, tier, math.min(room.count - kept, q.depth[tier]), taken, gone, room) then
       closed[tier] = true
@@ -369,5 +361,4 @@ function pop_in_turns(s, room, owed, gone, closed)
   end
   return taken, nil
 end
-
 end

@@ -1,30 +1,27 @@
--- Who has sent inputs that made the model fail: as `core.culprits`.
+-- Who sent inputs that made the model fail: as `core.culprits`.
 --
--- A caller is a tenant, a NUL, and who asks on its behalf, which is in the payload. Its record is a list: until when it rides
--- apart, inputs that ran, runs that failed, bytes of its largest output that was left out. An input that failed alone is known under its tenant and its SHA-1.
-
+-- A caller is a tenant, a NUL, and who asks on its behalf, which the payload names. Its record: until when it rides apart, inputs
+-- that ran, runs that failed, bytes of its largest output left out. A known input is keyed by its tenant and SHA-1.
 local culprits = {}
-
 do
-
 local UNTIL, RAN, BAD, LARGEST = 1, 2, 3, 4
 local NO_CALLER = '\160'
 
--- Bytes of a msgpack value's length, by its first byte, and those of all of a value without one. The server's own decoder knows no
--- bytes, only text.
+-- Bytes of a msgpack value's length field, or of the whole value if it has none, by its first byte. The server's own decoder can't
+-- tell bytes from text.
 local LENGTHS = {[0xc4] = 1, [0xc5] = 2, [0xc6] = 4, [0xd9] = 1, [0xda] = 2, [0xdb] = 4}
 local SIZES = {[0xca] = 5, [0xcb] = 9, [0xcc] = 2, [0xcd] = 3, [0xce] = 5, [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5,
   [0xd3] = 9}
 
--- Where the value after the one at a position is.
+-- Position after the value at a position.
 local function after(text, at)
   local first = string.byte(text, at)
   if LENGTHS[first] then
     local length, begins = struct.unpack('>I' .. LENGTHS[first], text, at + 1)
     return begins + length
-  elseif first >= 0xa0 and first <= 0xbf then
-    return at + 1 + first - 0xa0
-  elseif first >= 0x90 and first <= 0x9f then  -- A short list.
+  end
+  if first >= 0xa0 and first <= 0xbf then return at + 1 + first - 0xa0 end
+  if first >= 0x90 and first <= 0x9f then  -- A short list.
     at = at + 1
     for _ = 1, first - 0x90 do at = after(text, at) end
     return at
@@ -32,8 +29,8 @@ local function after(text, at)
   return at + (SIZES[first] or 1)
 end
 
--- The members of an entry that was packed, up to its caller, each as it is packed, with the head of their list at 0; and where the
--- others begin. None of what is no entry.
+-- Packed members of an entry's payload up to its caller, with the list's head at index 0, and the position after them. Empty for
+-- anything that isn't an entry.
 function culprits.members_in(payload)
   local first = payload and string.byte(payload) or 0
   local count, at = first >= 0x90 and first <= 0x9f and first - 0x90 or 0, 2
@@ -51,7 +48,6 @@ function culprits.caller_in(key, payload)
   return tenant_of(key) .. '\0' .. (entry[CALLER_POSITION] or NO_CALLER), entry
 end
 
--- The callers of entries that are queued.
 function culprits.callers_of(s, entries)
   local keys, callers = {}, {}
   for i, entry in ipairs(entries) do keys[i] = entry.key end
@@ -62,7 +58,6 @@ function culprits.callers_of(s, entries)
   return callers
 end
 
--- The records of all callers, which are read once in a step.
 local function records(s)
   if not s.records then
     local packed = s.q.apart > 0 and redis.call('GET', s.prefix .. 'ca')
@@ -81,7 +76,7 @@ local function store(s)
   end
 end
 
--- Nothing of who has behaved for long enough.
+-- A caller's record; nothing once it has behaved for long enough.
 local function record_of(s, caller)
   local record = records(s)[caller]
   return record and record[UNTIL] > s.now and record
@@ -89,7 +84,7 @@ end
 
 function culprits.ride_apart(s, caller) return record_of(s, caller) and true or false end
 
--- Forget who has behaved for long enough.
+-- Drop the records of callers that behaved for long enough.
 function culprits.tidy(s)
   for caller in pairs(records(s)) do
     if not record_of(s, caller) then
@@ -99,15 +94,13 @@ function culprits.tidy(s)
   end
 end
 
--- So many inputs of a caller ran together, and nothing was known of them before.
+-- Note that this many inputs of a caller, of which nothing was known, ran together.
 function culprits.ran(s, caller, count, clean)
   local record = record_of(s, caller)
   if record then
     record[RAN] = record[RAN] + count
     record[BAD] = record[BAD] + (clean and 0 or 1)
-    if record[RAN] > MEMORY then
-      record[RAN], record[BAD] = record[RAN] / 2, record[BAD] / 2
-    end
+    if record[RAN] > MEMORY then record[RAN], record[BAD] = record[RAN] / 2, record[BAD] / 2 end
     store(s)
   end
 end
@@ -119,13 +112,10 @@ function culprits.group_size(s, caller, limit, room)
   local each = q.alpha > 0 and q.beta / q.alpha or q.beta > 0 and INF or 0
   local searched = share / math.log(2)
   local best = 2 / (searched + math.sqrt(searched * searched + 8 * share * each))  -- As `core.culprits.best_group`.
-  if record[LARGEST] > 0 then
-    limit = math.min(limit, math.floor((room or MOST_OUTPUT) / record[LARGEST]))
-  end
+  if record[LARGEST] > 0 then limit = math.min(limit, math.floor((room or MOST_OUTPUT) / record[LARGEST])) end
   return math.max(1, math.min(limit, math.floor(best + 0.5)))
 end
 
--- The caller whose last culprit is longest ago.
 local function oldest_of(s)
   local oldest
   for caller, record in pairs(s.records) do
@@ -134,34 +124,32 @@ local function oldest_of(s)
   return oldest
 end
 
--- The record of a caller that rides apart from now on.
+-- Have a caller ride apart from now on. Returns its record.
 local function set_apart(s, caller)
-  if not records(s)[caller] and s.q.apart >= MOST_APART then
-    s.records[oldest_of(s)] = nil
-  end
+  if not records(s)[caller] and s.q.apart >= MOST_APART then s.records[oldest_of(s)] = nil end
   local record = record_of(s, caller) or {s.now, PRIOR, 0, 0}
   record[UNTIL], s.records[caller] = s.now + APART_SECONDS, record
   return record
 end
 
--- An output of a caller was left out, of so many bytes.
+-- Note that an output of a caller, of this many bytes, was left out.
 function culprits.left_out(s, caller, size)
   local record = set_apart(s, caller)
   record[LARGEST] = math.max(record[LARGEST], size)
   store(s)
 end
 
--- Whether a caller rides apart as its outputs are large.
+-- True if a caller rides apart because of large outputs.
 function culprits.sends_large(s, caller)
   local record = record_of(s, caller)
   return record and record[LARGEST] > 0
 end
 
--- The key under which an input is known; `asked` has the members of its payload.
+-- Key that an input is known by; `asked` holds the packed members of its payload.
 local function known_key(s, tenant, entry, asked)
   local parameters = asked[PARAMETERS_POSITION] or ''
   if entry.token then
-    local kind = string.sub(asked[INPUT_POSITION], 3, 3)  -- It is the first letter in a list.
+    local kind = string.sub(asked[INPUT_POSITION], 3, 3)  -- First letter of the first element of a list.
     return s.prefix .. 'kc:' .. tenant .. '\0' .. large.digest(s, entry) .. kind .. redis.sha1hex(parameters)
   end
   return s.prefix .. 'kc:' .. tenant .. '\0' .. redis.sha1hex(asked[INPUT_POSITION] .. parameters)
@@ -172,8 +160,7 @@ local function know(s, key, generation, error)
   redis.call('SET', key, known, 'PX', math.ceil(KNOWN_SECONDS * 1000))
 end
 
--- An input failed alone, with this error, in a run that began at `left_at`. `killed`: it took its worker with it, so it did so with
--- several.
+-- Note that an input failed alone with this error, in a run that began at `left_at`. `killed`: it took its worker with it, several times.
 function culprits.found(s, entry, killed, error, left_at)
   local q, key = s.q, key_of(entry.member)
   local caller, asked = culprits.caller_in(key, redis.call('HGET', s.prefix .. 'p', entry.key))
@@ -188,7 +175,7 @@ function culprits.found(s, entry, killed, error, left_at)
   end
 end
 
--- The error of what is known under a key; false when nothing is.
+-- Error that is known under a key, or false.
 local function is_known(s, key)
   local packed = redis.call('GET', key)
   if not packed then return false end
@@ -196,7 +183,7 @@ local function is_known(s, key)
   return instant > s.now and (generation == s.q.generation or generation == ALL_GENERATIONS) and string.sub(packed, rest)
 end
 
--- Whether any input of an entry's tenant has failed alone a short while ago, and the entry may be the same.
+-- Packed members of an entry's payload if its tenant lately had an input fail alone, and the entry may repeat it; else false.
 function culprits.may_know(s, entry, payload)
   if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(entry.key)) then
     return false
@@ -205,10 +192,9 @@ function culprits.may_know(s, entry, payload)
   return (asked[CALLER_POSITION] or NO_CALLER) ~= NO_CALLER and asked
 end
 
--- The error of which the same input of the same tenant failed alone a short while ago; false if it did not.
+-- Error with which the same input of the same tenant lately failed alone; false if it did not.
 function culprits.knows(s, entry, payload)
   local asked = culprits.may_know(s, entry, payload)
   return asked and is_known(s, known_key(s, tenant_of(entry.key), entry, asked))
 end
-
 end

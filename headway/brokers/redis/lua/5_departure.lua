@@ -1,9 +1,6 @@
--- When a batch leaves for a slot: as `core.departure.decide` with the rule of the last claim.
-
+-- When a batch leaves for a slot: as `core.departure.decide`, with the rule of the last claim.
 local decide
-
 do
-
 -- As `core.departure._spaced`.
 local function spaced_from(q, factor, helps)
   if helps then return q.last_departure + q.batch * factor end
@@ -12,7 +9,7 @@ local function spaced_from(q, factor, helps)
   return math.max(q.last_departure + (q.headway + q.gap_each * q.running) * part, gathered)
 end
 
--- Size of the batch that leaves of `depth`: as `core.departure.Rule.share`.
+-- Size of the batch that leaves of `depth`, as `core.departure.Rule.share`.
 local function share_of(q, depth)
   local everything = depth + q.busy * q.running
   if q.split == 0 or depth * q.slots <= (q.team > 0 and OVER_UNLIKE or OVER_ALIKE) * everything then
@@ -30,7 +27,7 @@ local function each_has_its_own(q, factor, depth)
   return q.running > 0 and q.running <= 1 and factor <= LONE_FACTOR
 end
 
--- Reason for which a batch leaves now and the most that it holds, or nil and the instant to look again.
+-- Return the reason for a batch to leave now and the most it holds, or nil and the instant to look again.
 function decide(s, slot)
   local q, now = s.q, s.now
   if q.fresh == 0 then return nil, INF end
@@ -58,5 +55,4 @@ function decide(s, slot)
   end
   return nil, again
 end
-
 end

@@ -1,17 +1,14 @@
--- Entries of like weight ride together where the model fills inputs up: as `core.packing.pack_nearest`.
-
+-- Entries of like weight ride together if the model pads inputs: as `core.packing.pack_nearest`.
 local nearest = {}
-
 do
-
--- Sort entries: those first that are nearest in weight to the first of the batch, of these by turn.
+-- Sort candidates by distance in weight from the batch's first entry, then by turn.
 function nearest.sort(entries)
   table.sort(entries, function(one, other)
     return one.distance < other.distance or (one.distance == other.distance and one.turn < other.turn)
   end)
 end
 
--- Weight of the heaviest of the light entries, which ride apart from the heavy ones as that saves time; nil where it saves little: as
+-- Weight of the heaviest entry of the light ones, which ride apart from the heavy ones; nil where that saves little time. As
 -- `core.packing._bound_of_light`.
 local function bound_of_light(s)
   local weights, spared, bound = {}, 0, nil
@@ -23,15 +20,13 @@ local function bound_of_light(s)
   table.sort(weights)
   local count, longest, fixed = #weights, weights[#weights], s.fixed * s.max_batch
   for number, weight in ipairs(weights) do
-    if number * (longest - weight) >= spared then
-      spared, bound = number * (longest - weight), weight
-    end
+    if number * (longest - weight) >= spared then spared, bound = number * (longest - weight), weight end
   end
   return bound and spared - fixed >= LEAST_SAVED * (fixed + count * longest) and bound or nil
 end
 
--- The entries of a tier queue that may ride with the first of a batch, as `core.packing._Candidates`: alike and lighter ones, and heavier
--- ones, on its side of the bound, the nearest in weight first, of these by turn. Those whose turn is behind that of one of another shape ride for free.
+-- Candidates of a tier queue to ride with the first of a batch, as `core.packing._Candidates`: like and lighter ones, and heavier ones,
+-- on its side of the bound, each sorted. A candidate behind an entry of another shape rides for free.
 local function candidates_of(s, tier, weight, shape, most, bound)
   local lighter, heavier, passed, step = {}, {}, false, ALIKE * (s.fixed * s.max_batch / s.q.limit + weight)
   for turn, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, most - 1)) do
@@ -51,7 +46,7 @@ local function candidates_of(s, tier, weight, shape, most, bound)
   return {[false] = lighter, [true] = heavier, at = {[false] = 1, [true] = 1}}
 end
 
--- Pages of a member, which it takes of those of the batch.
+-- Take a member's pages from those of the batch.
 local function use_pages(s, member)
   local pages = s.pages < INF and math.ceil(bytes_of(s, member) / PAGE) or 1
   if pages > 1 then
@@ -60,7 +55,7 @@ local function use_pages(s, member)
   end
 end
 
--- The next candidate that has few enough pages and is light enough; nil when there is none. It takes its pages.
+-- Take the next candidate that has few enough pages and is light enough; nil if there is none.
 local function next_candidate(s, line, heavier, weight, any_large)
   local list, at = line[heavier], line.at
   while at[heavier] <= #list do
@@ -72,19 +67,16 @@ local function next_candidate(s, line, heavier, weight, any_large)
       return found
     end
   end
-  return nil
 end
 
--- The first of a batch by its turn, from the highest tier that waits, or from the one whose oldest has waited longest of those that
--- first come would give a place.
+-- Pop a batch's first entry by turn: from the highest waiting tier, or `by_age` from the tier of the oldest entry among those that
+-- first-come order would serve.
 local function pop_first(s, limit, by_age, gone)
   local q, chosen, ahead, longest = s.q, nil, 0, INF
   for tier = 1, s.tiers do
     if q.depth[tier] > 0 and ahead < limit then
       local arrived = by_age and head_of(s, tier, gone) or 0
-      if not chosen or (by_age and arrived < longest) then
-        chosen, longest = tier, arrived
-      end
+      if not chosen or (by_age and arrived < longest) then chosen, longest = tier, arrived end
       ahead = ahead + q.depth[tier]
     end
   end
@@ -104,50 +96,42 @@ local function pop_first(s, limit, by_age, gone)
   return popped[1]
 end
 
--- Those who have left a tier queue out of turn. Their tenants pay for what their places cost, in place of what they were to.
+-- Have the tenants of candidates that leave out of turn pay for a place padded to `weight`, in place of their turn. `key` has each
+-- tenant's last round. Returns the last of those rounds.
+function nearest.recharge(s, key, least, taken, weight)
+  local latest_of, last = {}, -INF
+  for _, found in ipairs(taken) do
+    local tenant = tenant_of(key_of(found.member))
+    local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', key, tenant) or 0)
+    if latest > least then latest = latest - cost_of(s, found.weight, found.bytes or bytes_of(s, found.member)) end
+    local cost = (s.fixed + math.max(found.weight, weight)) / (s.fixed + s.longest)  -- As `QueueLimits.padded_cost`.
+    latest_of[tenant] = math.max(latest, least) + (found.free and 0 or cost)
+  end
+  for tenant, latest in pairs(latest_of) do
+    redis.call('ZADD', key, latest, tenant)
+    last = math.max(last, latest)
+  end
+  return last
+end
+
 local function leave_early(s, tier, taken, weight)
   local members, sum = {}, 0
   for i, found in ipairs(taken) do members[i], sum = found.member, sum + found.weight end
   call_all('ZREM', s.prefix .. 'l' .. tier, members)
   if not leave_lane(s, tier, members, sum) then return end
-  local key, least, latest_of, q = s.prefix .. 't' .. tier, s.q.next[tier] - 1, {}, s.q
-  for _, found in ipairs(taken) do
-    local tenant = tenant_of(key_of(found.member))
-    local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', key, tenant) or 0)
-    if latest > least then
-      latest = latest - cost_of(s, found.weight, bytes_of(s, found.member))
-    end
-    latest_of[tenant] = math.max(latest, least) + (found.free and 0 or nearest.cost(s, math.max(found.weight, weight)))
-  end
-  for tenant, latest in pairs(latest_of) do
-    redis.call('ZADD', key, latest, tenant)
-    q.rough[tier] = math.max(q.rough[tier], math.ceil(latest))
-  end
+  local q = s.q
+  local latest = nearest.recharge(s, s.prefix .. 't' .. tier, q.next[tier] - 1, taken, weight)
+  q.rough[tier] = math.max(q.rough[tier], math.ceil(latest))
 end
 
--- Rounds that a place costs which is filled up to this weight, as `QueueLimits.padded_cost`.
-function nearest.cost(s, weight) return (s.fixed + weight) / (s.fixed + s.longest) end
-
--- Take candidates for at most `room.count` places: tiers in order, with the last places kept for those below the highest. `allowed` has
--- the tiers that may still have some. Returns those taken by tier, their members in order, and a tier that has no more.
+-- Take candidates of the `allowed` tiers for up to `room.count` places: tiers in order, the last places kept for those below the
+-- highest. Returns the taken by tier, their members in order, and the tier that ran out, if one did.
 local function take_seats(s, room, allowed, line_of, heavier, gone)
-  local q, waiting, depth, weight, left_of = s.q, {}, 0, 0, {}
+  local q, waiting, left_of, taken, members = s.q, {}, {}, {}, {}
   for _, tier in ipairs(allowed) do
-    if q.depth[tier] > 0 then
-      waiting[#waiting + 1] = tier
-      depth, weight = depth + q.depth[tier], weight + q.weight[tier]
-      left_of[tier] = q.depth[tier]
-    end
+    if q.depth[tier] > 0 then waiting[#waiting + 1], left_of[tier] = tier, q.depth[tier] end
   end
-  local kept, taken, members = 0, {}, {}
-  if #waiting > 1 and (depth > room.count or weight > room.weight) then
-    local places = reserved_places(s, room.count)
-    kept = math.min(places, depth - q.depth[waiting[1]])
-    if room.weight < INF then
-      room.promised = math.min(places * s.unit, room.weight)
-      room.kept = room.promised >= room.weight and INF or math.min(room.promised, weight - q.weight[waiting[1]])
-    end
-  end
+  local kept = keep_places(s, room, waiting, 0)
   local function take(tier)
     local found = next_candidate(s, line_of(tier), heavier, room.weight - room.kept, s.pages < INF)
     if not found then return false end
@@ -180,8 +164,8 @@ local function take_seats(s, room, allowed, line_of, heavier, gone)
   return taken, members, nil
 end
 
--- Fill a batch of which more waits than fits, or some of which is better left to the next. Returns its entries; nil where all ride in turn.
--- Those that would be answered too late are added to `late`.
+-- Fill a batch if more waits than fits, or light entries ride apart. Returns its entries, or nil if all ride in turn. Appends to
+-- `late` the entries that would be answered too late.
 function nearest.pack(s, limit, hopeless, gone, late)
   local q, entries, left, lines, weight, shape, bound = s.q, {}, s.most_weight, {}, nil, nil, INF
   local function add(members, contended)
@@ -231,5 +215,4 @@ function nearest.pack(s, limit, hopeless, gone, late)
   end
   return entries
 end
-
 end

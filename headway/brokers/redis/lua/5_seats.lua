@@ -1,24 +1,21 @@
--- Bulk entries, which take empty seats and idle GPUs: as `core.bulk`. Their tier is one more than there are.
-
+-- Bulk entries, which take empty seats and idle GPUs: as `core.bulk`. Their tier comes after the last one.
 local bulk = {}
-local SEATS, WHOLE = 's', 'w'  -- What a lease has of them: some seats, or all of it.
-
+local SEATS, WHOLE = 's', 'w'  -- What a lease holds of them: some of its seats, or all of it.
 do
-
 function bulk.waits(s) return s.q.bulk + s.q.bulk_apart > 0 end
 
 function bulk.has(s, member)
   return redis.call('ZSCORE', s.prefix .. 'u', member) or redis.call('ZSCORE', s.prefix .. 'ua', member)
 end
 
--- Whether enough of them wait.
+-- True if enough bulk entries wait.
 function bulk.enough(s)
   return s.q.bulk + s.q.bulk_apart >= BATCHES_WAITING * s.max_batch * math.max(s.q.slots, 1)
 end
 
 local function rides_apart(entry, bytes) return entry.shape > 0 or bytes > PAGE end
 
--- Let a new entry wait whose payload has so many bytes.
+-- Let a new entry with this many payload bytes wait.
 function bulk.push(s, entry, bytes)
   local q, p = s.q, s.prefix
   if q.bulk_used == 0 then q.bulk_credit = FIRST_CREDIT end
@@ -26,8 +23,7 @@ function bulk.push(s, entry, bytes)
   if rides_apart(entry, bytes) then
     redis.call('ZADD', p .. 'ua', q.seq, entry.member)
     q.bulk_apart = q.bulk_apart + 1
-    lasting(s, 'ua')
-    return
+    return lasting(s, 'ua')
   end
   local tenant = tenant_of(key_of(entry.member))
   local latest = math.max(tonumber(redis.call('ZSCORE', p .. 'ut', tenant) or 0), q.bulk_next - 1)
@@ -37,7 +33,7 @@ function bulk.push(s, entry, bytes)
   lasting(s, 'u', 'ut')
 end
 
--- Have entries that never ran wait anew, ahead of all others.
+-- Requeue entries that never ran ahead of all others.
 function bulk.hand_back(s, entries)
   local q, p = s.q, s.prefix
   q.bulk_back, s.touched[BULK] = q.bulk_back - #entries, true
@@ -49,7 +45,7 @@ function bulk.hand_back(s, entries)
   end
 end
 
--- Take an entry out that waits; its tenant gets the place back. False when it was not there.
+-- Remove a waiting entry and refund its tenant. Returns false if it wasn't there.
 function bulk.drop(s, entry)
   local q, p = s.q, s.prefix
   s.touched[BULK] = true
@@ -69,7 +65,7 @@ function bulk.drop(s, entry)
   return true
 end
 
--- Take entries for seats, in turn: so many at most, of so much weight together, or one that is `first`.
+-- Take entries in turn, up to this count and total weight; with `first`, one may exceed the weight.
 local function take(s, count, weight, first)
   local q, p, members = s.q, s.prefix, {}
   count = math.min(count, q.bulk)
@@ -98,13 +94,13 @@ local function take(s, count, weight, first)
   return members
 end
 
--- Of the next lines in turn those up to a weight, the heaviest first, then the others: as `core.bulk.BulkClass._by_nearness`.
+-- Sort the next entries in turn: those up to a weight, heaviest first, then the heavier ones. As `core.bulk.BulkClass._by_nearness`.
 local function by_nearness(s, weight, limit)
   local found, lighter, heavier = redis.call('ZRANGE', s.prefix .. 'u', 0, NEAR_BATCHES * limit - 1, 'WITHSCORES'), {}, {}
   for i = 1, #found, 2 do
     local own = weight_of(s, found[i])
     local into = own > weight and heavier or lighter
-    into[#into + 1] = {member = found[i], weight = own, distance = math.abs(own - weight), turn = i, again = tonumber(found[i + 1]) <= 0}
+    into[#into + 1] = {member = found[i], weight = own, distance = math.abs(own - weight), turn = i, bytes = 0, again = tonumber(found[i + 1]) <= 0}
   end
   nearest.sort(lighter)
   nearest.sort(heavier)
@@ -112,38 +108,26 @@ local function by_nearness(s, weight, limit)
   return lighter
 end
 
--- Take entries out of turn, each of which costs its tenant what it is filled up to. Returns their members.
+-- Take entries out of turn; each costs its tenant the padded weight. Returns their members.
 local function take_early(s, taken, weight)
-  local q, p, members, latest_of = s.q, s.prefix, {}, {}
-  for i, found in ipairs(taken) do
-    members[i] = found.member
-    if not found.again then
-      local tenant = tenant_of(key_of(found.member))
-      local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', p .. 'ut', tenant) or 0)
-      if latest > q.bulk_next - 1 then latest = latest - cost_of(s, found.weight, 0) end
-      latest_of[tenant] = math.max(latest, q.bulk_next - 1) + nearest.cost(s, math.max(found.weight, weight))
-    end
-  end
+  local q, p, members = s.q, s.prefix, {}
+  for i, found in ipairs(taken) do members[i] = found.member end
   call_all('ZREM', p .. 'u', members)
   q.bulk, s.touched[BULK] = q.bulk - #members, true
-  for tenant, latest in pairs(latest_of) do
-    redis.call('ZADD', p .. 'ut', latest, tenant)
-  end
-  if q.bulk <= 0 or redis.call('ZCOUNT', p .. 'u', '(0', '+inf') == 0 then  -- Handed back ones have no turns.
+  nearest.recharge(s, p .. 'ut', q.bulk_next - 1, split(taken, function(found) return not found.again end), weight)
+  if q.bulk <= 0 or redis.call('ZCOUNT', p .. 'u', '(0', '+inf') == 0 then  -- Requeued entries have no turns.
     redis.call('DEL', p .. 'ut')
   end
   return members
 end
 
--- Take entries nearest in weight to the heaviest of a batch: as `core.bulk.BulkClass.fill_near`.
+-- Take entries nearest in weight to a batch's heaviest, as `core.bulk.BulkClass.fill_near`.
 local function fill_near(s, count, weight, members, heaviest, limit, padded)
   local taken = {}
   for _, found in ipairs(by_nearness(s, heaviest, limit)) do
     if #taken >= count or weight <= 0 then break end
     local fits = found.weight <= heaviest or (members + #taken + 1) * found.weight <= padded
-    if fits and found.weight <= weight then
-      taken[#taken + 1], weight = found, weight - found.weight
-    end
+    if fits and found.weight <= weight then taken[#taken + 1], weight = found, weight - found.weight end
   end
   return take_early(s, taken, heaviest)
 end
@@ -161,7 +145,7 @@ local function take_near(s, limit, weight)
   return members
 end
 
--- Take those that ride apart, in order: the first, and as many of its shape as fit.
+-- Take entries that ride apart, in order: the first and those of its shape that fit.
 local function take_apart(s, count, weight)
   local q, p, members, shape, pages = s.q, s.prefix, {}, nil, MOST_PAGES
   for _, member in ipairs(redis.call('ZRANGE', p .. 'ua', 0, APART_AHEAD - 1)) do
@@ -179,7 +163,7 @@ local function take_apart(s, count, weight)
   return members
 end
 
--- The size up to which they may fill a batch: as `core.bulk.seats`.
+-- Size up to which bulk entries may fill a batch, as `core.bulk.seats`.
 local function seats(s, size, limit, waited, filled)
   local alpha, beta = s.q.alpha, s.q.beta
   if s.longest > 0 then  -- As `QueueLimits.line_at`.
@@ -190,7 +174,7 @@ local function seats(s, size, limit, waited, filled)
   return math.max(size, math.min(limit, (WITHIN * s.promise - waited - alpha) / beta))
 end
 
--- Give the empty seats of a batch of others to bulk entries. Returns how many came.
+-- Give a batch's empty seats to bulk entries. Returns how many took one.
 function bulk.fill(s, entries, limit, size, waited)
   local q, before = s.q, #entries
   q.bulk_credit, s.touched[BULK] = math.min(q.bulk_credit + s.delayed * before, s.max_batch), true
@@ -206,7 +190,7 @@ function bulk.fill(s, entries, limit, size, waited)
   local riders
   if s.longest > 0 then
     riders = fill_near(s, count, left, before, heaviest, limit, 0)
-    if #riders == 0 then  -- If all that wait are longer, they would keep others from coming.
+    if #riders == 0 then  -- If all waiting are longer, they would block others from coming.
       local padded = seats(s, size * heaviest, limit * s.longest, waited, 1)
       riders = fill_near(s, count, left, before, heaviest, limit, padded)
     end
@@ -217,17 +201,15 @@ function bulk.fill(s, entries, limit, size, waited)
   return #entries - before
 end
 
--- The entries of a whole batch.
+-- Take the entries of a whole batch.
 function bulk.whole(s, limit)
   s.q.bulk_left, s.q.bulk_busy = s.now, s.q.bulk_busy + 1
-  if s.now >= s.q.newest + QUIET then
-    s.q.bulk_excused = s.now + 2 * (s.q.alpha + s.q.beta * s.q.limit)
-  end
+  if s.now >= s.q.newest + QUIET then s.q.bulk_excused = s.now + 2 * (s.q.alpha + s.q.beta * s.q.limit) end
   local weight = s.weighed and limit * s.unit or INF
   return wanted(s, s.q.bulk_apart > 0 and take_apart(s, limit, weight) or s.longest > 0 and take_near(s, limit, weight) or take(s, limit, weight, true))
 end
 
--- Arrivals of others while a batch of so many seconds runs, and the chance that so many GPUs are too few for their batches: as
+-- Arrivals of other entries in this many seconds, and the chance that `left` GPUs are too few for their batches. As
 -- `core.bulk._none_left`.
 local function arrivals_in(s, seconds, left)
   local q, rate = s.q, 0
@@ -244,13 +226,13 @@ local function arrivals_in(s, seconds, left)
   return coming, 1 - total
 end
 
--- Whether a whole batch may leave though no GPU is left to others: as `core.bulk.BulkClass._may_begin`.
+-- Return true if a whole batch may take the last GPU, as `core.bulk.BulkClass._may_begin`.
 local function may_begin(s, coming)
   local q = s.q
   return q.bulk_busy == 0 and q.fresh == 0 and q.bulk_credit >= 1 and (coming <= 1 or s.now >= q.newest + SETTLED)
 end
 
--- The seconds until a whole batch may leave on an idle GPU, if no others come: as `core.bulk.BulkClass.held`.
+-- Seconds until a whole batch may take an idle GPU if no others come, as `core.bulk.BulkClass.held`.
 function bulk.held(s)
   local q = s.q
   if q.known_slots < q.slots then return INF end
@@ -263,7 +245,7 @@ function bulk.held(s)
   return math.max(q.newest + QUIET - s.now, 0)
 end
 
--- The instant from which a whole batch may leave on an idle GPU, or when to look again: as `core.bulk.BulkClass.opens_at`.
+-- Instant from which a whole batch may take an idle GPU, or at which to look again. As `core.bulk.BulkClass.opens_at`.
 function bulk.opens_at(s)
   if not bulk.waits(s) then return INF end
   local q, held = s.q, bulk.held(s)
@@ -271,7 +253,7 @@ function bulk.opens_at(s)
   return held < INF and s.now + math.min(LOOK, held) or INF
 end
 
--- Count those that leave now and would have left before, had no GPU had a whole batch: as `ModelQueue._charge_delay`.
+-- Count entries that leave now and would have left sooner without whole batches of bulk entries, as `ModelQueue._charge_delay`.
 function bulk.charge(s, slot, limit)
   local q, now, before = s.q, s.now, s.now - 2 * LEEWAY
   if (q.bulk_busy > 0 or now - q.bulk_ended <= LEEWAY) and q.busy >= q.slots - 1 and q.oldest <= before then
@@ -281,28 +263,16 @@ function bulk.charge(s, slot, limit)
     if reason then
       local count = math.min(q.fresh, limit)
       q.bulk_delayed, s.touched[BULK] = q.bulk_delayed + count, true
-      if now > q.bulk_excused then
-        q.bulk_credit = math.max(q.bulk_credit - count, -s.max_batch)
-      end
+      if now > q.bulk_excused then q.bulk_credit = math.max(q.bulk_credit - count, -s.max_batch) end
     end
   end
 end
 
--- A lease with a whole batch has ended.
 function bulk.back(s, lease)
   if lease.bulk == WHOLE then
     s.q.bulk_busy, s.q.bulk_ended, s.touched[BULK] = math.max(s.q.bulk_busy - 1, 0), s.now, true
   end
 end
 
--- The entries of a lease that are bulk, and the others.
-function bulk.parted(s, entries)
-  local riders, others = {}, {}
-  for _, entry in ipairs(entries) do
-    local into = entry.tier > s.tiers and riders or others
-    into[#into + 1] = entry
-  end
-  return riders, others
-end
-
+function bulk.parted(s, entries) return split(entries, function(entry) return entry.tier > s.tiers end) end
 end

@@ -1,19 +1,14 @@
--- Entries that wait apart from the tier queues: as `core.suspects`. The groups are read once in a step, when they are needed, and
--- those that have changed are written when it saves.
-
+-- Entries that wait apart from the tier queues: as `core.suspects`. A step reads the groups once, if it needs them, and writes changed
+-- ones when it saves.
 local suspects = {}
 local GROUP = GROUP_KINDS
-
 do
-
--- Write the groups that have changed, and count who waits in all of them.
+-- Write changed groups and count the members of all.
 local function flush(s)
   local count = 0
   for _, group in ipairs(s.groups) do
     count = count + #group.members
-    if s.changed[group.id] then
-      redis.call('HSET', s.prefix .. 's', exact(group.id), cmsgpack.pack(group))
-    end
+    if s.changed[group.id] then redis.call('HSET', s.prefix .. 's', exact(group.id), cmsgpack.pack(group)) end
   end
   if next(s.changed) then lasting(s, 's') end
   if count ~= s.q.suspects then s.q.suspects, s.touched[SELDOM] = count, true end
@@ -35,10 +30,16 @@ function suspects.opens_at(s, group, worker)
   return group.ready_at
 end
 
--- One that never ran keeps its queue deadline.
+-- Instant by which an entry must leave. One that never ran keeps its queue deadline.
 function suspects.last_moment(entry, attempts) return attempts > 0 and entry.due or entry.queue_due end
-
 local function touch(s, group) s.changed[group.id] = true end
+
+-- First element of a list that passes a test, and its position.
+local function first_of(list, passes)
+  for at, element in ipairs(list) do
+    if passes(element) then return element, at end
+  end
+end
 
 local function append(s, group)
   local q, groups = s.q, suspects.groups(s)
@@ -47,7 +48,6 @@ local function append(s, group)
   groups[#groups + 1] = group
 end
 
--- Let entries wait in a group, behind those that do.
 local function put(s, group, entries)
   local q, members = s.q, group.members
   for _, entry in ipairs(entries) do
@@ -59,17 +59,13 @@ local function put(s, group, entries)
 end
 
 local function remove_group(s, group)
-  for i, found in ipairs(s.groups) do
-    if found == group then
-      table.remove(s.groups, i)
-      break
-    end
-  end
+  local _, at = first_of(s.groups, function(other) return other == group end)
+  table.remove(s.groups, at)
   redis.call('HDEL', s.prefix .. 's', exact(group.id))
   s.q.groups, s.touched[SELDOM] = s.q.groups - 1, true
 end
 
--- Let entries wait in a group of their own. `like` has the instant, the failures and the attempts, and what else is known of them.
+-- Make a group of entries. `like` gives the instant, the failures, the attempts, and whatever else is known.
 function suspects.add(s, entries, kind, like)
   local group = {
     members = {}, kind = kind, ready_at = like.ready_at, failures = like.failures, attempts = like.attempts,
@@ -81,14 +77,12 @@ function suspects.add(s, entries, kind, like)
   return group
 end
 
--- Entries at some places of their batch, and how many others run again: as `ModelQueue._suspected`.
+-- Split off the entries at some places of their batch; the others run again. Returns them and the number of others. As
+-- `ModelQueue._suspected`.
 function suspects.at(s, lease, entries, places)
-  local there, found, others = {}, {}, {}
-  for _, place in ipairs(places) do there[lease.members[place + 1]] = true end
-  for _, entry in ipairs(entries) do
-    local into = there[entry.member] and found or others
-    into[#into + 1] = entry
-  end
+  local named = {}
+  for _, place in ipairs(places) do named[lease.members[place + 1]] = true end
+  local found, others = split(entries, function(entry) return named[entry.member] end)
   if #others > 0 then
     suspects.add(s, others, GROUP.FIRST, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1})
   end
@@ -96,13 +90,10 @@ function suspects.at(s, lease, entries, places)
 end
 
 function suspects.quarantine(s, caller)
-  for _, group in ipairs(suspects.groups(s)) do
-    if group.caller == caller then return group end
-  end
-  return nil
+  return first_of(suspects.groups(s), function(group) return group.caller == caller end)
 end
 
--- Callers that share the GPUs with the tier queues, at least one; and how many of them are not this one.
+-- Number of callers that share the GPUs with the tier queues, at least one; and of those other than this one.
 function suspects.callers(s, caller)
   local count, beside = 0, 0
   for _, group in ipairs(suspects.groups(s)) do
@@ -121,25 +112,23 @@ function suspects.join(s, caller, entries, like)
   quarantine.failures = math.max(quarantine.failures, like.failures)
   quarantine.attempts = math.max(quarantine.attempts, math.min(like.attempts, QUARANTINED_ATTEMPTS))
   put(s, quarantine, entries)
-  if #quarantine.members >= culprits.group_size(s, caller, s.q.max_batch) then
-    quarantine.ready_at = -INF
-  end
+  if #quarantine.members >= culprits.group_size(s, caller, s.q.max_batch) then quarantine.ready_at = -INF end
 end
 
--- Nothing is known of these entries any more.
+-- Send entries of which nothing is known any more to quarantine.
 function suspects.unknown(s, entries, like)
   if #entries == 0 then return end
   local callers = culprits.callers_of(s, entries)
   for i = 2, #callers do
     if callers[i] ~= callers[1] then
-      suspects.add(s, entries, GROUP.QUARANTINE, {ready_at = like.ready_at, failures = like.failures, attempts = like.attempts})
-      return
+      like = {ready_at = like.ready_at, failures = like.failures, attempts = like.attempts}
+      return suspects.add(s, entries, GROUP.QUARANTINE, like)
     end
   end
   suspects.join(s, callers[1], entries, like)
 end
 
--- Where to halve: between two callers while there are several, those with most entries first.
+-- Order entries and choose where to halve: between two callers if there are several, those with most entries first.
 local function cut(s, entries)
   local callers, counts, first, order = culprits.callers_of(s, entries), {}, {}, {}
   for i, caller in ipairs(callers) do
@@ -155,14 +144,12 @@ local function cut(s, entries)
   for at, i in ipairs(order) do
     sorted[at] = entries[i]
     local between = at < #entries and callers[i] ~= callers[order[at + 1]]
-    if between and (best == 0 or math.abs(2 * at - #entries) < math.abs(2 * best - #entries)) then
-      best = at
-    end
+    if between and (best == 0 or math.abs(2 * at - #entries) < math.abs(2 * best - #entries)) then best = at end
   end
   return sorted, best
 end
 
--- These entries hold a culprit: run one half, or the only one. `like` is as for `add`, and is used up.
+-- Search entries that hold a culprit: run one half, or the only entry. `like` is as for `add`, and is modified.
 function suspects.halve(s, entries, like)
   if #entries > 1 then
     local sorted, size = cut(s, entries)
@@ -179,13 +166,10 @@ function suspects.halve(s, entries, like)
 end
 
 local function find_group(s, id)
-  for _, group in ipairs(id ~= 0 and suspects.groups(s) or {}) do
-    if group.id == id then return group end
-  end
-  return nil
+  return id ~= 0 and first_of(suspects.groups(s), function(group) return group.id == id end)
 end
 
--- The entries that waited for a half, which has ended.
+-- Release the entries that waited for a half to end.
 function suspects.let_go(s, id)
   local group = find_group(s, id)
   if not group then return {} end
@@ -193,7 +177,7 @@ function suspects.let_go(s, id)
   return wanted(s, group.members)
 end
 
--- Members of a group for one run: all, unless the slot takes fewer.
+-- Take a group's members for one run: all, unless the slot takes fewer.
 function suspects.take(s, group, limit)
   local taken, left, others, weight, shape = {}, {}, {}, 0, shape_of(group.members[1])
   for _, member in ipairs(group.members) do
@@ -215,7 +199,7 @@ function suspects.take(s, group, limit)
   touch(s, group)
   if #left == 0 then
     remove_group(s, group)
-  elseif group.kind == GROUP.QUARANTINE then  -- Others have their turn before what is left of it.
+  elseif group.kind == GROUP.QUARANTINE then  -- Other groups go before its rest.
     remove_group(s, group)
     append(s, group)
     touch(s, group)
@@ -223,17 +207,15 @@ function suspects.take(s, group, limit)
   return wanted(s, taken)
 end
 
--- The group in which a member waits, and its position there.
+-- Group of a member, and the member's position in it.
 function suspects.group_of(s, member)
   for _, group in ipairs(suspects.groups(s)) do
-    for i, found in ipairs(group.members) do
-      if found == member then return group, i end
-    end
+    local found, at = first_of(group.members, function(other) return other == member end)
+    if found then return group, at end
   end
-  return nil
 end
 
--- Take one entry out of the group it waits in, if it does.
+-- Remove an entry from its group, if it is in one.
 function suspects.drop(s, member)
   local group, i = suspects.group_of(s, member)
   if not group then return end
@@ -264,14 +246,14 @@ function suspects.choose(s, worker)
   return nil, half, again
 end
 
--- The tier queues went first for so many seconds of a GPU, while groups waited beside so many tenants.
+-- Credit groups for the seconds of a GPU that the tier queues, with this many tenants, took ahead of them.
 function suspects.earn(s, seconds, tenants, full)
   local share = math.max(seconds, LEAST_COST) * suspects.callers(s) / math.max(tenants, 1)
   s.touched[SELDOM] = true
   s.q.credit = math.min(s.q.credit + share, MOST_CREDIT * math.max(full, LEAST_COST))
 end
 
--- What a second of a group costs: more where its caller has sent culprits.
+-- Price of a second of a group: higher if its caller sent culprits.
 function suspects.price(s, group)
   if s.q.apart > 0 then
     local entries = wanted(s, {group.members[1]})
@@ -280,12 +262,12 @@ function suspects.price(s, group)
   return 1
 end
 
--- A turn took so much longer than it was taken for.
+-- Charge a turn for the seconds that it took beyond its estimate.
 function suspects.overrun(s, seconds)
   s.q.credit, s.touched[SELDOM] = s.q.credit - math.max(seconds, 0) * APART_PRICE, true
 end
 
--- A group takes its turn for so many seconds, of which each costs `price` in credit.
+-- Charge a group's turn: each second costs `price` in credit.
 function suspects.pay(s, kind, seconds, full, price)
   local q, cost = s.q, math.max(seconds, LEAST_COST)
   s.touched[SELDOM] = true
@@ -293,5 +275,4 @@ function suspects.pay(s, kind, seconds, full, price)
   local most = MOST_CREDIT * math.max(full, LEAST_COST)
   q.lean = math.max(-most, math.min(most, q.lean + (kind == GROUP.QUARANTINE and -cost or cost * SEARCH_PRICE)))
 end
-
 end

@@ -1,9 +1,7 @@
--- Waiting costs nothing and misses nothing: an idle slot sleeps until it is woken.
+-- Wake-ups: idle slots sleep until they are woken, instead of polling.
 --
--- A claim in vain leaves its slot idle. Whatever changes the queue wakes the first idle slot if it has something to
--- claim, and nobody else until that one has come, or has not come for a while. For what may leave only later, one of the
--- idle slots is told the instant: it is the one on watch. So neither do all slots ask at once, nor does one have to poll.
-
+-- A claim in vain leaves its slot idle. Each change of the queue wakes the first idle slot if there is work, and no other until that
+-- slot has come or been given up. For work that may leave only later, one idle slot is told the instant: the slot on watch.
 local function send_wakeup(s, slot, instant)
   local process, worker = string.match(slot, '^(.-)%z(.*)$')
   local key = s.prefix .. 'b:' .. process
@@ -17,9 +15,7 @@ end
 
 local function no_longer_idle(s, slot)
   local q = s.q
-  if q.idle > 0 and redis.call('ZREM', s.prefix .. 'i', slot) == 1 then
-    q.idle = q.idle - 1
-  end
+  if q.idle > 0 and redis.call('ZREM', s.prefix .. 'i', slot) == 1 then q.idle = q.idle - 1 end
   off_watch(s, slot)
 end
 
@@ -31,7 +27,7 @@ local function wake(s, slot)
   send_wakeup(s, slot, 0)
 end
 
--- Put a slot on watch. Returns the instant if it is `me`, who is told by the reply to its claim and needs no wake-up.
+-- Put a slot on watch. Returns the instant if the slot is `me`, whose claim is answered now, so it needs no wake-up.
 local function watch(s, slot, instant, me)
   if instant < s.q.armed then
     s.q.armed = instant
@@ -39,11 +35,10 @@ local function watch(s, slot, instant, me)
     if slot == me then return instant end
     send_wakeup(s, slot, instant)
   end
-  return nil
 end
 
--- Wake an idle slot if there is something for it, or put one on watch. `me` is the slot whose claim this is, if any; what
--- is returned is the instant at which it has to ask again by itself.
+-- Wake an idle slot if there is work, or put one on watch. Returns the instant at which `me`, the slot that claims now, must ask
+-- again by itself, if any.
 local function ring(s, me)
   local q, now = s.q, s.now
   if q.idle == 0 then
@@ -56,9 +51,7 @@ local function ring(s, me)
     q.idle, q.armed = 0, INF
     return nil
   end
-  if idle[1] == me and idle[2] and q.team == 0 then
-    idle[1], idle[2] = idle[2], me  -- The other one listens already.
-  end
+  if idle[1] == me and idle[2] and q.team == 0 then idle[1], idle[2] = idle[2], me end  -- The other one listens already.
   local again = INF
   if q.groups > 0 then
     for _, group in ipairs(suspects.groups(s)) do
@@ -92,8 +85,8 @@ local function ring(s, me)
   return watch(s, idle[1], again, me)
 end
 
--- The slot has nothing to claim before `instant`. Returns the instant at which it should ask again by itself: INF when it
--- need not, as others are idle too and one of them is on watch. Where batches are spaced the fastest slot is woken first.
+-- Note that a slot has no work before `instant`. Returns when it should ask again by itself: INF if another idle slot is on watch.
+-- Where batches are spaced, the fastest slot is woken first.
 local function go_idle(s, slot, instant)
   local q = s.q
   q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', s.now + rank_of(s, slot) * LONGER_THAN_IDLE, slot)
@@ -103,7 +96,5 @@ local function go_idle(s, slot, instant)
 end
 
 local function came(s, slot)
-  if s.q.coming_until > -INF and redis.call('GET', s.prefix .. 'c') == slot then
-    s.q.coming_until = -INF
-  end
+  if s.q.coming_until > -INF and redis.call('GET', s.prefix .. 'c') == slot then s.q.coming_until = -INF end
 end

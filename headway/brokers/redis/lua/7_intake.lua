@@ -1,16 +1,13 @@
--- Into the tier queues: what a step lets in is gathered, and written down together.
+-- Intake: entries that a step admits to the tier queues are gathered, and written together.
 
--- A list with room for some elements, so that it does not grow one by one at first.
+-- A list with preallocated room.
 local function some()
   return {nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
 end
 
-local function new_intake()
-  return {headers = some(), payloads = some(), odd = {}, tiers = {}, waiting = {}}
-end
+local function new_intake() return {headers = some(), payloads = some(), odd = {}, tiers = {}, waiting = {}} end
 
--- What is let into a tier: its tier queue's members, each behind its round; its line; the last round of each tenant; how many come
--- in the next round.
+-- Intake of a tier: members behind their rounds, the line, each tenant's last round, and how many joined the next round.
 local function intake_of(intake, tier)
   local found = intake.tiers[tier]
   if not found then
@@ -20,7 +17,7 @@ local function intake_of(intake, tier)
   return found
 end
 
--- The last round that a tenant's entries cost.
+-- Last round that a tenant's entries paid for.
 local function latest_of(s, intake, tier, tenant)
   local into = intake.tiers[tier]
   return into and into.latest[tenant] or tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
@@ -28,8 +25,7 @@ end
 
 local function round_of(s, intake, tier, tenant, cost)
   local q = s.q
-  local latest, least = latest_of(s, intake, tier, tenant), q.next[tier] - 1
-  if latest < least then latest = least end
+  local latest = math.max(latest_of(s, intake, tier, tenant), q.next[tier] - 1)
   intake_of(intake, tier).latest[tenant] = latest + cost
   if cost ~= 1 then
     q.rough[tier] = math.max(q.rough[tier], math.ceil(latest + cost))
@@ -38,7 +34,7 @@ local function round_of(s, intake, tier, tenant, cost)
   return math.floor(latest) + 1
 end
 
--- Count the entries of each tenant in the tier queues.
+-- Start to count each tenant's entries in the tier queues.
 local function count_tenants(s)
   local counts, list = {}, {}
   for tier = 1, s.tiers do
@@ -55,8 +51,7 @@ local function count_tenants(s)
 end
 
 do
-
--- Entries in so many rounds from the next one on, when they are counted one by one.
+-- Number of entries in this many rounds from the next one on.
 local function in_rounds(s, intake, tier, rounds)
   local last, tier_queue = s.q.next[tier] + rounds - 1, intake_of(intake, tier).tier_queue
   local count = redis.call('ZCOUNT', s.prefix .. 'l' .. tier, s.q.next[tier], last)
@@ -64,8 +59,8 @@ local function in_rounds(s, intake, tier, rounds)
   return count
 end
 
--- At most how many of an entry's tier queue are served before it, as `core.fair_queue.TierQueue.ahead`. What this step has let in is not
--- in the tier queues yet; all of it is in rounds that have not begun.
+-- Upper bound on the entries of its tier queue that are served before an entry, as `core.fair_queue.TierQueue.ahead`. Entries of this
+-- intake aren't in the tier queue yet; all of them are in rounds that have not begun.
 function served_before(s, intake, entry)
   local q, tier, into = s.q, entry.tier, intake_of(intake, entry.tier)
   local tenant, tier_queue, counted = entry.tenant, s.prefix .. 'l' .. entry.tier, into.counted
@@ -80,7 +75,7 @@ function served_before(s, intake, entry)
   return rounds > LOOKED_AT and q.depth[tier] or counted[1] + in_rounds(s, intake, tier, rounds)
 end
 
--- The next of a tier queue and of what this step has let into it, LOOK_AHEAD at most, in turn; each a round and a member.
+-- The next LOOK_AHEAD of a tier queue and the intake in turn, each as {round, member}.
 local function next_in_turn(s, intake, tier)
   local into = intake_of(intake, tier)
   local coming = into.tier_queue
@@ -125,10 +120,9 @@ function stretch_of(s, intake, entry)
   if takes_own > 0 then each = math.min(each, takes_own / sum_own) end
   return math.max(each * s.max_batch / batch_seconds(q, s.max_batch), 1)
 end
-
 end
 
--- Tenants that have entries in the tier queues, and in the intake, which is not in the tier queues yet.
+-- Number of tenants with entries in the tier queues or the intake.
 local function tenants_in_lanes(s, intake)
   local count = 0
   for tier = 1, s.tiers do
@@ -141,14 +135,13 @@ local function tenants_in_lanes(s, intake)
   return count
 end
 
--- The header of an entry that arrives: it gets the next number.
+-- Give an arriving entry the next number. Returns its header.
 local function new_header(s, entry)
   s.q.seq, s.touched[INTAKE] = s.q.seq + 1, true
   entry.number, entry.arrived = numbers.next(s.q.seq, entry.weight, entry.shape), s.now
   return pack_header(entry, entry.shared and entry.tier + SHARED or entry.tier, entry.gateway)
 end
 
--- The number of a tenant, which is found out once.
 local tenant_numbers, tenants_known = {}, 0
 
 local function number_of(tenant)
@@ -161,8 +154,8 @@ local function number_of(tenant)
   return number
 end
 
--- Note whose entry has come: batches are kept small in bytes for a while after another tenant's. The figures have no text, so
--- the tenant is a number there.
+-- Note whose entry came: for a while after the tenant changed, batches are kept small in bytes. Figures hold no text, so tenants are
+-- numbers there.
 local function note_tenant(s, intake, tenant)
   local q, number = s.q, number_of(tenant)
   intake.tenant = tenant
@@ -171,7 +164,7 @@ local function note_tenant(s, intake, tenant)
   s.touched[INTAKE] = true
 end
 
--- Let an entry wait in its tier queue.
+-- Add an entry to the intake of its tier queue.
 local function take_in(s, intake, entry, payload)
   local q, tier, queue_due, tenant = s.q, entry.tier, entry.queue_due, entry.tenant
   local headers, count = intake.headers, #intake.headers
@@ -206,15 +199,12 @@ local function take_in(s, intake, entry, payload)
   s.touched[TIERS + tier] = true
   q.fresh = q.fresh + 1
   q.newest = s.now
-  if s.now < q.oldest then q.oldest = s.now end
-  if queue_due < q.due then q.due = queue_due end
+  q.oldest, q.due = math.min(q.oldest, s.now), math.min(q.due, queue_due)
 end
 
 local write_down
-
 do
-
--- How many entries of each tenant this step has let in.
+-- Count each tenant's entries in the intake.
 local function let_in(intake)
   local counts = intake.waiting
   for _, into in pairs(intake.tiers) do
@@ -227,7 +217,7 @@ local function let_in(intake)
   return counts
 end
 
--- How many entries of a tenant wait in the tier queues, with those that this step has let in.
+-- Number of a tenant's entries in the tier queues and the intake.
 function held_by(s, intake, tenant)
   if s.q.counted == 0 then count_tenants(s) end
   return math.max(tonumber(redis.call('HGET', s.prefix .. 'tw', tenant) or 0), 0) + (let_in(intake)[tenant] or 0)
@@ -236,16 +226,12 @@ end
 function write_down(s, intake)
   local p, q = s.prefix, s.q
   if q.counted > 0 then
-    for tenant, count in pairs(let_in(intake)) do
-      redis.call('HINCRBY', p .. 'tw', tenant, count)
-    end
+    for tenant, count in pairs(let_in(intake)) do redis.call('HINCRBY', p .. 'tw', tenant, count) end
     if s.counts_anew then lasting(s, 'tw') end
   end
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
-  if q.fresh <= #intake.headers / 2 then  -- Nothing else waits in the tier queues.
-    lasting(s, 'e', 'p')
-  end
+  if q.fresh <= #intake.headers / 2 then lasting(s, 'e', 'p') end  -- Nothing else waits in the tier queues.
   if #intake.odd > 0 then
     call_all('ZADD', p .. 'd', intake.odd)
     if q.odd == 0 then lasting(s, 'd') end
@@ -256,32 +242,26 @@ function write_down(s, intake)
       call_all('ZADD', p .. 'l' .. tier, into.tier_queue)
       call_all('RPUSH', p .. 'a' .. tier, into.line)
       local rounds = {}
-      for tenant, round in pairs(into.latest) do
-        rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant
-      end
+      for tenant, round in pairs(into.latest) do rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant end
       call_all('ZADD', p .. 't' .. tier, rounds)
-      if q.depth[tier] == #into.line then
-        lasting(s, 'l' .. tier, 'a' .. tier, 't' .. tier)
-      end
+      if q.depth[tier] == #into.line then lasting(s, 'l' .. tier, 'a' .. tier, 't' .. tier) end
     end
   end
 end
-
 end
 
--- The caller of an entry, if it rides apart.
 local function caller_apart(s, key, payload)
   local caller = culprits.caller_in(key, payload)
   return culprits.ride_apart(s, caller) and caller or nil
 end
 
--- Let an entry wait in the quarantine of its caller, which rides apart.
+-- Let an entry wait in the quarantine of its caller.
 local function wait_apart(s, entry, caller)
   entry.member = member_of(entry)
   suspects.join(s, caller, {entry}, {ready_at = s.now + batch_seconds(s.q, 1), failures = 0, attempts = 0})
 end
 
--- Why a new entry may not wait, as `refuse`: in its tier queue, or in the quarantine of its caller when that rides apart.
+-- Judge a new entry like `refuse`: for its tier queue, or for the quarantine of its caller `apart`.
 local function admissible(s, intake, entry, queue_timeout, timeout, apart)
   if not apart then return refuse(s, intake, entry, queue_timeout, timeout) end
   local q, quarantine = s.q, suspects.quarantine(s, apart)

@@ -1,18 +1,16 @@
--- Large outputs that several entries have in common, or that are kept. One stays as long as somebody has yet to read it, or may ask for it.
+-- Large outputs that are shared or kept. One stays while somebody has yet to read it or may ask for it.
 --
---   Q:<token>  set  those who have yet to read it, by the names of their submissions; '' while a step finds out who they are
---   K:<token>  set  the keys under which it is kept
+--   Q:<token>  set  names of the submissions that have yet to read it; '' while a step collects them
+--   K:<token>  set  keys that keep it
 --
--- An output that only its own entry has is in neither, and goes when that one's reply was read. Each has an end besides: reply and output
--- are two writes, and who was to read it may be gone.
-
+-- An output of a single entry is in neither set, and goes once the reply was read. All of them expire too, because a reader may
+-- be gone, and reply and output are two writes.
 do
-
 local function last(key, seconds)
   if redis.call('TTL', key) < seconds then redis.call('EXPIRE', key, math.ceil(seconds)) end
 end
 
--- These have yet to read an output.
+-- Note the submissions that have yet to read an output.
 function large.lend(s, token, names)
   call_all('SADD', s.prefix .. 'Q:' .. token, names)
   last(s.prefix .. 'Q:' .. token, OUTPUT_SECONDS)
@@ -30,23 +28,22 @@ local function let_go(prefix, token)
   end
 end
 
--- Submissions of these names have read an output.
+-- Note that submissions have read an output.
 function large.read(s, token, names)
   call_all('SREM', s.prefix .. 'Q:' .. token, names)
   let_go(s.prefix, token)
 end
 
--- An output is kept under a key for so many seconds.
+-- Keep an output under a key for this many seconds.
 function large.keep(s, token, key, seconds)
   redis.call('SADD', s.prefix .. 'K:' .. token, key)
   last(s.prefix .. 'K:' .. token, seconds + OUTPUT_SECONDS)
   last(s.prefix .. 'R:' .. token, seconds + OUTPUT_SECONDS)
 end
 
--- It is kept under that key no longer. The queue may be another than that of the step.
+-- Stop keeping an output under a key, of this queue or another.
 function large.forget(prefix, token, key)
   redis.call('SREM', prefix .. 'K:' .. token, key)
   let_go(prefix, token)
 end
-
 end

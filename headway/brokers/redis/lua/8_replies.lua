@@ -1,5 +1,4 @@
--- Replies: each goes into the stream of the gateway that waits for it, and the entry is marked until that was read.
-
+-- Replies go to the stream of the waiting gateway, and their entries stay marked until they were read.
 local STREAM_CAP = '100000'
 
 local function send(s, gateway, ...)
@@ -8,13 +7,13 @@ local function send(s, gateway, ...)
   local renewed = memory_of(s).renewed
   if s.now >= (renewed[gateway] or INF) + RENEW_SECONDS or s.now < (renewed[gateway] or INF) then
     redis.call('EXPIRE', key, STREAM_SECONDS_TEXT)
-    -- Who has waited for long without a word is there to read this, or is swept away later.
+    -- A gateway that was silent for long either reads this, or is swept away later.
     redis.call('ZADD', s.prefix .. 'g', 'XX', s.now, gateway)
     renewed[gateway] = s.now
   end
 end
 
--- Entries have their outcomes. One that nobody waits for is forgotten at once.
+-- Mark entries as answered. One that nobody waits for is dropped.
 local function mark(s, entries)
   local keys, marks, unwanted = {}, {}, {}
   for i, entry in ipairs(entries) do
@@ -33,8 +32,8 @@ local function mark(s, entries)
   end
 end
 
--- What a stream has of entries that got no output. `kind` is late, dead, spent or refused; `list` says which and more,
--- `failure` is what the batch failed of. Slots count that other shards have: the entry has waited for one of those, too.
+-- Stream fields for entries without an output: `kind` is late, dead, spent or refused, `list` says which and more, `failure` is why
+-- their batch failed. Slots of other shards count, because the entry waited for those too.
 local function failure_fields(s, kind, list, left_at, size, failure)
   return {'k', kind, 'd', cmsgpack.pack(list), 't', exact(left_at or s.now), 'e', exact(s.now), 'n', size or 0,
     's', math.max(s.q.slots, s.served), 'f', failure or ''}

@@ -1,19 +1,14 @@
--- One answer for several entries of a tenant: as `core.dedup`. What is known under a dedup key is a flight: its original and
--- its followers, or the outcome that is kept.
+-- One answer for several entries of a tenant: as `core.dedup`. Under a dedup key lies a flight, which is an original with its followers,
+-- or a kept outcome.
 --
--- A dedup key, here a share, is a list: KIND, FLIGHT, DIGEST, seconds to KEEP, whether it JOINS an original, whether it WAITS for
--- one only, whether it RENEWS what is kept. The record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or
--- '', and once
--- nobody waits for the entry itself, the gateway that did. An outcome has the fields that a stream has of it, and its
--- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later. One with an output has its weight, and the version that ran it. One
--- whose output is apart has its token: the output is for all that get the outcome.
-
+-- A share is a dedup key as a list: KIND, FLIGHT, DIGEST, seconds to KEEP, whether it JOINS an original, only WAITS for one, or RENEWS
+-- what is kept. An entry's record has its shares, the positions of those whose flights it began (`led`), and the flight that it follows
+-- or ''. An outcome has its stream fields and its worth to later requests: ANSWER, VERDICT or WORTHLESS. With an output it has the
+-- weight, the version that ran it, and the token if the output is stored apart; then the output is for all who get the outcome.
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers, elsewhere
 local keep_outcome, forget_outcome, forget_ended, renew_account  -- of 18_kept.lua
-
-do  -- A library has room for 200 local names, so what others have no use for ends with this.
-
+do  -- Locals that no other file needs end with this block: a library has room for 200.
 local function record_of(s, key)
   local packed = redis.call('HGET', s.prefix .. 'vs', key)
   return packed and cmsgpack.unpack(packed)
@@ -24,14 +19,13 @@ function store_record(s, key, record)
   lasting(s, 'vs')
 end
 
--- The header of an entry that has no outcome yet, read.
+-- Entry of a name, if it has no outcome yet.
 function live(s, key)
   local header = redis.call('HGET', s.prefix .. 'e', key)
   if header and not is_answered(header) then return read_header(header, key) end
-  return nil
 end
 
--- The member of an entry that was found under a name.
+-- Member of an entry that was found by name.
 function member_found(entry) return entry.gateway == '' and entry.key or member_of(entry) end
 
 function original_of(s, flight)
@@ -40,11 +34,10 @@ function original_of(s, flight)
     local found = cmsgpack.unpack(packed)
     return found[1], found[2]
   end
-  return nil
 end
 
--- The outcome that is kept under a flight, with its digest, until when and for how many seconds it is, the kind of share by which
--- it came, and whether it had been kept before. Without its output, which was lost, it is nothing.
+-- Kept outcome of a flight: with its digest, its end, its seconds, the kind of share that it came by, and whether it was kept before.
+-- Nothing if its output was lost.
 function kept_under(s, flight)
   s.kept_read = s.kept_read or {}
   if s.kept_read[flight] then return s.kept_read[flight] end
@@ -59,14 +52,14 @@ function kept_under(s, flight)
   return found
 end
 
--- The share by which an entry whose client chose the id of a task that is kept gets that task's outcome.
+-- Share that gets an entry the outcome of the kept task whose id its client chose.
 function submissions.share_of_id(s, key, digest)
   local flight = TASK .. '\0' .. key
   return kept_under(s, flight) and {TASK, flight, digest, 0, true, false}
 end
 
--- What is known under a share, if anything is. An original that ended unnoticed, in a process of another release, is
--- nothing; its followers get the next one's outcome.
+-- Flight of a share, if there is one. An original that a process of another release ended without notice counts as none; its followers
+-- get the next one's outcome.
 local function flight_of(s, share)
   local original, digest = original_of(s, share[FLIGHT])
   if original and ((s.entered and s.entered[original]) or live(s, original)) then
@@ -80,7 +73,7 @@ local function flight_of(s, share)
   return found and {digest = found.digest, kept = found}
 end
 
--- The entry that runs for another, or that one itself.
+-- Key of the entry that runs for this one, or its own.
 function root_of(s, key)
   while true do
     local record = record_of(s, key)
@@ -90,8 +83,8 @@ function root_of(s, key)
   end
 end
 
--- Look for an answer in common with others: why an entry may not come in, or else the flight to join and its share.
--- None: it has to run. Also whether nobody is under them, by the positions of those that were looked at.
+-- Find an answer to share. Returns why the entry may not come in; or nil, the flight to join and its share. No flight means that the
+-- entry must run. Then, by position of the shares looked at, whether each is free.
 function find_flight(s, shares)
   local free = {}
   for position, share in ipairs(shares) do
@@ -111,7 +104,7 @@ function find_flight(s, shares)
   return nil, nil, nil, free
 end
 
--- The queue of the model in which one of these shares is known: '' for this one. Nil when there is none.
+-- Ending of the model's queue that knows one of these shares: '' for this one, nil for none.
 local function queue_with(s, shares)
   for _, share in ipairs(shares) do
     if flight_of(s, share) then return '' end
@@ -121,11 +114,10 @@ local function queue_with(s, shares)
       if flight_of(other, share) then return queue end
     end
   end
-  return nil
 end
 
--- The other queue of the model in which one of these shares is known, or the id that a client has chosen: how its prefix goes on. Nil
--- when there is none, or a share or the id is known here. Identical requests have nothing in common with those of other versions.
+-- Ending of the model's other queue that knows one of these shares or the chosen id. Nil if there is none, or this queue knows one.
+-- Identical requests are never shared across versions.
 function elsewhere(s, key, shares, chosen)
   if chosen then  -- An id decides before any share.
     local task = TASK .. '\0' .. key
@@ -134,17 +126,13 @@ function elsewhere(s, key, shares, chosen)
       if live(other, key) or kept_under(other, task) then return queue end
     end
   end
-  local own, others = {}, {}
-  for _, share in ipairs(shares or own) do
-    if share[KIND] ~= SAME then
-      table.insert(share[KIND] == TASK and not share[WAITS] and own or others, share)
-    end
-  end
-  local queue = queue_with(s, own) or queue_with(s, others)  -- The id of a task decides before its key.
+  local shared = split(shares or {}, function(share) return share[KIND] ~= SAME end)
+  local own, others = split(shared, function(share) return share[KIND] == TASK and not share[WAITS] end)
+  local queue = queue_with(s, own) or queue_with(s, others)  -- A task's id decides before its key.
   return queue ~= '' and queue or nil
 end
 
--- The entry is the first under those of its shares that nobody is under yet.
+-- Start a flight under each free share of an entry.
 function begin(s, key, record, free)
   for position, share in ipairs(record.shares) do
     local looks = share[WAITS] or (share[KIND] == TASK and share[KEEP] <= 0)
@@ -182,12 +170,17 @@ local function keep(s, share, outcome, one)
   keep_outcome(s, share[FLIGHT], kind == SAME, {
     digest = share[DIGEST], ends = s.now + share[KEEP], seconds = share[KEEP], kind = one.kind, kept = one.kept, outcome = outcome,
   })
-  if share[KEEP] > LIFE_SECONDS / 2 then  -- Else the figures have the queue listed for longer.
-    siblings.list(s, share[KEEP])
-  end
+  if share[KEEP] > LIFE_SECONDS / 2 then siblings.list(s, share[KEEP]) end  -- Below that the figures keep the queue listed.
 end
 
--- The followers of a flight, which ends.
+-- Send an outcome to entries of one gateway.
+local function send_outcome(s, gateway, outcome, list)
+  local fields = {unpack(outcome.fields)}
+  fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack(list)
+  send(s, gateway, unpack(fields))
+end
+
+-- End a flight. Returns its followers.
 local function take_followers(s, flight)
   redis.call('HDEL', s.prefix .. 'v', flight)
   local followers = redis.call('ZRANGE', s.prefix .. 'v:' .. flight, 0, -1)
@@ -200,7 +193,7 @@ end
 
 function whose(key, kind, kept, tell) return {key = key, kind = kind, kept = kept, tell = tell} end
 
--- All that follow, each before those that follow it, are to be offered anew. Who left is forgotten.
+-- Collect all followers, each ahead of its own, to be offered again. Those that left are dropped.
 local function scatter(s, followers, anew)
   local loose, at = {followers}, 1
   while loose[at] do
@@ -224,8 +217,8 @@ end
 
 local offer_anew
 
--- Entries have an outcome, and so have those that follow them. `ended` has for each its key, the kind of the share by which
--- it came, whether it was kept, and whether the gateway has to be told. `late`: only because their own time is over.
+-- Conclude entries and their followers with an outcome. `ended` lists key, kind of the share it came by, whether it was kept, and
+-- whether the gateway must be told. `late`: only their own time ran out.
 function conclude(s, outcome, ended, late)
   local told, answered, anew, at, token, readers = {}, {}, {}, 1, outcome.token, {}
   if token then large.lend(s, token, {''}) end
@@ -262,11 +255,7 @@ function conclude(s, outcome, ended, late)
     large.lend(s, token, readers)
     large.read(s, token, {''})
   end
-  for gateway, list in pairs(told) do
-    local fields = {unpack(outcome.fields)}
-    fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack(list)
-    send(s, gateway, unpack(fields))
-  end
+  for gateway, list in pairs(told) do send_outcome(s, gateway, outcome, list) end
   mark(s, answered)
   for _, one in ipairs(anew) do offer_anew(s, one) end
 end
@@ -285,7 +274,7 @@ end
 
 local function end_alone(s, key, outcome) conclude(s, outcome, {whose(key, '', false, true)}, false) end
 
--- A new entry gets what is kept, with all others of this step that get the same. It is nowhere but in the reply and in its mark.
+-- Answer a new entry from a kept outcome, together with others of this step. It leaves only a reply and its mark.
 local function answer_later(s, entry, kind, outcome)
   s.answered = s.answered or {marks = {}}
   local of_gateway = s.answered[outcome]
@@ -299,41 +288,32 @@ local function answer_later(s, entry, kind, outcome)
   marks[#marks + 1], marks[#marks + 2] = entry.key, submissions.mark(entry)
 end
 
--- Answer those that get what is kept.
+-- Send the answers collected by `answer_later`.
 function submissions.answer(s)
   if not s.answered then return end
   for _, outcome in ipairs(s.answered) do
-    for gateway, list in pairs(s.answered[outcome]) do
-      local fields = {unpack(outcome.fields)}
-      fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack(list)
-      send(s, gateway, unpack(fields))
-    end
+    for gateway, list in pairs(s.answered[outcome]) do send_outcome(s, gateway, outcome, list) end
   end
   call_all('HSET', s.prefix .. 'e', s.answered.marks)
   lasting(s, 'e')
 end
 
--- An entry joins a flight: it gets what is kept, or follows the original. `payload`: of a new one.
+-- Have an entry join a flight: it gets the kept outcome, or follows the original. `payload` is given for a new entry.
 function join(s, entry, record, flight, share, free, payload)
   begin(s, entry.key, record, free)
   local is_large = entry.bytes > 0 or entry.token
   if flight.kept and payload and #record.led == 0 and not is_large and not flight.kept.outcome.token then
-    answer_later(s, entry, share[KIND], flight.kept.outcome)
-    return
+    return answer_later(s, entry, share[KIND], flight.kept.outcome)
   end
   if payload then redis.call('HSET', s.prefix .. 'p', entry.key, payload) end
   redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
   lasting(s, 'e', 'p')
-  if flight.kept then
-    store_record(s, entry.key, record)
-    conclude(s, flight.kept.outcome, {whose(entry.key, share[KIND], true, true)}, false)
-  else
-    follow(s, entry, record, share[FLIGHT])
-    store_record(s, entry.key, record)
-  end
+  if not flight.kept then follow(s, entry, record, share[FLIGHT]) end
+  store_record(s, entry.key, record)
+  if flight.kept then conclude(s, flight.kept.outcome, {whose(entry.key, share[KIND], true, true)}, false) end
 end
 
--- A follower whose original was too late: it runs itself, or joins another, in the time that it has left.
+-- Offer a follower again whose original was late: it runs or joins another flight in its remaining time.
 offer_anew = function(s, one)
   local entry, record, why, wait, apart, error = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0, nil, nil
   local left = entry.due - s.now
@@ -344,10 +324,7 @@ offer_anew = function(s, one)
     codes.date(s, record.shares)
     why, flight, share, free = find_flight(s, record.shares)
     entry.queue_due, entry.tenant = s.now + queue_timeout, tenant_of(entry.key)
-    if flight then
-      join(s, entry, record, flight, share, free)
-      return
-    end
+    if flight then return join(s, entry, record, flight, share, free) end
     local payload = not why and redis.call('HGET', s.prefix .. 'p', entry.key)
     error = payload and culprits.knows(s, entry, payload)
     why = why or (error and CULPRIT)
@@ -368,12 +345,10 @@ offer_anew = function(s, one)
   end
   begin(s, entry.key, record, free or {})
   store_record(s, entry.key, record)
-  if outcome then  -- If it is a task, that is its outcome.
-    end_alone(s, entry.key, outcome)
-  end
+  if outcome then end_alone(s, entry.key, outcome) end  -- A task has this as its outcome.
 end
 
--- Take an entry out that is not to run any more.
+-- Remove an entry that must not run any more.
 local function drop(s, entry)
   entry.member = member_found(entry)
   if not drop_from_lane(s, entry) and s.q.groups > 0 then suspects.drop(s, entry.member) end
@@ -386,8 +361,7 @@ end
 
 local function has_followers(s, flight) return redis.call('EXISTS', s.prefix .. 'v:' .. flight) == 1 end
 
--- Let go of an entry that nobody waits for, unless others follow it or it is the first under a key, and of those that only ran
--- for it.
+-- Drop an entry that nobody waits for, unless others follow it or it began a flight under a key. The same then holds for its original.
 local function let_go(s, key)
   while true do
     local entry, record = live(s, key), record_of(s, key)
@@ -401,19 +375,15 @@ local function let_go(s, key)
     end
     forget(s, key)
     large.let_go(s, entry)
-    if record.follows == '' then
-      drop(s, entry)
-      return
-    end
+    if record.follows == '' then return drop(s, entry) end
     unfollow(s, key, record.follows)
     key = original_of(s, record.follows)
     if not key then return end
   end
 end
 
--- Nobody waits for an entry with shares itself any more. Should it go on for others, or as its client may ask again by a key,
--- it does so under its member, and its key is free. A task of its own ends here, for those who wait for it, too. `deleted`: its
--- outcome is not wanted either.
+-- Note that nobody waits for an entry with shares itself. If it runs on for others or under a key, it does so under its member, and
+-- its key is free. A task ends here, even for those waiting for it. `deleted`: its outcome is unwanted too.
 function withdraw(s, entry, deleted)
   local p, key, member = s.prefix, entry.key, member_found(entry)
   local record, led = record_of(s, key) or {shares = {}, led = {}, follows = ''}, {}
@@ -438,15 +408,14 @@ function withdraw(s, entry, deleted)
   end
   local payload = redis.call('HGET', p .. 'p', key)
   forget(s, key)
-  redis.call('HSET', p .. 'e', member,
-    pack_header(entry, entry.tier + SHARED, ''))
+  redis.call('HSET', p .. 'e', member, pack_header(entry, entry.tier + SHARED, ''))
   redis.call('HSET', p .. 'p', member, payload or '')
   lasting(s, 'e', 'p', 'v')
   store_record(s, member, record)
   let_go(s, member)
 end
 
--- Answer followers whose own time is over.
+-- Answer followers whose own time ran out.
 function expire_followers(s)
   for _, key in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'vd', '-inf', s.now)) do
     local entry, record = live(s, key), record_of(s, key)
@@ -459,5 +428,4 @@ function expire_followers(s)
     end
   end
 end
-
 end

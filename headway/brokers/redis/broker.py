@@ -1,7 +1,7 @@
-"""The broker over Redis: queues in the server, where each atomic step is a function that keeps the laws.
+"""The broker over Redis: its queues are in the server, where each atomic step is a function that keeps the laws.
 
-Entries are dealt out to the shards of their model in turn; a replay goes where the entry went. A slot claims at its
-home shard, and now and then looks whether another shard is behind and needs help.
+Entries are dealt to the shards of their model in turn; a replay goes where the entry went before. A slot claims at its home
+shard, and checks from time to time whether another shard needs help.
 """
 
 from __future__ import annotations
@@ -68,35 +68,35 @@ log = get_logger(__name__)
 LEAST_LINGER = 0.001
 """Least seconds for which entries gather."""
 IN_USE = 1.0
-"""Seconds after its last offer for which a queue is in use."""
+"""Seconds after its last offer for which a queue counts as in use."""
 MOST_PAUSE = 0.4
 """Most seconds between two looks at other shards. The pause doubles while a slot rests."""
 APART_FROM = 64 << 10
-"""Bytes above which a value is stored apart, by default."""
+"""Default for the bytes above which a value is stored apart."""
 _MODEL_AND_VERSION, _CLAIMS = attrgetter("model", "version"), attrgetter("claims")
 RUNNING = 1_000
-"""Most leases whose waits are remembered until they end."""
+"""Most running leases whose waits are remembered."""
 
 
 class _UnansweredClaim(msgspec.Struct):
-    """Claim without an answer. It may have been granted, and is to be repeated at the same shard."""
+    """Claim without an answer. It may have been granted, so it is repeated at the same shard."""
 
     queue: Queue
     token: str
 
 
 class RedisBroker(Broker):
-    """Broker over Redis. See `headway.ports.Broker` for the methods and the laws.
+    """Broker over Redis. `headway.ports.Broker` describes methods and laws.
 
     Arguments:
-        connection: connection to the server, opened.
-        models: bounds of the queue of each model served.
+        connection: open connection to the server.
+        models: queue bounds of each model served.
         counters: counters of retries.
         rng: uniform in [0, 1).
-        shards: queues that each model is split into.
-        lease_seconds: seconds for which a lease lasts unless it is extended.
-        kept: budgets of kept outcomes, of each server.
-        queue_bytes: most bytes of large entries that have no outcome yet.
+        shards: number of queues of each model.
+        lease_seconds: seconds that a lease lasts unless it is extended.
+        kept: budgets of kept outcomes, per server.
+        queue_bytes: most bytes of large entries without an outcome.
         apart_from: bytes above which inputs and outputs are stored apart; infinite for none.
     """
 
@@ -120,7 +120,7 @@ class RedisBroker(Broker):
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers, self._offers = itertools.count(), Offers()
         self._debts = None if connection.clustered else RateLimitCache()
-        """Debts by the counts that all queues have in common; None where each has its own."""
+        """Debts in the counts that all queues share; None if each queue has its own."""
         if self._debts is not None:  # Every request asks for it.
             self.rate_limit_debt = self._debts.seconds  # type: ignore[method-assign]
         self._queues = QueueTable(self._make_queue, shards)
@@ -142,7 +142,7 @@ class RedisBroker(Broker):
         self._waited: dict[tuple[Queue, int], Sequence[float]] = {}
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """See Broker. Here each queue has counts of its own."""
+        """See Broker. This is for queues with counts of their own."""
         owed = 0.0
         for queues in self._queues.values():
             of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts
@@ -151,7 +151,7 @@ class RedisBroker(Broker):
 
     @property
     def linger(self) -> float:
-        """See Broker: that of the queue in use which bears least, at least 1 ms, and at most 4 where a request for another model may come."""
+        """See Broker: the least linger of the queues in use, at least 1 ms, and at most 4 ms if requests for another model may come."""
         now = asyncio.get_running_loop().time()
         least = min((queue.linger(now) for queue in self._every if now - queue.offered_at < IN_USE), default=0.0)
         return max(least if len(self._queues.limits) == 1 else min(least, GATHERED), LEAST_LINGER)
@@ -164,17 +164,17 @@ class RedisBroker(Broker):
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker: whether any server uses more than four fifths of its `maxmemory`."""
+        """See Broker. True if any server uses more than four fifths of its `maxmemory`."""
         return self._connection.memory_pressure
 
     @property
     def kept(self) -> KeptLimits:
-        """See Broker. In a cluster, budgets of one queue: its outcomes lie on one server, and are counted there."""
+        """See Broker. In a cluster, the budgets of one queue, because each server counts only its own."""
         return self._budgets.kept()
 
     @property
     def near(self) -> None:
-        """See RequestQueue. The broker is in another process."""
+        """See RequestQueue. None, because the broker is in another process."""
 
     @property
     def apart_from(self) -> float:
@@ -182,11 +182,11 @@ class RedisBroker(Broker):
 
     @property
     def queue_names(self) -> Collection[QueueName]:
-        """Names of the queues, as they are at any time."""
+        """Live view of the queues' names."""
         return self._queues.keys()
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
-        """See Broker. The queues of its versions have the bounds of a model."""
+        """See Broker. Queues of a model's versions get its bounds too."""
         self._queues.know(models, others)
 
     def _make_queue(self, name: QueueName, shard: int, limits: QueueLimits) -> Queue:
@@ -205,7 +205,7 @@ class RedisBroker(Broker):
         return made
 
     def _hear_of(self, added: Sequence[Queue]) -> None:
-        """Have the replies in these queues read, too."""
+        """Read replies from these queues too."""
         for box in self._mailboxes.values():
             box.add(added)
 
@@ -259,7 +259,7 @@ class RedisBroker(Broker):
         if queue is not home:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
-                await self._unlisten(slot)  # Or a wake-up is lost on it.
+                await self._unlisten(slot)  # Otherwise a wake-up would be lost on it.
                 return claimed
         self._idle_at[slot] = home
         claimed = await self._claim_from(home, slot, policy, guest=False)
@@ -268,7 +268,7 @@ class RedisBroker(Broker):
         return claimed
 
     async def _unlisten(self, slot: Slot) -> None:
-        """Have a slot wait for no wake-up any more, if it may."""
+        """Try to stop a slot from being woken."""
         idle_at = self._idle_at.get(slot)
         if idle_at is not None:
             with contextlib.suppress(BrokerUnavailable):
@@ -276,7 +276,7 @@ class RedisBroker(Broker):
                 self._idle_at.pop(slot, None)
 
     def _apart(self, slot: Slot) -> Queue | None:
-        """At every second claim a shard that no slot of its version has as its home, if any."""
+        """At every second claim, return a shard that is no slot's home but has entries for the version, if any."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None
@@ -286,14 +286,14 @@ class RedisBroker(Broker):
         return queues[turn // 2 % len(queues)]
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """See Broker. It is what waits at the slots' home shards: a call for each, all at once."""
+        """See Broker. Asks the slots' home shards, all at once."""
         homes = [(slot.model, self._router.home(slot.worker, slot.queue)) for slot in slots]
         return await all_of(*(queue.contender(model) for model, queue in homes))
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         home = self._router.home(slot.worker, slot.queue)
         idle_at = self._idle_at.get(slot, home)
-        if idle_at is not home:  # It has moved since it claimed.
+        if idle_at is not home:  # Its home changed since it claimed.
             await idle_at.unlisten(slot.worker)
             return
         sleeping = asyncio.ensure_future(home.wakeups.sleep(slot.worker, until))
@@ -341,7 +341,7 @@ class RedisBroker(Broker):
         self._router.forget(submission[:2] for submission in submissions)
 
     async def probe(self, gateway: str) -> None:
-        """See Broker. To withdraw what was never there is a write that changes nothing."""
+        """See Broker. Withdrawing an unknown submission is a write that changes nothing."""
         await self.withdraw([("", gateway, 0)], gateway)
 
     async def takes_reads_only(self) -> bool:
@@ -373,7 +373,7 @@ class RedisBroker(Broker):
             return
         before = self._router.move(worker)
         if before is not None:
-            before.wakeups.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
+            before.wakeups.wake(worker.worker_id)  # It sleeps at its old home but is needed at the new one.
         home = self._router.home(worker.worker_id, worker.queue)
         await all_of(home.heartbeat(worker, self._router.renewed(worker)), self._registry.record(worker))
         if before is not None:
@@ -381,7 +381,7 @@ class RedisBroker(Broker):
             await before.unlisten(worker.worker_id)
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """See Broker. The queues that they claim from are known from then on."""
+        """See Broker. Also adds the queues that workers claim from."""
         return await self._router.read_registry()
 
     async def depths(self) -> Sequence[TierDepth]:
@@ -407,7 +407,7 @@ class RedisBroker(Broker):
         return [*found.values()]
 
     async def loads(self) -> Mapping[QueueName, Load]:
-        """See Broker. Of several shards: their sums, and the costs of the shards that have seen most batches."""
+        """See Broker. Loads of shards are added up; costs are those of the shard with most batches."""
         found: dict[QueueName, list[Load]] = {}
         for queue, look in await self._look():
             found.setdefault(queue.name, []).append(look.load)
@@ -416,13 +416,13 @@ class RedisBroker(Broker):
     async def reap(self, rest: float = 0.0) -> float:
         pauses = await all_of(self._router.census(rest), self._reaping.reap(rest))
         if self._reaping.reaps:
-            self._connection.look_soon()  # Somebody in the fleet does, also while no request comes.
+            self._connection.look_soon()  # Somebody must look even while no request comes.
         if gone := {*self._queues.forget()}:
             await self._forget(gone)
         return max(min(pauses), LEAST_PAUSE)
 
     async def _forget(self, queues: Collection[Queue]) -> None:
-        """Let go of queues that are not in the table any more, and end all reads there."""
+        """Drop queues that have left the table, and end all reads there."""
         log.info("queues are forgotten", queues=sorted({str(queue.name) for queue in queues}))
         self._router.forget_queues(queues)
         self._reaping.forget(queues)
@@ -433,7 +433,7 @@ class RedisBroker(Broker):
         await all_of(*(queue.close() for queue in queues))
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Offer those entries whose models have queues, and refuse the others. A follower waits in a queue that has its task."""
+        """Offer entries whose models have queues, and refuse others. A follower waits in a queue that has its task."""
         entries = [await self._placed(entry) for entry in entries]
         known = [entry for entry in entries if self._queues.has(entry.queue)]
         names = {entry.queue for entry in known}
@@ -441,7 +441,7 @@ class RedisBroker(Broker):
         return [next(answers) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
     async def _placed(self, entry: Entry) -> Entry:
-        """Entry with a model, which a follower may be without."""
+        """Give a follower without a model any model."""
         if entry.model or not (task := task_followed(entry)):
             return entry
         queue = await self._lookup.queue_with(entry.tenant, task)
@@ -455,7 +455,7 @@ class RedisBroker(Broker):
         try:
             claimed = await queue.claim(slot, policy, doubt.token, guest)
         except BrokerUnavailable:
-            if not (guest and again):  # A guest does not wait for ever for a shard that is out of reach.
+            if not (guest and again):  # A guest doesn't wait for ever for an unreachable shard.
                 self._doubts[slot] = doubt
             raise
         if isinstance(claimed, NoWork):
@@ -468,7 +468,7 @@ class RedisBroker(Broker):
         return claimed.lease
 
     async def _help(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim for a slot whose home is another queue: it waits for no wake-up here."""
+        """Claim for a slot whose home is another queue, without waiting for wake-ups here."""
         for queue in self._queues[slot.queue]:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
@@ -476,9 +476,9 @@ class RedisBroker(Broker):
         return NoWork(None)
 
     async def _refuse_batch(self, claimed: Granted) -> NoWork:
-        """Give back a batch with an entry that this release cannot read.
+        """Give back a batch with an entry that this release can't read.
 
-        The retry plan finds the entry, or a worker that can.
+        Retries then find the entry, or a worker that can read it.
         """
         worker = claimed.lease.slot.worker
         log.error("a batch cannot be read", worker=worker, error=claimed.unreadable)
@@ -486,12 +486,12 @@ class RedisBroker(Broker):
         return NoWork(claimed.lease.granted_at)
 
     async def _look_around(self, slot: Slot, home: Queue) -> None:
-        """Return when another shard is behind, and remember it for the next claim."""
+        """Return when another shard needs help, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
         start, pause = int(self._rng() * SHARDS), sharding.LOOK_ELSEWHERE_EVERY
         others = [queue for queue in self._queues[slot.queue] if queue is not home]
         for turn in itertools.count(start):
-            # At high load rests are short, so the first look of a rest must not wait for long.
+            # At high load rests are short, so the first look must come early in a rest.
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))
             self._looked_at[slot] = loop.time()
             pause = min(2 * pause, MOST_PAUSE) if turn > start and not self._router.apart(slot.queue) else pause
@@ -503,7 +503,7 @@ class RedisBroker(Broker):
                     return
 
     async def _look(self) -> list[tuple[Queue, Look]]:
-        queues = list(self._every)  # There may be more of them when the answers come.
+        queues = list(self._every)  # Queues may be added before the answers come.
         return list(zip(queues, await all_of(*(queue.look() for queue in queues)), strict=True))
 
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:

@@ -1,8 +1,7 @@
-"""Clients made from a broker's URL: for one server, Sentinel or Cluster, each with or without TLS.
+"""Clients for a broker's URL: one server, Sentinel or Cluster, each with or without TLS.
 
-What follows a `?` in the URL are options, as in rediss://HOST:PORT/0?ssl_ca_certs=/etc/headway/ca.pem; see
-`headway.config.broker.OPTIONS`. Nothing is tried twice: a command that was not answered may have been done, and only
-the caller knows whether it can be repeated. Answers are bytes.
+The URL's query has options, as in rediss://HOST:PORT/0?ssl_ca_certs=/etc/headway/ca.pem; see `headway.config.broker.OPTIONS`. Nothing is
+tried twice: an unanswered command may have been done, so only the caller knows whether to repeat it. Answers are bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Single(Client):
 
     Arguments:
         server: client of the server.
-        sentinels: Sentinels that know its address; None when the address is fixed.
+        sentinels: Sentinels that know its address; None if the address is fixed.
     """
 
     def __init__(self, server: Server, sentinels: Sentinels | None = None) -> None:
@@ -78,12 +77,12 @@ class Single(Client):
 
 @cache
 def _driver() -> DriverInfo:
-    """Name and version that connections tell their server. Left to redis-py, each would read its package's metadata for it."""
+    """Driver name and version that connections report. Without it each connection would read redis-py's package metadata."""
     return DriverInfo()
 
 
 def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[Client]:
-    """Make clients for a URL, each with connections of its own. Those of Sentinels follow one primary together.
+    """Make clients for a URL, each with its own connections. With Sentinels they share one view of the primary.
 
     Arguments:
         url: URL of the broker.
@@ -91,7 +90,7 @@ def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[
         bounds: most connections of each client to one server; None for no bound.
 
     Raises:
-        SettingError: a file that the URL names cannot be used.
+        SettingError: a file that the URL names can't be used.
     """
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
@@ -101,14 +100,14 @@ def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[
     common: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": _finite(timeout),
-        "socket_timeout": None,  # Whoever asks bounds it.
+        "socket_timeout": None,  # Callers have their own timeouts.
         "socket_keepalive": True,
         "protocol": 2,
         "driver_info": _driver(),
         **secure,
     }
     if kind == "sentinel":
-        # Sentinels that are gone must leave time to ask the others.
+        # Dead Sentinels must leave time to ask others.
         share = _finite(timeout / (len(hosts) + 1))
         within = {"socket_timeout": share, "socket_connect_timeout": share}
         asking = {**common, **within, **_sentinel_login(given), "ssl": bool(secure)}
@@ -126,13 +125,13 @@ def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[
 
 
 class Nodes(NamedTuple):
-    """Servers behind a URL, for whoever asks each of them by itself.
+    """Servers behind a URL, to be asked one by one.
 
     Attributes:
         kind: `cluster`, `sentinel`, or empty for one server.
         hosts: hosts of the URL.
-        service: name of the primary in the Sentinels' configuration; else empty.
-        server, sentinel: make a client of a server, or of a Sentinel, with the credentials that the URL has for it.
+        service: name of the primary in the Sentinels' configuration; otherwise empty.
+        server, sentinel: make a client of a server or Sentinel with the URL's credentials.
     """
 
     kind: str
@@ -143,7 +142,7 @@ class Nodes(NamedTuple):
 
 
 def nodes(url: str, timeout: float) -> Nodes:
-    """Make the nodes of a URL. `timeout`: longest time in seconds for a command. For the error see `connect`."""
+    """Make the nodes of a URL. `timeout`: longest time in seconds for a command. Raises like `connect`."""
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
     given = dict(parse_qsl(parts.query))
@@ -168,7 +167,7 @@ def _followers(
     calling: dict[str, Any],
     bounds: Sequence[int | None],
 ) -> Sequence[Client]:
-    """Clients of the primary that Sentinels name: when one of them learns of another, all of them go there."""
+    """Clients of the primary that Sentinels name. When one of them learns of a new primary, all follow."""
     service, _, database = parts.path.strip("/").partition("/")
     servers: list[Server] = []
 
@@ -187,7 +186,7 @@ def check_files(url: str) -> None:
     """Try the files that the URL names.
 
     Raises:
-        SettingError: one of them cannot be used now.
+        SettingError: a file can't be used.
     """
     parts = urlsplit(url)
     if parts.scheme.startswith("rediss"):
@@ -207,7 +206,7 @@ def _hosts(parts: SplitResult, default: int) -> list[tuple[str, int]]:
 
 
 def _login(parts: SplitResult) -> dict[str, Any]:
-    """User and password of a URL. urlsplit does not find them, as it knows only one host."""
+    """User and password of a URL. urlsplit misses them in a URL with several hosts."""
     credentials, at, _ = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     return {"username": unquote(user) or None, "password": unquote(password) or None} if at else {}
@@ -219,7 +218,7 @@ def _sentinel_login(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Options of TLS. The files are tried here, as they would only be read with the first connection."""
+    """Options for TLS. The files are tried here, or errors would only come with the first connection."""
     found: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_check_hostname", "true").lower() != "false"}
     found |= {name: given[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in given}
     try:

@@ -1,7 +1,7 @@
 """Client of a Redis Cluster, with a map of the nodes that have each key.
 
-redis-py has a client for clusters, too. But it would ask one node for the keys of each call of a function, with all
-that the call carries, and while one node is silent it has the calls to all others wait for that one.
+redis-py has a cluster client too. But it asks a node for the keys of every function call, sending all arguments along, and while one
+node is silent, calls to all others wait.
 
     map not known ──first call──▶ known ──a node is silent, or has moved──▶ in doubt
                                     ▲                                         │ asked for in the background
@@ -25,16 +25,16 @@ from headway.errors import BrokerUnavailable
 from headway.runtime.race import end
 
 MOVES = 4
-"""Most times that a call is sent on to the node that a key has moved to."""
+"""Most redirections of a call whose key has moved."""
 REFRESH_EVERY = 0.1
-"""Least seconds between two reads of the map of slots."""
+"""Least seconds between two reads of the map."""
 
 
 class Cluster(Client):
     """Client of the nodes of a cluster.
 
     Arguments:
-        seeds: addresses of some of the nodes.
+        seeds: addresses of some nodes.
         make: builds the client of one node.
         timeout: longest time in seconds for a call; infinite for none.
     """
@@ -59,7 +59,7 @@ class Cluster(Client):
         return self._left_at
 
     def watch(self) -> None:
-        """See Client: nobody tells that; nodes are asked when one is in doubt."""
+        """See Client. Nothing announces it; nodes are asked when one is in doubt."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         if self._doubtful:
@@ -73,11 +73,11 @@ class Cluster(Client):
                 self._moved[slot] = (exc.host or address[0], exc.port)
                 self._doubt()
             except AskError as exc:
-                # What belongs together is on two nodes, and a function must see all of it.
+                # A function must see all of its keys, and they are on two nodes now.
                 raise BrokerUnavailable(f"the keys of {key} are being moved to {exc.host}:{exc.port}") from exc
             except ResponseError:
                 raise
-            except BaseException:  # Cancelled, too: that is how deadlines end.
+            except BaseException:  # Deadlines end by cancellation.
                 self._silent.add(address)
                 self._doubtful = True
                 raise
@@ -107,7 +107,7 @@ class Cluster(Client):
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     def _doubt(self) -> None:
-        """Note that a node has said that it is not the one to ask."""
+        """Note that a node refused to be the one to ask."""
         self._doubtful, self._left_at = True, asyncio.get_running_loop().time()
 
     def _server(self, address: Address) -> Server:
@@ -127,7 +127,7 @@ class Cluster(Client):
         return self._owners[index]
 
     async def _look(self, wait: bool = False) -> None:
-        """Have the map learnt anew. A call that has a map uses it meanwhile, unless it is to `wait`."""
+        """Read the map again. A call with an old map uses it meanwhile unless it must `wait`."""
         loop = asyncio.get_running_loop()
         if (self._looking is None or self._looking.done()) and loop.time() - self._looked_at >= REFRESH_EVERY:
             self._looked_at = loop.time()
@@ -136,7 +136,7 @@ class Cluster(Client):
             await asyncio.shield(self._looking)
 
     async def _learn(self) -> None:
-        """Learn the map from the first node that tells it. Nodes that are known to be silent come last."""
+        """Read the map from the first node that answers. Nodes known to be silent come last."""
         known = dict.fromkeys([*self._owners, *self._seeds])
         failed: RedisError | OSError | TimeoutError | None = None
         for address in sorted(known, key=lambda one: one in self._silent):
@@ -162,6 +162,6 @@ class Cluster(Client):
 
 
 def _text(name: str | bytes | None) -> str:
-    """Host of a node; empty when the node does not know its own, or will not tell."""
+    """Host of a node; empty if the node doesn't know or tell its own."""
     text = name.decode() if isinstance(name, bytes) else name or ""
     return "" if text == "?" else text

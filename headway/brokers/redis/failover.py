@@ -1,16 +1,15 @@
-"""Failover on purpose: a replica that has all that was written takes over from a primary that is well.
+"""Planned failover: a replica that has all writes takes over from a healthy primary.
 
     guards ──▶ pause of writes ──▶ replicas catch up ──▶ failover ──▶ old primary is a replica ──▶ pause lifted
        │                                   │                │ not done in time, and the old one is still the primary
        └── refused                         └────────────────┴──▶ pause lifted, given up
 
-The pause lasts PAUSE seconds and is renewed meanwhile, so that it ends by itself where this program does. It is not lifted
-while the old primary would take writes that nobody would find again: until it has been made a replica. But no renewal
-reaches further than MARGIN seconds beyond `within`, whatever Sentinels are at then. A cluster (CLUSTER FAILOVER) pauses,
-waits and lifts by itself; here are its guards.
+The pause lasts PAUSE seconds and is renewed, so it ends by itself if this program dies. It isn't lifted while the old primary would take
+writes that would be lost, until that has become a replica. But no renewal reaches further than MARGIN seconds beyond `within`, whatever
+Sentinels are doing. A cluster pauses, waits and lifts by itself (CLUSTER FAILOVER); this program adds its guards.
 
-A signal to end is heeded at once where it does no harm: before a takeover is asked for, which lifts the pause, and once the
-pause is over. In between, the takeover is finished first. A second signal is heeded anywhere.
+A signal to end is obeyed at once where it does no harm: before the takeover is requested, which lifts the pause, and after the pause.
+In between, the takeover is finished first. A second signal is obeyed anywhere.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from headway.errors import FailoverAborted, SettingError
 from headway.runtime.race import end, heed_cancellation
 
 PAUSE = 3.0
-"""Seconds of a pause of writes, unless it is renewed."""
+"""Seconds of a pause of writes unless it is renewed."""
 RENEW_EVERY = 0.5
 MARGIN = 4.0
-"""Seconds after `within` at which writes go on at the latest; one less than is promised, as orders take a while to get there."""
+"""Seconds after `within` at which writes go on at the latest; one less than promised, because commands take a while to arrive."""
 LOOK_EVERY = 0.02
-"""Seconds between two looks at what is waited for."""
+"""Seconds between two checks of whatever is awaited."""
 SEEN_AGO, SEEN_WITHIN = 0.6, 11.0
-"""Seconds since a Sentinel's last look at a replica at which it is best asked for a failover, and most seconds to wait for that."""
+"""Seconds since a Sentinel's last look at a replica at which a failover is best requested, and most seconds to wait for that moment."""
 CLUSTER_TRIES = 5.0
-"""Seconds after which a cluster gives a failover up, and ends the pause of writes."""
+"""Seconds after which a cluster gives up a failover and ends the pause of writes."""
 MOST_LAG = 10
-"""Seconds since its last word from which on a replica is not in sync; it says one each second."""
+"""Seconds since its last report above which a replica isn't in sync; it reports every second."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 NOTHING = "nothing was begun"
@@ -57,7 +56,7 @@ _REPLICA = "look at the replica, and try again"
 _REACH = "check HEADWAY_BROKER or --broker, and that this host reaches it"
 
 _OF_PRIMARY = ("CLIENT", "PAUSE", "?", "WRITE"), ("REPLICAOF", "?", "?")
-"""What the primary has to permit, with arguments that make no sense; see `_check_right`."""
+"""Commands that the primary must permit, with nonsense arguments; see `_check_right`."""
 
 
 async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to: str = "", only: str = "") -> None:
@@ -66,13 +65,13 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
     Arguments:
         nodes: the servers.
         within: most seconds for the catch-up and the takeover of each primary. Its writes are paused for 5 more at most.
-        say: hears of each step, in words.
-        to: HOST:PORT of the replica that takes over from one server; empty: the one that has most. Sentinels choose by themselves.
-        only: HOST or HOST:PORT of the primaries of a cluster that hand over; empty: all of them.
+        say: is told each step in words.
+        to: HOST:PORT of the replica that takes over from a single server; empty for the most advanced. Sentinels choose by themselves.
+        only: HOST or HOST:PORT of the primaries of a cluster that hand over; empty for all.
 
     Raises:
-        FailoverAborted: a guard has failed, or it was given up; says why, and that writes go on.
-        SettingError: an option cannot be, or does not apply to such servers.
+        FailoverAborted: a guard failed, or it was given up. The text says why, and that writes go on.
+        SettingError: an option is invalid, or doesn't apply to such servers.
     """
     _check(nodes.kind, within, to, only)
     servers = _Servers(nodes)
@@ -118,19 +117,19 @@ async def _of_kind(servers: _Servers, within: float, say: Callable[[str], None],
 
 @contextmanager
 def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator[None]:
-    """Give up at a signal to end, but for the first one while a takeover is under way. Raises FailoverAborted."""
+    """Give up at a signal to end, except at the first one during a takeover. Raises FailoverAborted."""
     loop, task, cancelled = asyncio.get_running_loop(), asyncio.current_task(), 0
 
     def heard(number: signal.Signals) -> None:
         nonlocal cancelled
         first, servers.signal = not servers.signal, number.name
         if first and servers.so_far == ASKED:
-            with contextlib.suppress(OSError):  # As when the terminal is gone.
+            with contextlib.suppress(OSError):  # The terminal may be gone.
                 say(
                     f"{number.name}: the takeover was asked for, and is finished first; a second signal ends this at once"
                 )
         elif task is not None:
-            task.cancel()  # Where redis-py loses it, `heed` is next.
+            task.cancel()  # If redis-py swallows it, `heed` is next.
             cancelled += 1
 
     for number in ENDING:
@@ -144,19 +143,19 @@ def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator
         for number in ENDING:
             loop.remove_signal_handler(number)
         while task is not None and cancelled:
-            task.uncancel()  # Else Python 3.11 would turn none of its later time-outs into a TimeoutError.
+            task.uncancel()  # Otherwise Python 3.11 turns no later time-out into a TimeoutError.
             cancelled -= 1
 
 
 class _Servers:
-    """Clients of the servers, made once they are asked for.
+    """Clients of the servers, made on demand.
 
     Attributes:
         nodes: the servers.
         so_far: what was done, in words.
-        signal: name of the last signal to end; empty: none came.
-        last: address of the server that was asked last.
-        replicas: addresses of those that were found to be in sync with their primary.
+        signal: name of the last signal to end; empty if none came.
+        last: address of the server asked last.
+        replicas: addresses that were found in sync with their primary.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -172,12 +171,12 @@ class _Servers:
             await one.aclose()
 
     async def ask(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
-        """Answer of a server, or of a Sentinel."""
+        """Ask a server or a Sentinel."""
         self.last = _shown(address)
         return await self.ask_beside(address, *command, sentinel=sentinel)
 
     async def ask_beside(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
-        """Answer to a command whose failure gives nothing up."""
+        """Ask a server without giving up on failure."""
         make = self.nodes.sentinel if sentinel else self.nodes.server
         if (address, sentinel) not in self._made:
             self._made[address, sentinel] = make(address)
@@ -185,22 +184,22 @@ class _Servers:
 
     @property
     def asked(self) -> str:
-        """Server that was asked last, in words."""
+        """Server asked last, in words."""
         return f"the replica {self.last}" if self.last in self.replicas else self.last
 
     def heed(self) -> None:
-        """Raise FailoverAborted where a signal to end has come."""
+        """Raise FailoverAborted if a signal to end has come."""
         if self.signal:
             raise FailoverAborted(f"ended by {self.signal}; {self.so_far}")
 
     async def replication(self, address: Address) -> Mapping[str, Any]:
-        """Section of INFO on the replication of a server."""
+        """Replication section of a server's INFO."""
         found: Mapping[str, Any] = await self.ask(address, "INFO", "replication")
         return found
 
 
 async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], to: str) -> None:
-    """By the steps of FAILOVER, which a server itself would pause for ever where its replica stands still as it takes over."""
+    """Fail over a single server by the steps of FAILOVER. That command itself would pause for ever if the replica froze."""
     primary = servers.nodes.hosts[0]
     replicas = await _in_sync(servers, primary)
     chosen = _chosen(replicas, to)
@@ -220,7 +219,7 @@ async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], 
 async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], None]) -> None:
     sentinel = await _a_sentinel(servers)
     primary = await _primary_of(servers, sentinel)
-    # It raises where too few are there.
+    # It raises if too few are there.
     await servers.ask(sentinel, "SENTINEL", "CKQUORUM", servers.nodes.service, sentinel=True)
     replicas = await _in_sync(servers, primary)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
@@ -233,20 +232,20 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
 
 
 async def _check_right(servers: _Servers, address: Address, *command: Any, sentinel: bool = False) -> None:
-    """Raise NoPermissionError if the user may not give this command, whose arguments make no sense, so that it does nothing."""
+    """Raise NoPermissionError if the user may not give this command. Its nonsense arguments keep it from doing anything."""
     try:
         await servers.ask(address, *command, sentinel=sentinel)
     except NoPermissionError:
         raise
-    except ResponseError:  # Rights are looked at before arguments.
+    except ResponseError:  # Rights are checked before arguments.
         pass
 
 
 async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str], None]) -> None:
-    """Wait for the moment at which a failover takes least time, so that writes are paused for half a second and not for one.
+    """Wait for the moment at which a failover is fastest, so writes are paused for half a second instead of a full one.
 
-    Sentinels look at replicas every 10 s, and during a failover once the last look is a second old. The one that leads knows by
-    such a look that the replica has taken over, some 0.25 s after it was asked to.
+    Sentinels look at replicas every 10 s, and during a failover once the last look is a second old. By such a look the leading one learns that
+    the replica has taken over, some 0.25 s after it was told to.
     """
     until = monotonic() + SEEN_WITHIN
     say(f"waiting for its next look at the replicas, {SEEN_WITHIN:g} s at most, as that keeps the pause short")
@@ -257,7 +256,7 @@ async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str],
 
 
 async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
-    """Seconds since a Sentinel's last look at the replica that it has not looked at for longest, of those that are up."""
+    """Seconds since a Sentinel's oldest look at any replica that is up."""
     rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
     replicas = [_named(row) for row in rows]
     return max((int(one["info-refresh"]) / 1000 for one in replicas if one["flags"] == "slave"), default=0.0)
@@ -271,10 +270,10 @@ async def _hand_over(
     say: Callable[[str], None],
     take_over: Callable[[float], Awaitable[Address]],
 ) -> None:
-    """Pause the writes until these replicas have caught up and one of them has taken over.
+    """Pause writes until the replicas have caught up and one of them has taken over.
 
-    `take_over`: has one take over during the pause that began at an instant, and returns it. Raises FailoverAborted where
-    none has, and none will.
+    `take_over` gets the instant at which the pause began, has a replica take over, and returns it. It raises FailoverAborted if none has, and
+    none will.
     """
     servers.heed()
     servers.so_far = LIFTED
@@ -291,7 +290,7 @@ async def _hand_over(
             pause.lifts, servers.so_far = True, LIFTED
             raise
         took = monotonic() - begun
-        # Until it is told, it would take writes that nobody finds again. Sentinels tell it, too, though not while the pause
+        # Until it is told, it would take writes that are lost. Sentinels tell it too, but not while the pause
         # holds up what they publish there.
         await servers.ask(primary, "REPLICAOF", *taken)
         pause.lifts = True
@@ -300,10 +299,10 @@ async def _hand_over(
 
 
 async def _taken_over(servers: _Servers, sentinel: Address, primary: Address, within: float, begun: float) -> Address:
-    """Have Sentinels put a replica in the primary's place, and return that.
+    """Have Sentinels replace the primary by a replica, and return that.
 
-    They may give up, as where the one that leads is too late to see the promotion; then they are asked again. While they are
-    at it, it is not given up, though the pause that has `begun` ends meanwhile.
+    If they give up, for example because the leading one sees the promotion too late, they are asked again. While they are at it, this waits
+    even beyond the end of the pause that has `begun`.
     """
     asked = False
     while True:
@@ -350,7 +349,7 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
 
 
 async def _taken_over_part(servers: _Servers, primary: Address, replica: Address, within: float, begun: float) -> None:
-    """Have a replica of a cluster take over. It is asked again once the cluster has given up, as for want of votes."""
+    """Have a replica of a cluster take over. It is asked again if the cluster gave up, for example for lack of votes."""
     asked = -math.inf
     while (await _role(servers, replica)) != "master" or (await _role(servers, primary)) != "slave":
         if (now := monotonic()) >= begun + within:
@@ -363,15 +362,15 @@ async def _taken_over_part(servers: _Servers, primary: Address, replica: Address
                 await servers.ask(replica, "CLUSTER", "FAILOVER")
             except ResponseError:
                 if asked < begun:
-                    raise  # Else it has taken over meanwhile.
+                    raise  # Otherwise it has taken over meanwhile.
             asked = now
         await asyncio.sleep(LOOK_EVERY)
 
 
 async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
-    """Primaries that have slots, as a node of the cluster sees them."""
+    """Primaries with slots, as a node of the cluster sees them."""
     rows = await servers.ask(seed, "CLUSTER", "SLOTS")
-    if isinstance(rows, Mapping):  # redis-py has read it.
+    if isinstance(rows, Mapping):  # Parsed by redis-py.
         found = [(_text(row["primary"][0]), int(row["primary"][1])) for row in rows.values()]
     else:
         found = [(_text(row[2][0]), int(row[2][1])) for row in rows]
@@ -379,7 +378,7 @@ async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
 
 
 async def _in_sync(servers: _Servers, primary: Address) -> dict[Address, int]:
-    """Replicas that a primary has, with what each has read. Raises FailoverAborted when it is none, or has none in sync."""
+    """Replicas in sync with a primary, and the offset of each. Raises FailoverAborted if it has none or isn't a primary."""
     told = await servers.replication(primary)
     if told["role"] != "master":
         raise FailoverAborted(
@@ -417,15 +416,15 @@ def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
 
 
 class _Pause(msgspec.Struct):
-    """Pause of writes. `lifts`: whether it is lifted in the end; else it ends by itself."""
+    """Pause of writes. `lifts`: lift it at the end instead of letting it expire."""
 
     lifts: bool = True
 
 
 @asynccontextmanager
 async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIterator[_Pause]:
-    """Pause the writes of a primary, until instant `until` at most, and lift that in the end. Where nobody knows who is the
-    primary, it ends by itself.
+    """Pause the writes of a primary, until instant `until` at the latest, and lift the pause at the end. If nobody knows who is the
+    primary, let it expire.
     """
 
     async def pause() -> None:
@@ -437,7 +436,7 @@ async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIte
             heed_cancellation()
             await asyncio.sleep(RENEW_EVERY)
             with contextlib.suppress(RedisError, OSError):
-                async with asyncio.timeout(1.0):  # What takes longer to get there would pause for longer.
+                async with asyncio.timeout(1.0):  # A slower command would pause for longer.
                     await pause()
 
     servers.last, made = _shown(primary), _Pause()
@@ -448,12 +447,12 @@ async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIte
     finally:
         await end(renewing)
         if made.lifts:
-            with contextlib.suppress(RedisError, OSError):  # Then it ends by itself.
+            with contextlib.suppress(RedisError, OSError):  # It expires instead.
                 await servers.ask_beside(primary, "CLIENT", "UNPAUSE")
 
 
 async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Address, int], within: float) -> None:
-    """Wait until replicas have read all that was written before the pause."""
+    """Wait until the replicas have read all writes from before the pause."""
     written = int((await servers.replication(primary))["master_repl_offset"])
 
     async def all_have() -> bool:
@@ -489,14 +488,14 @@ async def _primary_of(servers: _Servers, sentinel: Address) -> Address:
 
 
 async def _under_way(servers: _Servers, sentinel: Address) -> bool:
-    """Whether a failover goes on, as a Sentinel sees it."""
+    """Return True if a failover is under way, as a Sentinel sees it."""
     flat = await servers.ask(sentinel, "SENTINEL", "MASTER", servers.nodes.service, sentinel=True)
     return "failover_in_progress" in str(_named(flat).get("flags", ""))
 
 
 def _named(flat: Any) -> Mapping[str, Any]:
-    """Fields of a server as a Sentinel tells them."""
-    if isinstance(flat, Mapping):  # redis-py has read it.
+    """Fields of a server, as a Sentinel lists them."""
+    if isinstance(flat, Mapping):  # Parsed by redis-py.
         return flat
     return dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
 
@@ -509,7 +508,7 @@ async def _role(servers: _Servers, address: Address) -> str:
 
 
 async def _until(ask: Callable[[], Any], within: float) -> Any:
-    """First answer that is true, and the last one where none came in time."""
+    """First true answer, or the last answer if none came in time."""
     until = monotonic() + within
     while not (found := await ask()) and monotonic() < until:  # noqa: ASYNC110 - only the servers know
         await asyncio.sleep(LOOK_EVERY)

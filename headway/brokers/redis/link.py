@@ -1,9 +1,8 @@
-"""Link to a server: a command goes out in one write, and its answer wakes who waits for it.
+"""Link to a server: a command is one write, and its answer wakes the waiting caller.
 
-redis-py connects: address, TLS, login and database are its business. Then the link takes the transport over from its streams,
-which take more time for each command than the command itself. The pieces of an answer that is large are put together once, since a
-parser, or a stream, copies each of them several times. A large command is sent by the streams,
-which wait for the server to take it, and its short answer is read from them.
+redis-py connects, including address, TLS, login and database. Then the link takes the transport over from its streams, which take more
+time per command than the command itself. A large answer is collected in pieces and joined once, because a parser or a stream would copy
+each piece several times. A large command goes through the streams, which wait for the server to take it, as does its short answer.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ Address = tuple[str, int]
 """Host and port of a server."""
 
 PIECE = 1 << 18
-"""Bytes of a large argument that are written in one turn of the event loop."""
+"""Bytes of a large argument written per turn of the event loop."""
 
 SHORT = 1 << 10
-"""Bytes of the longest argument of a command that is not large itself."""
+"""Most bytes of an argument in a small command."""
 
 _MORE = object()
-"""Answer that is not whole yet."""
+"""Marker for an incomplete answer."""
 _CLOSED = "the server closed the connection"
 
 
 class Link(asyncio.Protocol):
-    """Link to a server, for one command at a time.
+    """Link to a server for one command at a time.
 
     Arguments:
-        connection: connection of redis-py, of which this is the only user.
+        connection: connection of redis-py, used by nobody else.
 
     Attributes:
         connection: as given.
@@ -49,13 +48,13 @@ class Link(asyncio.Protocol):
         """Protocol of redis-py's streams."""
         self._answers: Any = None
         self._large: BulkAnswer | None = None
-        """Answer that is read past the parser, while one is."""
+        """Answer that is being read without the parser, if any."""
         self._waiting: asyncio.Future[Any] | None = None
         self._loop = asyncio.get_running_loop()
 
     @property
     def is_up(self) -> bool:
-        """Whether a command can be sent, as far as is known."""
+        """True if a command can be sent, as far as is known."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -64,27 +63,27 @@ class Link(asyncio.Protocol):
         return self.connection.host, self.connection.port
 
     async def connect(self) -> None:
-        """Connect, anew if need be."""
+        """Connect, or connect again."""
         connection = self.connection
         if connection.is_connected:
             await connection.disconnect(nowait=True)
         await connection.connect()
         self._transport = connection._writer.transport
         self._streams = self._transport.get_protocol()
-        # Errors are those of redis-py.
+        # Raise the errors of redis-py.
         parse_error = connection._parser.parse_error
         self._large = None
         self._answers = hiredis.Reader(protocolError=InvalidResponse, replyError=parse_error, notEnoughData=_MORE)
         self._transport.set_protocol(self)
 
     def ask(self, command: bytes) -> asyncio.Future[Any]:
-        """Send a packed command. Its answer may be an error; the future fails when there is none."""
+        """Send a packed command. The answer may be an error; without an answer the future fails."""
         waiting = self._waiting = self._loop.create_future()
         self._transport.write(command)
         return waiting
 
     async def ask_large(self, command: Sequence[Any]) -> bytes | None:
-        """Answer to a command that is large, or has a large answer, which is no list; its large texts are ASCII. Their bytes are copied less often."""
+        """Send a command that is large or has a large answer, copying its bytes less often. Large texts are ASCII, and the answer is no list."""
         if not all(isinstance(one, int) or (isinstance(one, str | bytes) and len(one) <= SHORT) for one in command):
             self._transport.set_protocol(self._streams)
             await self._send(command)
@@ -96,7 +95,7 @@ class Link(asyncio.Protocol):
         return answer
 
     async def _send(self, command: Sequence[Any]) -> None:
-        """Send a command. The event loop has a turn after each piece of a large argument."""
+        """Send a command, giving way to the event loop after each piece of a large argument."""
         writer: asyncio.StreamWriter = self.connection._writer
         for piece in _pieces(command):
             writer.write(piece)
@@ -106,7 +105,7 @@ class Link(asyncio.Protocol):
         await writer.drain()
 
     def close(self) -> None:
-        """Close as the server might: who waits hears of it."""
+        """Close like the server might: waiting callers get an error."""
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -122,13 +121,13 @@ class Link(asyncio.Protocol):
             return
         if answer is not _MORE:
             waiting, self._waiting = self._waiting, None
-            if waiting is None:  # Nobody has asked, so that later answers would be taken for others.
+            if waiting is None:  # Unsolicited reply: the stream is out of sync.
                 self._transport.abort()
             elif not waiting.done():
                 waiting.set_result(answer)
 
     def _take_large(self, large: BulkAnswer, data: bytes) -> Any:
-        """Take a piece of a large answer. Returns the answer once it is whole; whoever waits for an error has it then."""
+        """Take a piece of a large answer. Returns the complete answer or _MORE; an error is passed to the waiting caller."""
         answer = large.feed(data)
         if answer is not _MORE:
             self._large = None
@@ -138,13 +137,13 @@ class Link(asyncio.Protocol):
         return answer
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See Protocol. The streams hear of it, too: whoever disconnects waits for them."""
+        """See Protocol. The streams are told too, because closing a connection waits for them."""
         self._transport = None
         self._streams.connection_lost(exc)
         self._fail(NoConnection(_CLOSED if exc is None else f"{_CLOSED}: {exc}"))
 
     def pause_writing(self) -> None:
-        """See Protocol. One command at a time needs no more room than it takes."""
+        """See Protocol. Nothing to do for one command at a time."""
 
     def _fail(self, exc: Exception) -> None:
         waiting, self._waiting = self._waiting, None
@@ -153,7 +152,7 @@ class Link(asyncio.Protocol):
 
 
 def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
-    """Pieces of a command, of at most PIECE bytes. Of its large arguments texts are ASCII; a body may be a bytearray."""
+    """Split a command into pieces of at most PIECE bytes. Large texts are ASCII; a body may be a bytearray."""
     head = b"*%d\r\n" % len(command)
     for one in command:
         argument: Any = one if isinstance(one, bytes | bytearray | str) else str(one)
@@ -170,7 +169,7 @@ def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
 
 
 async def _read_told(connection: Any) -> bytes | None:
-    """Read the answer to a large command, which is short, from the streams: some of it may have come while the command was sent."""
+    """Read the short answer to a large command from the streams, which may have received part of it while the command was sent."""
     reader: asyncio.StreamReader = connection._reader
     line = await reader.readline()
     if not line.endswith(b"\r\n"):
@@ -181,21 +180,21 @@ async def _read_told(connection: Any) -> bytes | None:
 
 
 class BulkAnswer:
-    """Answer that is no list, in the pieces in which it comes."""
+    """Answer other than a list, collected in pieces."""
 
     __slots__ = ("_head", "_missing", "_pieces")
 
     def __init__(self) -> None:
         self._head = b""
         self._missing = 0
-        """Bytes that have yet to come, once the head is whole; until then 0."""
+        """Bytes still missing once the head is complete; before that 0."""
         self._pieces: list[bytes] = []
 
     def feed(self, data: bytes) -> Any:
-        """Take what came. Returns the answer when it is whole, as text if it is an error, else _MORE.
+        """Take received bytes. Returns the complete answer, as text if it is an error, else _MORE.
 
         Raises:
-            InvalidResponse: it is no such answer.
+            InvalidResponse: the data is something else.
         """
         if not self._missing:
             data = self._head + data
@@ -222,7 +221,7 @@ class BulkAnswer:
         return self._joined()
 
     def _joined(self) -> bytes:
-        """All pieces but for the end of the last line."""
+        """All pieces without the final line end."""
         pieces, end = self._pieces, 2
         while len(pieces[-1]) <= end and len(pieces) > 1:
             end -= len(pieces.pop())

@@ -1,8 +1,7 @@
-"""Table of the queues of one process: by name one for each shard, made when a name is first heard of, and forgotten again.
+"""Table of the queues of one process. Names come from workers, from entries, and from the server's lists of queues in use.
 
-A name is heard of from workers, from entries, and from the server, which lists the queues in which something may be known.
-Each time that a worker or the server's list names a queue is a sign of it. A queue is forgotten once there was no sign for
-a while, but for those of the models and slots of the process itself.
+A queue is created when its name is first heard of. Each mention by a worker or a server's list is a sign of it, and without a sign
+for a while it is forgotten. Queues of the process's own models and slots are never forgotten.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from headway.errors import BrokerUnavailable
 from headway.model import CostLine, QueueName
 
 LIST_QUEUES_EVERY = 10.0
-"""Seconds between two looks at what the server lists."""
+"""Seconds between two reads of the server's lists."""
 FORGET_AFTER = 120.0
-"""Seconds without a sign of a queue after which it is forgotten. A server that has lost its state lists nothing meanwhile."""
+"""Seconds without a sign after which a queue is forgotten. A server that lost its state lists nothing for a while."""
 
 MakeQueue = Callable[[QueueName, int, QueueLimits], Queue]
-"""Function that makes a queue, of its name, its shard and its bounds."""
+"""Function that makes a queue of its name, shard and bounds."""
 
 
 class QueueTable(dict[QueueName, list[Queue]]):
-    """Queues of one process by name; of each name one for each shard.
+    """Queues of one process by name, one for each shard.
 
     Arguments:
         make: makes a queue.
-        shards: queues that each model is split into.
+        shards: number of queues of each model.
 
     Attributes:
         every: all queues.
-        limits: bounds of the queues of each model.
-        added: hears of queues that are made.
-        losses: number of times that the server has lost a queue.
+        limits: queue bounds of each model.
+        added: is told of new queues.
+        losses: how often the server has lost a queue.
         rows: models whose entries have rows or shapes; see `core.rows.counted`.
-        untold: until when something may be known in the queues of each model, of which the fleet is still to be told.
+        untold: until when each model's queues may know something, as far as the fleet hasn't been told.
     """
 
     def __init__(self, make: MakeQueue, shards: int) -> None:
@@ -59,19 +58,19 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._signs: dict[QueueName, float] = {}
         """Instant of the last sign of each queue."""
         self._looked: dict[str, float] = {}
-        """Instant of the last look at each model that all of its shards have answered."""
+        """Instant of each model's last look that all its shards answered."""
         self._registry_read = -math.inf
         self._former_losses = 0
 
     @property
     def losses(self) -> int:
-        """See QueueTable; those of forgotten queues count, too."""
+        """See QueueTable. Forgotten queues count too."""
         return self._former_losses + sum(queue.losses for queue in self.every)
 
     def know(self, models: Mapping[str, QueueLimits], strangers: bool = False) -> None:
-        """Have queues for each of these models. The queues of its versions have its bounds.
+        """Add queues of these models. Queues of their versions get the same bounds.
 
-        `strangers`: from now on also of models that nobody has told this process of, while they hold something.
+        `strangers`: from now on, also models that nobody has named to this process, while their queues know something.
         """
         self._strangers |= strangers
         for model, limits in models.items():
@@ -80,14 +79,14 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._bound(model)
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Have entries of these models ride only with those of their shape and weigh what they say, or no longer."""
+        """Note of each model whether its entries have rows and shapes, which decide what they weigh and which ride together."""
         for model, counts in counted.items():
             if counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
                 self._bound(model)
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """Have the entries of these models, which pad, ride with others of like weight; those of no other model."""
+        """Have entries ride with others of like weight, for the models that pad and no others."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):
@@ -95,7 +94,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self._bound(model)
 
     def _bound(self, model: str) -> None:
-        """Set the bounds of the queues of a model, as far as it is known."""
+        """Set the bounds of a known model's queues."""
         for queue in self.every:
             if queue.name.model == model:
                 queue.limits = self._bounds(model)
@@ -105,7 +104,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
-        """Whether there are queues of a name. Those of a version of a known model are made."""
+        """Return True if queues of this name exist; those for another version of a known model are created."""
         if name not in self:
             self._add(name)
         return name in self
@@ -115,19 +114,16 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._own.update(names)
 
     def learn(self, names: Iterable[QueueName]) -> None:
-        """Take note of a sign of each of these names, and have their queues.
-
-        Names of models that are not known are left out.
-        """
+        """Note a sign of each of these names, and add their queues. Unknown models are ignored."""
         now = asyncio.get_running_loop().time()
         for name in names:
             if self.has(name):
                 self._signs[name] = self._signs[QueueName(name.model)] = now
 
     def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
-        """Have the queues that workers claim from, and those of models in which something may be known.
+        """Add the queues that workers claim from, and those of models that may know something.
 
-        A stranger among them has the bounds of the first model; nobody enqueues for it here.
+        Strangers get the bounds of the first model, because nobody enqueues for them here.
         """
         self._registry_read = asyncio.get_running_loop().time()
         for model in models:
@@ -138,9 +134,9 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self.learn(names)
 
     async def look(self, at_once: bool = False) -> None:
-        """Have the queues that the server lists, when a look at them is due: what was there before all processes began is found.
+        """Add the queues that the servers list, if a look is due. This finds what all present processes have missed.
 
-        Of a server that does not answer they are learnt at the next look. `at_once`: a look is due now.
+        Servers that don't answer are asked again at the next look. `at_once`: a look is due now.
         """
         now = asyncio.get_running_loop().time()
         if at_once or now >= self._look_at:
@@ -148,7 +144,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
             await asyncio.gather(*(self._look_at_model(model, now) for model in list(self.limits)))
 
     async def _look_at_model(self, model: str, now: float) -> None:
-        """Learn the queues that the shards of a model list."""
+        """Add the queues that the shards of a model list."""
         answers = await asyncio.gather(*map(_siblings, self[QueueName(model)]))
         found = [answer for answer in answers if answer is not None]
         self.learn({name for names, _ in found for name in names})
@@ -159,7 +155,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._looked[model] = now
 
     def forget(self) -> Sequence[Queue]:
-        """Forget the queues of which there was no sign for long. Returns them."""
+        """Drop queues without a sign for long. Returns them."""
         self.learn([name for name in self if name not in self._signs])
         names = [name for name in self if self._is_past(name)]
         gone = [queue for name in names for queue in self.pop(name)]
@@ -175,7 +171,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return gone
 
     def _is_past(self, name: QueueName) -> bool:
-        """Whether there was no sign of a queue for long, as a look has shown and, of a learnt model, the registry too."""
+        """Return True if a queue had no sign for long, confirmed by a look and, for a model learnt from it, by the registry."""
         if name in self._own:
             return False
         looked = self._looked.get(name.model, -math.inf)
@@ -197,7 +193,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
 
 
 async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
-    """Queues that the server of one lists, and until when; None without an answer."""
+    """Names that a queue's server lists, and until when; None without an answer."""
     with contextlib.suppress(BrokerUnavailable):
         return await queue.siblings()
     return None

@@ -1,11 +1,10 @@
-"""Sentinels, asked who is the primary, and listened to for failovers.
+"""Sentinels, which are asked for the primary and listened to for failovers.
 
-While a failover goes on they do not agree: the one that leads it knows the new primary first. All are asked at once. Each
-tells the configuration epoch of what it knows, which grows with every failover: the highest is believed, as they believe it themselves.
-Within one configuration epoch, an address that has just refused to be the primary is the last to be believed.
+During a failover they disagree: the leading one knows the new primary first. All are asked at once, and the answer with the highest
+configuration epoch wins, as among Sentinels themselves. Within one epoch, an address that has just refused to be the primary comes last.
 
-A primary that was deposed goes on for seconds until it is told so, and takes what nobody will find. Sentinels publish
-each failover as soon as they know of it, so whoever listens to them leaves that server before it is told itself.
+A deposed primary goes on for seconds until it is told, and takes writes that will be lost. Sentinels publish a failover as soon as they know
+of it, so listeners leave that server sooner.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ Vote = tuple[int, Address]
 """Configuration epoch of a failover, and the primary since then."""
 
 CHANNELS = ("+promoted-slave", "+switch-master")
-"""Channels on which the Sentinel that leads a failover publishes first, and on which every one does in the end."""
+"""Channels of the first announcement, by the Sentinel that leads a failover, and of the final one, by all."""
 QUIET = 5.0
-"""Seconds without a word after which a Sentinel is asked for one, and after which it is taken for gone."""
+"""Seconds of silence after which a Sentinel is pinged, and after which it counts as gone."""
 AGAIN = 1.0
-"""Seconds between two looks at who is the primary, as long as a Sentinel cannot be listened to."""
+"""Seconds between two votes on the primary while a Sentinel can't be listened to."""
 
 
 class Sentinels(Sentinel):
@@ -44,7 +43,7 @@ class Sentinels(Sentinel):
         hosts: host and port of each.
         service: name of the primary in their configuration.
         asking: options of the connections to them.
-        leave: closes the connections to an address, which is no longer the primary's.
+        leave: closes the connections to an address that is no longer the primary's.
     """
 
     def __init__(
@@ -61,28 +60,28 @@ class Sentinels(Sentinel):
         self._refused: Address | None = None
         self._config_epoch = 0
         self._primary: Address | None = None
-        """Primary that was named last."""
+        """Primary named last."""
         self._voting: asyncio.Task[Vote] | None = None
         self._next: asyncio.Task[Vote] | None = None
-        """Vote that begins when the present one has ended."""
+        """Vote that begins after the present one."""
 
     def watch(self) -> None:
-        """Start listening for failovers, if that is not done yet."""
+        """Start listening for failovers unless that is done already."""
         if not self._listening:
             loop = asyncio.get_running_loop()
             self._listening = [loop.create_task(self._follow(one)) for one in self.sentinels]
 
     def avoid(self, address: Address) -> None:
-        """Believe in another primary than this one, if any Sentinel does."""
+        """Prefer any other primary that a Sentinel names to this one."""
         self._refused = address
 
     async def depose(self, address: Address) -> None:
-        """Leave an address that a Sentinel says is no longer the primary's. Its clients ask for the new primary."""
+        """Leave an address that a Sentinel declared deposed. Clients then ask for the new primary."""
         self.avoid(address)
         await self._leave(address)
 
     async def renew(self) -> None:
-        """Connect anew, with the present content of the files of the URL."""
+        """Connect again with the present content of the URL's files."""
         for one in self.sentinels:
             await one.connection_pool.disconnect(inuse_connections=False)
             one.connection_pool._available_connections.clear()
@@ -97,19 +96,19 @@ class Sentinels(Sentinel):
         await super().aclose()
 
     async def discover_master(self, service_name: str) -> Address:
-        """Address of the primary since the highest configuration epoch that a Sentinel tells.
+        """Address of the primary by the highest configuration epoch that a Sentinel names.
 
-        A Sentinel that does not answer is not waited for when most do. When the primary has changed, all connections to
-        the old one are closed: it may still speak, and take requests that no one will find.
+        Slow Sentinels aren't waited for once most have answered. If the primary has changed, all connections to the old one are closed, because it
+        may still answer, and take requests that will be lost.
 
         Raises:
             MasterNotFoundError: no Sentinel names a primary that is up.
-            ResponseError: a host that was asked is no Sentinel.
+            ResponseError: a host isn't a Sentinel.
         """
         while True:
             known = self._config_epoch
             config_epoch, address = await self._shared_vote(service_name)
-            # Else it has become known what these did not yet know.
+            # A newer epoch became known during the vote.
             if config_epoch >= self._config_epoch or known == self._config_epoch:
                 break
         before, self._config_epoch, self._primary = self._primary, config_epoch, address
@@ -119,7 +118,7 @@ class Sentinels(Sentinel):
         return address
 
     async def _shared_vote(self, service: str) -> Vote:
-        """Vote that begins from now on. Those who ask during one share the next, so that Sentinels are asked once for all."""
+        """Take part in a vote that begins now or later. Callers during a vote share the next, so Sentinels are asked once for all."""
         running = self._voting
         if running is None or running.done():
             self._voting = asked = _begun(self._vote(service))
@@ -157,7 +156,7 @@ class Sentinels(Sentinel):
         raise MasterNotFoundError(f"No master found for {service!r}{f' : {reasons}' if reasons else ''}")
 
     def _agreed(self, votes: Counter[Vote]) -> bool:
-        """Whether most votes name a primary that has not refused, and have not missed what is known here."""
+        """Return True if most votes name a primary that hasn't refused, and are no older than what is known here."""
         believed = (
             count
             for (config_epoch, address), count in votes.items()
@@ -168,7 +167,7 @@ class Sentinels(Sentinel):
     async def _follow(self, sentinel: Redis) -> None:
         """Listen to one Sentinel for ever.
 
-        While it does not talk, or refuses this user, all Sentinels are asked again and again.
+        While it is silent or refuses this user, a vote is repeated instead.
         """
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
@@ -185,7 +184,7 @@ class Sentinels(Sentinel):
             await connection.send_command("SUBSCRIBE", *CHANNELS)
             for _ in CHANNELS:
                 await connection.read_response()
-            await self.discover_master(self._service)  # Whatever it has told before.
+            await self.discover_master(self._service)  # Catch up with earlier events.
             asked = False
             while True:
                 message = await connection.read_response(timeout=QUIET)
@@ -207,25 +206,25 @@ class Sentinels(Sentinel):
 
 
 def deposed_by(event: str, service: str) -> Address | None:
-    """Address that is no longer the primary's, by an event that a Sentinel published; None for another service.
+    """Address deposed by an event that a Sentinel published; None for another service.
 
-    The texts are `SERVICE HOST PORT HOST PORT`, the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`.
+    Events are `SERVICE HOST PORT HOST PORT`, with the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`.
     """
     words = event.partition(" @ ")[2].split() or event.split()[:3]
     return (words[1], int(words[2])) if words[0] == service else None
 
 
 def _begun(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:
-    """Vote as a task, whose error is nobody's when all who asked have gone."""
+    """Vote as a task whose error is ignored once all who asked are gone."""
     task = asyncio.get_running_loop().create_task(vote)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
 async def _primary(sentinel: Redis, name: str) -> Vote | None:
-    """Address of the primary that one Sentinel names; None when it knows of none that is up."""
+    """Primary that one Sentinel names; None if it knows none that is up."""
     masters: Any = await sentinel.sentinel_masters()
-    # In this order: with a configuration epoch that it has not yet, a new primary is believed later, an old one would be believed still.
+    # In this order a new primary may be believed late. The other order could believe an old primary with a new epoch.
     found = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
     if found is None:
         return None

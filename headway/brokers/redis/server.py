@@ -1,4 +1,4 @@
-"""Clients of Redis or Valkey: what each can do, whatever lies behind its URL, and the client of one server."""
+"""Clients of Redis or Valkey: the interface for any kind of URL, and the client of one server."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, R
 from headway.brokers.redis.link import Address, Link
 
 KEPT = 2
-"""Most idle connections that are kept where there may be any number: one for each kind of blocking read."""
+"""Most idle connections kept without a bound: one for each kind of blocking read."""
 
 _DEPOSED = "NOREPLICAS", "UNBLOCKED"
-"""Errors of a server without its replicas, and to blocking reads of one that has just become a replica."""
+"""Errors of a server without its replicas, and for blocking reads on a server that has just become a replica."""
 
 
 class Client(Protocol):
@@ -30,25 +30,25 @@ class Client(Protocol):
 
     @property
     def left_at(self) -> float:
-        """Instant of the event loop at which a server was last found not to be the one to ask; minus infinity: never."""
+        """Event loop instant at which a server was last found not to be the one to ask; minus infinity if never."""
 
     def watch(self) -> None:
-        """Start listening for a change of the primary, where Sentinels announce it."""
+        """Start listening for changes of the primary if Sentinels announce them."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
-        """Plain answer of the server that has a key, to a command of bytes, text and numbers; `large`: see `Server.call`."""
+        """Call the server of a key with a command of bytes, text and numbers. Returns its raw answer. `large`: see `Server.call`."""
 
     async def everywhere(self, *command: Any) -> list[Any]:
-        """Answers of all servers that have keys to a command without any, as redis-py reads them."""
+        """Answers of all servers with keys to a command without keys, as parsed by redis-py."""
 
     def server_of(self, key: str) -> str:
         """Name of the server that has a key."""
 
     async def leave(self, address: Address) -> None:
-        """Stop asking a server that said that it is not the one to ask, and find out anew which one is."""
+        """Stop asking a server that refused to be the one to ask, and find the right one."""
 
     async def renew(self) -> None:
-        """Make all connections anew, with the present content of the files of the URL."""
+        """Replace all connections, using the present content of the URL's files."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -71,9 +71,8 @@ class Server:
     """Client of one Redis server.
 
     Arguments:
-        redis: client of redis-py, whose kind of connections is used.
-        most: most connections for calls; None: as many as there are calls at once, as for those that block, of which a few
-            are kept.
+        redis: client of redis-py, which determines the kind of connections.
+        most: most connections for calls; None for one per call, of which a few are kept, as for blocking calls.
 
     Attributes:
         left_at: see Client.
@@ -86,25 +85,24 @@ class Server:
         self._idle: list[Link] = []
         self._busy: set[Link] = set()
         self._outdated: set[Link] = set()
-        """Busy links that are to be dropped once they are free."""
+        """Busy links to drop once they are free."""
         self._closed = False
         self.left_at = -math.inf
 
     async def ask(self, *command: Any) -> Any:
-        """Answer to a command, as redis-py reads it."""
+        """Send a command. Returns the answer as parsed by redis-py."""
         return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def call(self, *command: Any, large: bool = False) -> Any:
-        """Plain answer to a command of bytes, text and numbers.
+        """Send a command of bytes, text and numbers. Returns its raw answer.
 
-        Where the command or its answer is `large`, its bytes are copied less often; the answer is no list then.
+        With `large`, the bytes of a large command or answer are copied less often, and the answer is no list.
 
-        It is `ask` without the work of redis-py around each command, which takes more time than the command. Each call
-        has a link to itself while it lasts, and waits for one where as many as may be are busy. A link that
-        breaks is closed, and with it all idle ones: they most likely broke too.
+        It avoids redis-py's work around each command, which takes longer than the command. Each call uses a link alone, and waits if all are
+        busy. When a link breaks, all idle links are closed too, because they most likely broke as well.
 
         Raises:
-            Deposed: the server is not the one to ask; see `leave`.
+            Deposed: the server isn't the one to ask; see `leave`.
         """
         if self._places is None:
             return await self._call(command, large)
@@ -144,12 +142,12 @@ class Server:
 
     async def _connect(self, link: Link) -> None:
         await link.connect()
-        if link in self._outdated:  # While it connected, it was told not to, or to do so anew.
+        if link in self._outdated:  # It was told to close or renew while it connected.
             self._outdated.discard(link)
             await link.connect()
 
     async def leave(self, address: Address) -> None:
-        """Close all connections to an address. Calls that wait there end as if the server had closed them."""
+        """Close all connections to an address. Waiting calls end as if the server had closed them."""
         self.left_at = asyncio.get_running_loop().time()
         for link in self._idle:
             if link.address == address:
@@ -163,7 +161,7 @@ class Server:
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def renew(self) -> None:
-        """Make every connection anew, with the present content of its files; a busy one as soon as it is free."""
+        """Replace every connection, using the present content of the files; busy ones once they are free."""
         self._outdated |= self._busy
         await self._disconnect()
         pool = self._redis.connection_pool
@@ -171,7 +169,7 @@ class Server:
         pool._available_connections.clear()
 
     async def close(self) -> None:
-        """Close all connections; those of running calls as soon as the calls end."""
+        """Close all connections; those of running calls when these end."""
         self._closed = True
         await self._disconnect()
         await self._redis.aclose()
@@ -192,5 +190,5 @@ class Server:
 
 
 def _refuses(exc: BaseException) -> bool:
-    """Whether an error says that the server should not be asked again before the right one is known."""
+    """Return True if an error says not to ask this server again before the right one is known."""
     return isinstance(exc, BusyLoadingError | MasterDownError | ReadOnlyError) or str(exc).startswith(_DEPOSED)

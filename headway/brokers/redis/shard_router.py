@@ -1,7 +1,7 @@
 """Shards of a model's load: the home of each slot, and the queue of each entry.
 
-Both go by a census: the workers that were healthy about a second ago. Processes that have counted the same workers
-agree without asking one another.
+Both follow from a census of the workers that were healthy about a second ago. Processes with the same census agree without asking
+each other.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from headway.model import DedupKind, Entry, Failure, QueueName, WorkerInfo, Work
 from headway.runtime.race import end
 
 CENSUS_AGE = 1.0
-"""Seconds for which a census is good."""
+"""Seconds for which a census is valid."""
 REMEMBERED = 100_000
 """Most entries whose queue is remembered."""
 MOVES = 4
-"""Most queues that an entry is offered to: what it has in common may end, and begin elsewhere, on its way there."""
+"""Most queues that an entry is offered to. A flight that it wants to join may end, and begin elsewhere, on the way there."""
 
 _Key = tuple[str, str]
 _MODEL_AND_VERSION = attrgetter("model", "version")
 
 
 class ShardRouter:
-    """Router of one process: it chooses the home of each slot and the queue of each entry.
+    """Router of one process. It chooses the home of each slot and the queue of each entry.
 
     Arguments:
         queues: queues of the process.
-        shards: queues of each model.
+        shards: number of queues of each model.
         registry: worker registry.
         rng: uniform in [0, 1).
     """
@@ -61,7 +61,7 @@ class ShardRouter:
 
     @property
     def alone(self) -> bool:
-        """Whether each model has one queue, so that nothing has to be chosen."""
+        """True if each model has one queue, so there is no choice."""
         return self._shards == 1
 
     async def close(self) -> None:
@@ -69,10 +69,9 @@ class ShardRouter:
         await end(self._counting)
 
     async def count(self, wait: bool = False) -> None:
-        """Count the workers anew, when that is due.
+        """Count the workers again if that is due.
 
-        The call returns at once unless `wait` is set, or the last census is too old to go by meanwhile, as after a
-        rest.
+        Returns at once, unless `wait` is set or the last census is too old, as after a rest.
         """
         if self.alone:
             return
@@ -85,19 +84,19 @@ class ShardRouter:
             await asyncio.wait({self._counting})
 
     async def census(self, rest: float) -> float:
-        """Count the workers anew, when that is due. Returns the seconds until it is due again; infinite where nothing is chosen.
+        """Count the workers again if that is due. Returns the seconds until it is due again; infinite if there is no choice.
 
-        `rest`: seconds between two calls of a process that rests.
+        `rest`: seconds between two calls by a process at rest.
         """
         await self.count()
         return math.inf if self.alone else max(rest, CENSUS_AGE)
 
     def home(self, worker: str, name: QueueName) -> Queue:
-        """Home shard of a slot that claims from queues of a name; `move` changes it."""
+        """Home shard of a slot that claims from the queue with this name. It is changed by `move`."""
         return self._homes.get((name, worker)) or self._found_home(worker, name)
 
     def move(self, worker: WorkerInfo) -> Queue | None:
-        """Give a slot the home that it has by the last census. Returns its former home if that was another."""
+        """Give a slot its home by the last census. Returns its former home if that was another one."""
         home = self._found_home(worker.worker_id, worker.queue)
         self._queues.keep([worker.queue])
         key = (worker.queue, worker.worker_id)
@@ -105,26 +104,25 @@ class ShardRouter:
         return before if before is not home else None
 
     def renewed(self, worker: WorkerInfo) -> bool:
-        """Whether a slot serves with another backend than when this was asked last."""
+        """Return True if a slot's backend differs from the last call's."""
         if worker.status is not WorkerStatus.HEALTHY:
             return False
         before, self._backends[worker.worker_id] = self._backends.get(worker.worker_id), worker.backend
         return before != worker.backend
 
     def apart(self, name: QueueName) -> Sequence[Queue]:
-        """Queues in which entries for the slots of a queue may be that wait for no slot at home there.
+        """Shards that may have entries for a queue's slots, although none of those slots is at home there.
 
-        Those are shards where tenants of the model are, as other versions have more slots.
+        Tenants of the model are spread over them because other versions have more slots.
         """
         spread = self._spread.get(name.model, 1) if name in self._census else 0
         return self._queues[name][self._in_use(name) : spread]
 
     async def offer(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        """Offer entries, whose queues there are, each to its queue. Returns the verdicts in order, None for an admitted one.
+        """Offer entries to their queues, which must exist. Returns the verdicts in order, None for an admitted entry.
 
-        An idempotency key, a task and an id that a client has chosen belong to the model. So a queue that is offered one looks
-        whether the queue of another version of the model knows it, in the same step, and names that one: then the entry is
-        offered there.
+        Idempotency keys, tasks and chosen ids are shared by a model's versions. So when a queue is offered one, it checks in the same step
+        whether another version's queue knows it, and names that queue. Then the entry is offered there.
         """
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
@@ -133,7 +131,7 @@ class ShardRouter:
             answers = await _verdicts(offered, dict(enumerate(dealt)))
         else:
             verdicts = await dealt[0].enqueue(entries)
-            if verdicts.count(None) == len(verdicts):  # Mostly.
+            if verdicts.count(None) == len(verdicts):  # The usual case.
                 return result
             answers = [(position, dealt[0], verdict) for position, verdict in enumerate(verdicts)]
         for turn in range(MOVES):
@@ -155,7 +153,7 @@ class ShardRouter:
         return result
 
     async def offer_bulk(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        """Offer bulk entries, whose queues there are, each to its queue. Returns the verdicts in order, None for an admitted one."""
+        """Offer bulk entries to their queues, which must exist. Returns the verdicts in order, None for an admitted entry."""
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
         for position, _, verdict in await _verdicts(entries, dict(enumerate(self._deal(entries))), "enqueue_bulk"):
@@ -165,12 +163,12 @@ class ShardRouter:
         return result
 
     def _deal(self, entries: Sequence[Entry]) -> list[Queue]:
-        """Queue of each entry: the queue it went to before, or the next shard's turn, a part of a batch at a time.
+        """Queue of each entry: where it went before, or the shard whose turn it is, a part of a batch at a time.
 
-        An entry that has anything in common with others of its tenant goes to the queue of that tenant.
+        An entry that can share limits or outcomes goes to its tenant's queue.
         """
         if self.alone and not self._placed:
-            if len(set(map(_MODEL_AND_VERSION, entries))) == 1:  # Mostly.
+            if len(set(map(_MODEL_AND_VERSION, entries))) == 1:  # The usual case.
                 return [self._queues[entries[0].queue][0]] * len(entries)
             return [self._queues[entry.queue][0] for entry in entries]
         if self.alone:
@@ -191,7 +189,7 @@ class ShardRouter:
         return dealt
 
     def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
-        """Queue of an entry: its tenant's if it has anything in common with others, else the one whose turn it is.
+        """Queue of an entry: its tenant's if it can share limits or outcomes, else the one whose turn it is.
 
         `paid`: another entry's limits are charged for it.
         """
@@ -202,29 +200,29 @@ class ShardRouter:
         return self._queues[name][sharding.in_turn(turn, slots, sharding.active(self._shards, slots))]
 
     def _place(self, entry: Entry, queue: Queue) -> None:
-        """Remember the queue of an entry, until its end."""
+        """Remember the queue of an entry until it ends."""
         self._placed[entry.tenant, entry.id] = queue
         if len(self._placed) > REMEMBERED:
             del self._placed[next(iter(self._placed))]
 
     def _queue_before(self, entry: Entry) -> Queue | None:
-        """The queue that an entry went to before."""
+        """Queue that an entry went to before."""
         queue = self._placed.get((entry.tenant, entry.id)) if self._placed else None
         return queue if queue is not None and queue.name.model == entry.model else None
 
     def where(self, key: _Key) -> Sequence[Queue]:
-        """Queues in which an entry may be, by (tenant, id)."""
+        """Queues that an entry may be in, by (tenant, id)."""
         placed = self._placed.get(key)
         return self._queues.every if placed is None else [placed]
 
     def forget(self, keys: Iterable[_Key]) -> None:
-        """Forget entries that have come to their end."""
+        """Forget ended entries."""
         if self._placed:
             for key in keys:
                 self._placed.pop(key, None)
 
     def forget_queues(self, queues: Collection[Queue]) -> None:
-        """Forget what was put into these queues."""
+        """Forget entries in these queues."""
         self._placed = {key: queue for key, queue in self._placed.items() if queue not in queues}
 
     def _in_use(self, name: QueueName) -> int:
@@ -234,11 +232,11 @@ class ShardRouter:
         return self._queues[name][sharding.home(worker, self._census.get(name, []), self._in_use(name))]
 
     async def _count(self) -> None:
-        with contextlib.suppress(BrokerUnavailable):  # Then the last one holds.
+        with contextlib.suppress(BrokerUnavailable):  # Keep the last census.
             await self.read_registry()
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
-        """Workers of the registry, which are counted; their queues are known from then on, as are the models that hold something."""
+        """Read the registry, take a census of its workers, and add the queues of workers and of models that may know something."""
         told, self._queues.untold = self._queues.untold, {}
         try:
             workers, models = await self._registry.look(told)
@@ -269,7 +267,7 @@ class ShardRouter:
 
 
 def _without_identical(entry: Entry) -> Entry:
-    """The entry without what it has in common with identical requests: they get the answers of one queue."""
+    """The entry without dedup keys for identical requests, which are never shared across versions."""
     kept = tuple(dedup_key for dedup_key in entry.dedup_keys if dedup_key.kind is not DedupKind.SAME)
     return replace(entry, dedup_keys=kept)
 
@@ -277,7 +275,7 @@ def _without_identical(entry: Entry) -> Entry:
 async def _verdicts(
     entries: Sequence[Entry], queues: dict[int, Queue], function: str = "enqueue"
 ) -> list[tuple[int, Queue, Verdict]]:
-    """Verdicts of the queues to which these positions are offered."""
+    """Offer the entries at these positions to their queues."""
     groups: dict[Queue, list[int]] = {}
     for position, queue in queues.items():
         groups.setdefault(queue, []).append(position)

@@ -190,11 +190,11 @@ class MemoryBroker(Broker, NearQueue):
     def enter(self, held: Held, now: float) -> Failure | None:
         """See NearQueue. One idle worker is woken for all entries of a turn of the event loop."""
         entry = held.entry
-        found = self._queues.for_any.get(entry.model)
+        places = self._queues.for_any.get(entry.model)
         size = len(entry.input)
-        if found is None or size > SMALL or (entry.parameters and size + len(entry.parameters) > SMALL):
+        if places is None or size > SMALL or (entry.parameters and size + len(entry.parameters) > SMALL):
             return self._take_rarely(entry, now, held)
-        queue, wakeups = found
+        queue, wakeups = places
         limits = entry.limits
         if limits:
             judged = charge(limits, self._rate_debts.tats, now)
@@ -331,7 +331,7 @@ class MemoryBroker(Broker, NearQueue):
         """Return the entries that get separate replies, with their items. Riders beside bulk entries are settled here if possible."""
         if len(wanted) != len(items):
             chosen = set(map(id, wanted))
-            return wanted, [item for one, item in zip(departure.members, items, strict=True) if id(one) in chosen]
+            return wanted, [item for member, item in zip(departure.members, items, strict=True) if id(member) in chosen]
         others = len(items) - departure.bulk
         if departure.bulk and self._settle(departure, wanted[:others], items[:others], ran):
             return wanted[others:], items[others:]
@@ -425,13 +425,13 @@ class MemoryBroker(Broker, NearQueue):
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         now = self._clock()
-        found = self._dedup.outcome(tenant, id, now)
-        if isinstance(found, QueuedEntry):
-            self._let_go(found, deleted=True)
-            entry = found.entry
-            told = Reply(id, tenant, None, failures.cancelled(), queued=now - found.arrived, nonce=entry.nonce)
+        known = self._dedup.outcome(tenant, id, now)
+        if isinstance(known, QueuedEntry):
+            self._let_go(known, deleted=True)
+            entry = known.entry
+            reply = Reply(id, tenant, None, failures.cancelled(), queued=now - known.arrived, nonce=entry.nonce)
             ended = self._entries[tenant, id] = queued_at(entry, now)  # Known until its gateway has read that.
-            self._post([(ended, told)])
+            self._post([(ended, reply)])
         else:
             self._dedup.forget(tenant, id)
 
@@ -449,8 +449,8 @@ class MemoryBroker(Broker, NearQueue):
         return None if queued is None or queued.state == GONE else self._state(queued)
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        found = self._dedup.outcome(tenant, id, self._clock())
-        return self._state(found) if isinstance(found, QueuedEntry) else found
+        known = self._dedup.outcome(tenant, id, self._clock())
+        return self._state(known) if isinstance(known, QueuedEntry) else known
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         now, before = self._clock(), self._workers.get(worker.worker_id)
@@ -686,12 +686,12 @@ class MemoryBroker(Broker, NearQueue):
         """Wake an idle worker if there is work, else set a timer for when there may be."""
         if not (wakeups := self._wakeups[name]).idle or wakeups.coming:
             return
-        found = self._queues[name].wake(wakeups.idle, now)
-        if isinstance(found, str):
-            wakeups.wake(found)
+        next_look = self._queues[name].wake(wakeups.idle, now)
+        if isinstance(next_look, str):
+            wakeups.wake(next_look)
             self._reaping.move_up(now + COMING_SECONDS, now)  # It may not come.
         else:
-            again = found if math.isinf(found) else min(found, now + LOOK_AGAIN)
+            again = next_look if math.isinf(next_look) else min(next_look, now + LOOK_AGAIN)
             wakeups.arm(again, now, lambda: self._wake_idle(name, self._clock()))
 
     def _count_slots(self, name: QueueName, now: float) -> None:

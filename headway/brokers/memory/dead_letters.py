@@ -50,10 +50,10 @@ class DeadLetterBox(DeadLetters):
         return [letter for (_, known), letter in self._letters.items() if known == id]
 
     async def remove(self, id: str, tenant: str | None = None) -> int:
-        found = await self.find(id, tenant)
-        for letter in found:
+        letters = await self.find(id, tenant)
+        for letter in letters:
             self._drop(_key(letter))
-        return len(found)
+        return len(letters)
 
     async def count(self) -> int:
         return len(self._letters)

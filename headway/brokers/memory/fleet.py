@@ -51,19 +51,19 @@ class MemoryFleet(Fleet):
     async def departed(self) -> Sequence[Departed]:
         await self.members()
         since = self._clock() - DEPARTED_SECONDS
-        self._departed = {id: one for id, one in self._departed.items() if one.at >= since}
+        self._departed = {id: member for id, member in self._departed.items() if member.at >= since}
         return list(self._departed.values())
 
     async def members(self) -> Sequence[ProcessInfo]:
         since = self._clock() - OFFLINE_AFTER
-        for member in [one for one in self._members.values() if one.last_seen < since]:
+        for member in [member for member in self._members.values() if member.last_seen < since]:
             self._note(lost(self._members.pop(member.id)))
         return list(self._members.values())
 
     def _note(self, gone: Departed) -> None:
         self._departed[gone.id] = gone
         if len(self._departed) > MOST_DEPARTED:
-            del self._departed[min(self._departed.values(), key=lambda one: one.at).id]
+            del self._departed[min(self._departed.values(), key=lambda gone: gone.at).id]
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
         now = self._clock()
@@ -88,7 +88,9 @@ class MemoryFleet(Fleet):
 
     async def capacities(self) -> Sequence[Capacity]:
         since = self._clock() - FORGOTTEN_AFTER
-        self._capacities = {model: one for model, one in self._capacities.items() if one.measured_at >= since}
+        self._capacities = {
+            model: capacity for model, capacity in self._capacities.items() if capacity.measured_at >= since
+        }
         return list(self._capacities.values())
 
     async def rollouts(self) -> Sequence[Rollout]:
@@ -100,11 +102,11 @@ class MemoryFleet(Fleet):
     async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
         if seen is not None and self._drains.keys() != set(seen):
             return False
-        self._drains.update({one.name: one for one in drains})
+        self._drains.update({drain.name: drain for drain in drains})
         return True
 
     async def undrain(self, names: Collection[str]) -> None:
-        self._drains = {name: one for name, one in self._drains.items() if name not in names}
+        self._drains = {name: drain for name, drain in self._drains.items() if name not in names}
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
         there = self._rollouts.get(rollout.model)
@@ -151,15 +153,15 @@ class MemoryBoard(Board):
         seen = int(after)
         while True:
             self._watched_until = self._clock() + WATCH_SECONDS
-            found = self._after(seen)
-            if found.notices:
-                return found
+            unread = self._after(seen)
+            if unread.notices:
+                return unread
             self._news = news = asyncio.Event()
             try:
                 async with asyncio.timeout(WATCH_SECONDS / 2):
                     await news.wait()
             except TimeoutError:
-                return found
+                return unread
 
     def _after(self, seen: int) -> News:
         return News([notice for number, notice in self._recent if number > seen], str(self._posted))

@@ -68,7 +68,7 @@ class BlockingReads(Generic[P, T]):
     def _cancel_idle(self) -> None:
         """Abort the reads that nobody waits for any more."""
         for task, keys in self._reading.items():
-            if not any(self._waiting.get(key) is one for key, one in keys.items()):
+            if not any(self._waiting.get(key) is waiting for key, waiting in keys.items()):
                 task.cancel()
 
     def _begin_soon(self, wait: float = 0.0) -> None:
@@ -82,7 +82,7 @@ class BlockingReads(Generic[P, T]):
 
     def _begin(self) -> None:
         self._begins = None
-        keys = {key: one for key, one in self._waiting.items() if not one.read}
+        keys = {key: waiting for key, waiting in self._waiting.items() if not waiting.read}
         loop = asyncio.get_running_loop()
         if not keys:
             return
@@ -92,32 +92,32 @@ class BlockingReads(Generic[P, T]):
             self._until = loop.time() + self._block()
             self._known.clear()
         self._known.update(keys)
-        for one in keys.values():
-            one.read = True
+        for waiting in keys.values():
+            waiting.read = True
         task = loop.create_task(self._read_once(keys))
         self._reading[task] = keys
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        for one in self._reading.pop(task).values():
-            one.read = False
+        for waiting in self._reading.pop(task).values():
+            waiting.read = False
         self._begin_soon()
 
     async def _read_once(self, keys: Mapping[str, _Waiting[P, T]]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            found = await self._read(
-                {key: one.place for key, one in keys.items()}, max(self._until - loop.time(), LEAST)
+            results = await self._read(
+                {key: waiting.place for key, waiting in keys.items()}, max(self._until - loop.time(), LEAST)
             )
         except BrokerUnavailable as exc:
-            for key, one in keys.items():
-                if self._is_waited_for(key, one):
-                    one.found.set_exception(exc)
+            for key, waiting in keys.items():
+                if self._is_waited_for(key, waiting):
+                    waiting.found.set_exception(exc)
             return
         over = loop.time() >= self._until
-        for key, one in keys.items():
-            if (key in found or over) and self._is_waited_for(key, one):
-                one.found.set_result(found.get(key))
+        for key, waiting in keys.items():
+            if (key in results or over) and self._is_waited_for(key, waiting):
+                waiting.found.set_result(results.get(key))
 
-    def _is_waited_for(self, key: str, one: _Waiting[P, T]) -> bool:
-        return self._waiting.get(key) is one and not one.found.done()
+    def _is_waited_for(self, key: str, waiting: _Waiting[P, T]) -> bool:
+        return self._waiting.get(key) is waiting and not waiting.found.done()

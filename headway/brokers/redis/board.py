@@ -58,15 +58,15 @@ class RedisBoard(Board):
         rows: list[HistoryRow] = []
         step = b""
         while True:
-            found, step, last = await connection.call("history", self._key, connection.clock_text(), step, ROWS)
-            rows += [_row(number, fields) for number, fields in zip(found[::2], found[1::2], strict=True)]
+            flat, step, last = await connection.call("history", self._key, connection.clock_text(), step, ROWS)
+            rows += [_row(number, fields) for number, fields in zip(flat[::2], flat[1::2], strict=True)]
             if not step:
                 return rows, News(await self._up_to(last), last.decode(), lost_at)
 
     async def read(self, after: str) -> News:
         lost_at = await self._watch()
-        found = await self._connection.stream(f"{self._key}board", after.encode())
-        return News(_read(found), found[-1][0].decode() if found else after, lost_at)
+        entries = await self._connection.stream(f"{self._key}board", after.encode())
+        return News(_read(entries), entries[-1][0].decode() if entries else after, lost_at)
 
     async def _watch(self) -> float:
         """Instant since which the broker has data again after a loss; 0 if it lost none."""
@@ -78,11 +78,11 @@ class RedisBoard(Board):
         notices: list[Notice] = []
         start = b"-"
         while True:
-            found = await self._connection.entries(f"{self._key}board", start, PAGE, last)
-            notices += _read(found)
-            if len(found) < PAGE:
+            entries = await self._connection.entries(f"{self._key}board", start, PAGE, last)
+            notices += _read(entries)
+            if len(entries) < PAGE:
                 return notices
-            start = b"(" + found[-1][0]
+            start = b"(" + entries[-1][0]
 
 
 def _fields(notice: Notice) -> list[Any]:
@@ -92,7 +92,7 @@ def _fields(notice: Notice) -> list[Any]:
     row = HistoryRow(0)
     add_to(row, notice)
     named = [("e", row.ended), ("a", row.answered), ("r", row.refused), ("f", row.failed), *row.latencies.items()]
-    found = [part for name, count in named if count for part in (name, count)]
+    counted = [part for name, count in named if count for part in (name, count)]
     figures: list[Any] = []
     if (fleet := row.fleet) is not None:
         figures = [
@@ -101,7 +101,7 @@ def _fields(notice: Notice) -> list[Any]:
         ]  # fmt: skip
     for change in row.scalings:  # Named by itself, because several processes may decide in one step.
         figures += [DECISION + wire.encode(change), ""]
-    return [len(found), *found, *figures]
+    return [len(counted), *counted, *figures]
 
 
 def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
@@ -110,7 +110,7 @@ def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
     figures = None
     if b"w" in fields:
         figures = FleetFigures(
-            tuple(int(one) for one in fields[b"w"].split(b",")), tuple(float(one) for one in fields[b"o"].split(b",")),
+            tuple(int(number) for number in fields[b"w"].split(b",")), tuple(float(number) for number in fields[b"o"].split(b",")),
             float(fields[b"c"]), float(fields[b"u"]), int(fields[b"h"]), int(fields[b"n"]),
         )  # fmt: skip
     ended, answered, refused, failed = (int(fields.get(name, 0)) for name in (b"e", b"a", b"r", b"f"))
@@ -120,9 +120,9 @@ def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
     return HistoryRow(int(step), ended, answered, refused, failed, latencies, figures, list(scalings))
 
 
-def _read(found: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Notice]:
+def _read(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Notice]:
     """Notices of stream entries, without those that only a later release can read."""
-    return wire.readable(_stamped, [fields[b"t"] + b"\0" + fields[b"n"] for _, fields in found])
+    return wire.readable(_stamped, [fields[b"t"] + b"\0" + fields[b"n"] for _, fields in entries])
 
 
 def _stamped(packed: bytes) -> Notice:

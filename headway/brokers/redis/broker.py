@@ -219,7 +219,7 @@ class RedisBroker(Broker):
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         asked = set(map(_MODEL_AND_VERSION, entries))
-        if not all(self._queues.has(QueueName(*one)) for one in asked):
+        if not all(self._queues.has(QueueName(*name)) for name in asked):
             return await self._enqueue_known(entries)
         offer = self._offers.begin(entries)
         try:
@@ -395,23 +395,23 @@ class RedisBroker(Broker):
         ]
 
     async def bulk_queues(self) -> Sequence[BulkDepth]:
-        found: dict[QueueName, BulkDepth] = {}
+        depths: dict[QueueName, BulkDepth] = {}
         for queue, look in await self._look():
             if (bulk := look.bulk) is not None:
                 name, held = queue.name, bulk.held
-                before = found.get(name) or BulkDepth(name.model, 0, 0, name.version, 0, math.inf)
-                found[name] = BulkDepth(
+                before = depths.get(name) or BulkDepth(name.model, 0, 0, name.version, 0, math.inf)
+                depths[name] = BulkDepth(
                     name.model, before.waiting + bulk.waiting, before.delayed + bulk.delayed, name.version,
                     before.busy + bulk.busy, min(before.held, held),
                 )  # fmt: skip
-        return [*found.values()]
+        return [*depths.values()]
 
     async def loads(self) -> Mapping[QueueName, Load]:
         """See Broker. Loads of shards are added up; costs are those of the shard with most batches."""
-        found: dict[QueueName, list[Load]] = {}
+        loads: dict[QueueName, list[Load]] = {}
         for queue, look in await self._look():
-            found.setdefault(queue.name, []).append(look.load)
-        return {name: sharding.load_of(loads) for name, loads in found.items()}
+            loads.setdefault(queue.name, []).append(look.load)
+        return {name: sharding.load_of(each) for name, each in loads.items()}
 
     async def reap(self, rest: float = 0.0) -> float:
         pauses = await all_of(self._router.census(rest), self._reaping.reap(rest))

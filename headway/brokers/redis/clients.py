@@ -198,11 +198,11 @@ def _finite(seconds: float) -> float | None:
 
 
 def _hosts(parts: SplitResult, default: int) -> list[tuple[str, int]]:
-    found = []
+    hosts = []
     for address in parts.netloc.rpartition("@")[2].split(","):
-        one = urlsplit(f"//{address}")
-        found.append((one.hostname or "", one.port or default))
-    return found
+        parts = urlsplit(f"//{address}")
+        hosts.append((parts.hostname or "", parts.port or default))
+    return hosts
 
 
 def _login(parts: SplitResult) -> dict[str, Any]:
@@ -219,15 +219,17 @@ def _sentinel_login(given: Mapping[str, str]) -> dict[str, Any]:
 
 def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
     """Options for TLS. The files are tried here, or errors would only come with the first connection."""
-    found: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_check_hostname", "true").lower() != "false"}
-    found |= {name: given[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in given}
+    options: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_check_hostname", "true").lower() != "false"}
+    options |= {name: given[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in given}
     try:
-        if "ssl_ca_certs" in found:
-            ssl.create_default_context(cafile=found["ssl_ca_certs"])
-        if "ssl_certfile" in found:
-            ssl.create_default_context().load_cert_chain(found["ssl_certfile"], found.get("ssl_keyfile"), password="")
+        if "ssl_ca_certs" in options:
+            ssl.create_default_context(cafile=options["ssl_ca_certs"])
+        if "ssl_certfile" in options:
+            ssl.create_default_context().load_cert_chain(
+                options["ssl_certfile"], options.get("ssl_keyfile"), password=""
+            )
     except (OSError, ValueError) as exc:  # of which SSLError is one
         reason = f"names a file for TLS that cannot be used: {exc}"
         hint = "ssl_ca_certs and ssl_certfile are files in PEM format that this process may read."
         raise SettingError("broker", shown_url(url), reason, hint) from exc
-    return found
+    return options

@@ -139,21 +139,21 @@ class Cluster(Client):
         """Read the map from the first node that answers. Nodes known to be silent come last."""
         known = dict.fromkeys([*self._owners, *self._seeds])
         failed: RedisError | OSError | TimeoutError | None = None
-        for address in sorted(known, key=lambda one: one in self._silent):
+        for address in sorted(known, key=lambda address: address in self._silent):
             try:
                 async with asyncio.timeout(self._call_timeout):
-                    told = await self._server(address).ask("CLUSTER SLOTS")
+                    slots = await self._server(address).ask("CLUSTER SLOTS")
             except (RedisError, OSError, TimeoutError) as exc:
                 self._silent.add(address)
                 failed = exc
                 continue
-            self._read(told, address[0])
+            self._read(slots, address[0])
             return
         if failed is not None and not self._owners:
             raise failed
 
-    def _read(self, told: Any, host: str) -> None:
-        rows = sorted((int(last), node[0], int(node[1])) for _, last, node, *_ in told)
+    def _read(self, slots: Any, host: str) -> None:
+        rows = sorted((int(last), node[0], int(node[1])) for _, last, node, *_ in slots)
         self._ends = [last for last, _, _ in rows]
         self._owners = [(_text(named) or host, port) for _, named, port in rows]
         self._moved.clear()

@@ -80,7 +80,10 @@ class LeaseCompletions:
         items = fitting(lease.entries, items, storable)
         *ahead, last = parts(items, large)
         if left_out:
-            ahead, last = [[one for one in positions if one not in left_out] for positions in (*ahead, last)], []
+            ahead, last = (
+                [[position for position in positions if position not in left_out] for positions in (*ahead, last)],
+                [],
+            )
         for positions in ahead:
             items, apart = await self._store(lease, items, positions, storable)
             answered = await self._deliver(fence, pack(lease, items, waited, positions, apart))
@@ -161,8 +164,8 @@ class LeaseCompletions:
         apart = [(position, name[1:]) for position, name in outcomes.apart.items()]
         arguments += (len(outcomes.shared), int(keeps), outcomes.head, wire.encode(apart) if apart else b"")
         arguments.append(outcomes.ran)
-        for one in outcomes.shared:
-            arguments += one
+        for outcome in outcomes.shared:
+            arguments += outcome
         for position, failure in outcomes.bad:
             arguments += (position, failure)
         return arguments
@@ -251,8 +254,8 @@ def pack(
         if item.output is None:
             failure = failures.item_failure(item)
         if failure is not None and not item.elsewhere:
-            told = wire.WireFailure("item", item.error or "", worker, "", version, lease.batch_id)
-            bad.append((position, wire.encode(told)))
+            stored_failure = wire.WireFailure("item", item.error or "", worker, "", version, lease.batch_id)
+            bad.append((position, wire.encode(stored_failure)))
         reply = wire.WireReply(
             position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, tokens=item.tokens
         )  # fmt: skip
@@ -288,17 +291,17 @@ def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = 
     positions = range(len(items))
     if not large and 4 * length_of_all(items) <= most:
         return [positions]
-    found: list[list[int]] = []
-    for chosen in ([one for one in positions if one not in large], sorted(large)):
+    steps: list[list[int]] = []
+    for chosen in ([position for position in positions if position not in large], sorted(large)):
         room = -1
         for position in chosen:
             size = _bytes(items[position].output)
             if size > room:
-                found.append([])
+                steps.append([])
                 room = most
-            found[-1].append(position)
+            steps[-1].append(position)
             room = max(room - size, 0)
-    return found or [positions]
+    return steps or [positions]
 
 
 def length_of_all(items: Sequence[ItemResult]) -> int:

@@ -240,17 +240,17 @@ class RedisConnection:
         return await self._ask(lambda: self._joined_pieces(key, length, length), length / SLOWEST)
 
     async def _joined_pieces(self, key: str, length: int, most: int) -> bytes | None:
-        found: list[bytes] = []
-        if not await self._pieces(key, length, most, found.append):
+        pieces: list[bytes] = []
+        if not await self._pieces(key, length, most, pieces.append):
             return None
-        return found[0] if len(found) == 1 else b"".join(found)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _text(self, key: str, length: int) -> str | None:
-        decode, found = _text_decoder("surrogatepass").decode, list[str]()
-        if not await self._pieces(key, length, PIECE, lambda piece: found.append(decode(piece))):
+        decode, pieces = _text_decoder("surrogatepass").decode, list[str]()
+        if not await self._pieces(key, length, PIECE, lambda piece: pieces.append(decode(piece))):
             return None
-        found.append(decode(b"", True))
-        return "".join(found)
+        pieces.append(decode(b"", True))
+        return "".join(pieces)
 
     async def _pieces(self, key: str, length: int, most: int, take: Callable[[bytes], None]) -> bool:
         """Hand over a large value piece by piece. Returns False if it isn't there, or vanishes."""
@@ -273,8 +273,8 @@ class RedisConnection:
 
     async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Wait for stream entries after an id; empty if none came for a while. Raises BrokerUnavailable."""
-        found = await self._together(self._streams, self._read_streams, key).wait(key, after)
-        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found or ()]
+        entries = await self._together(self._streams, self._read_streams, key).wait(key, after)
+        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in entries or ()]
 
     def _together(
         self,
@@ -284,9 +284,9 @@ class RedisConnection:
     ) -> BlockingReads[P, T]:
         """Blocking reads that include this key's: all, or in a cluster those with the same tag."""
         tag = self._tag(key)
-        if (found := reads.get(tag)) is None:
-            found = reads[tag] = BlockingReads(read, lambda: self._block)
-        return found
+        if (shared := reads.get(tag)) is None:
+            shared = reads[tag] = BlockingReads(read, lambda: self._block)
+        return shared
 
     def _tag(self, key: str) -> str:
         """Part that all keys of a command must share: the tag in a cluster, nothing elsewhere."""
@@ -294,19 +294,19 @@ class RedisConnection:
 
     async def _pop(self, keys: Mapping[str, None], wait: float) -> Mapping[str, bytes]:
         seconds = 0 if math.isinf(wait) else wait
-        found = await self._ask(lambda: self._reads.call(next(iter(keys)), "BLPOP", *keys, seconds), wait)
-        return {} if found is None else {found[0].decode(): found[1]}
+        element = await self._ask(lambda: self._reads.call(next(iter(keys)), "BLPOP", *keys, seconds), wait)
+        return {} if element is None else {element[0].decode(): element[1]}
 
     async def _read_streams(self, keys: Mapping[str, bytes], wait: float) -> Mapping[str, list[Any]]:
         block = 0 if math.isinf(wait) else math.ceil(wait * 1000)
         command = "XREAD", "BLOCK", block, "STREAMS", *keys, *keys.values()
-        found = await self._ask(lambda: self._reads.call(next(iter(keys)), *command), wait)
-        return {key.decode(): entries for key, entries in found or ()}
+        streams = await self._ask(lambda: self._reads.call(next(iter(keys)), *command), wait)
+        return {key.decode(): entries for key, entries in streams or ()}
 
     async def entries(self, key: str, start: bytes, count: int, last: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """First stream entries from an id up to `last`, at most `count`. Raises BrokerUnavailable."""
-        found = await self._ask(lambda: self._calls.call(key, "XRANGE", key, start, last, "COUNT", count))
-        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found]
+        entries = await self._ask(lambda: self._calls.call(key, "XRANGE", key, start, last, "COUNT", count))
+        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in entries]
 
     @property
     def _clients(self) -> Sequence[Client]:
@@ -447,8 +447,8 @@ class RedisConnection:
 
     def _check_server(self, info: Mapping[str, Any]) -> None:
         version = str(info.get("redis_version", ""))
-        found = re.match(r"(\d+)\.(\d+)", version)
-        if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+        numbers = re.match(r"(\d+)\.(\d+)", version)
+        if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST:
             reason = f"is version {version}, which has no functions"
             raise SettingError("broker", self._shown, reason, "Use Redis 7.0 or later, or Valkey.")
         mode = str(info.get("redis_mode") or info.get("server_mode"))  # Redis and Valkey
@@ -459,11 +459,11 @@ class RedisConnection:
 
     async def _see_policy(self) -> None:
         try:
-            found = await self._ask(lambda: self._calls.everywhere("CONFIG GET", "maxmemory-policy"))
+            settings = await self._ask(lambda: self._calls.everywhere("CONFIG GET", "maxmemory-policy"))
         except RefusedCommand as exc:
             log.warning("the server's eviction policy cannot be seen; it must be noeviction", error=str(exc))
             return
-        for policy in (value for one in found for value in one.values()):
+        for policy in (value for setting in settings for value in setting.values()):
             if policy not in (KEEPING, KEEPING.encode()):
                 name = policy.decode() if isinstance(policy, bytes) else policy
                 reason = f"has maxmemory-policy {name}: under pressure it would throw away requests that wait"

@@ -44,8 +44,10 @@ class RedisDeadLetters(DeadLetters):
         return [wire.prefix_of(prefix, name, shard) for name in self._queues for shard in shards]
 
     async def add(self, letter: DeadLetter) -> None:
-        told = wire.WireFailure(letter.cause, letter.error, letter.worker, "", letter.version, letter.batch_id)
-        failure = wire.encode(told)
+        stored_failure = wire.WireFailure(
+            letter.cause, letter.error, letter.worker, "", letter.version, letter.batch_id
+        )
+        failure = wire.encode(stored_failure)
         entry = letter.entry
         names = (entry.queue, QueueName(entry.model))
         name = next((name for name in names if name in self._queues), next(iter(self._queues)))
@@ -54,22 +56,26 @@ class RedisDeadLetters(DeadLetters):
         await self._connection.call("bury", key, wire.key_of(entry.tenant, entry.id), packed)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
-        found = []
+        letters = []
         for _, packed, _ in await self._listed(limit):
-            for one in packed:
-                letter = _read(one)
+            for packed_letter in packed:
+                letter = _read(packed_letter)
                 if letter is not None:
-                    found.append(letter)
-        found.sort(key=lambda letter: letter.died_at)
+                    letters.append(letter)
+        letters.sort(key=lambda letter: letter.died_at)
         # If an entry died again in another shard, its newest letter counts.
-        newest = {(letter.entry.tenant, letter.entry.id): letter for letter in found}
+        newest = {(letter.entry.tenant, letter.entry.id): letter for letter in letters}
         return sorted(newest.values(), key=lambda letter: letter.died_at, reverse=True)[:limit]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
         """See DeadLetters. If an entry died again in another shard, its newest letter counts."""
         keys = self._keys  # Queues may be added before the answers come.
-        found = await self._ask("letters_of", *_whose(id, tenant))
-        read = [self._whole(key, one) for key, packed in zip(keys, found, strict=True) for one in packed]
+        answers = await self._ask("letters_of", *_whose(id, tenant))
+        read = [
+            self._whole(key, packed_letter)
+            for key, packed in zip(keys, answers, strict=True)
+            for packed_letter in packed
+        ]
         letters = [letter for letter in await asyncio.gather(*read) if letter is not None]
         letters.sort(key=lambda letter: letter.died_at)
         return list({letter.entry.tenant: letter for letter in letters}.values())
@@ -90,19 +96,19 @@ class RedisDeadLetters(DeadLetters):
         """Sums by model of one number in the answers of `letters`."""
         names = [name for name in self._queues for _ in range(self._shards)]
         counts = Counter[str]()
-        for name, found in zip(names, await self._listed(0), strict=True):
-            counts[name.model] += found[which]
+        for name, numbers in zip(names, await self._listed(0), strict=True):
+            counts[name.model] += numbers[which]
         return counts
 
     async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:
         """Read a dead letter with its input, wherever that is stored; None if it can't be read."""
         apart: Apart | None = None
         with contextlib.suppress(*wire.UNREADABLE):
-            found = payload_of(packed)
-            if (stored := found.apart) is not None:
-                key = f"{queue}zp:{found.tenant}\0{found.id}"
+            payload = payload_of(packed)
+            if (stored := payload.apart) is not None:
+                key = f"{queue}zp:{payload.tenant}\0{payload.id}"
                 # At once, because another letter of the same id may replace it.
-                apart = await self._values.read_input(key, found.tenant, stored, whole=True)
+                apart = await self._values.read_input(key, payload.tenant, stored, whole=True)
         return _read(packed, apart)
 
     async def _listed(self, limit: int) -> Sequence[Any]:

@@ -131,9 +131,9 @@ def read_payloads(payloads: Sequence[bytes]) -> list[StoredEntry]:
         return list(map(read_payload, payloads))
 
 
-def entry_of(found: StoredEntry, apart: Apart | None = None) -> Entry:
+def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
     """Make the entry of a payload; `apart` is its stored-apart part."""
-    entry = Entry(*msgspec.structs.astuple(found))
+    entry = Entry(*msgspec.structs.astuple(stored))
     if apart is not None:
         value, parameters = apart
         return msgspec.structs.replace(entry, input=value, parameters=parameters)
@@ -209,7 +209,9 @@ def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, 
     digests = {position: entry.digest.hex() for position, entry in having if entry.digest}
     paid = {}
     if payers:
-        paid = {at: payers[one.payer] for at, one in enumerate(entries, 1) if one.count == 1 and one.payer in payers}
+        paid = {
+            at: payers[entry.payer] for at, entry in enumerate(entries, 1) if entry.count == 1 and entry.payer in payers
+        }
     return encode((packed, charges, charged, dedup_keys, digests, paid))
 
 
@@ -218,7 +220,7 @@ def payer_of(entries: Sequence[Entry], position: int) -> Entry:
     entry = entries[position]
     if entry.limits or not entry.payer:
         return entry
-    return next((one for one in entries if one.nonce == entry.payer), entry)
+    return next((other for other in entries if other.nonce == entry.payer), entry)
 
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:

@@ -167,8 +167,8 @@ class _Servers:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        for one in self._made.values():
-            await one.aclose()
+        for client in self._made.values():
+            await client.aclose()
 
     async def ask(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
         """Ask a server or a Sentinel."""
@@ -194,8 +194,8 @@ class _Servers:
 
     async def replication(self, address: Address) -> Mapping[str, Any]:
         """Replication section of a server's INFO."""
-        found: Mapping[str, Any] = await self.ask(address, "INFO", "replication")
-        return found
+        section: Mapping[str, Any] = await self.ask(address, "INFO", "replication")
+        return section
 
 
 async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], to: str) -> None:
@@ -259,7 +259,9 @@ async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
     """Seconds since a Sentinel's oldest look at any replica that is up."""
     rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
     replicas = [_named(row) for row in rows]
-    return max((int(one["info-refresh"]) / 1000 for one in replicas if one["flags"] == "slave"), default=0.0)
+    return max(
+        (int(replica["info-refresh"]) / 1000 for replica in replicas if replica["flags"] == "slave"), default=0.0
+    )
 
 
 async def _hand_over(
@@ -332,7 +334,9 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
     state = await servers.ask(seed, "CLUSTER", "INFO")
     if "cluster_state:ok" not in _text(state):
         raise FailoverAborted(f"the cluster is not whole, as {_shown(seed)} sees it; nothing was begun")
-    primaries = [one for one in await _primaries(servers, seed) if not only or only in (one[0], _shown(one))]
+    primaries = [
+        address for address in await _primaries(servers, seed) if not only or only in (address[0], _shown(address))
+    ]
     if not primaries:
         raise FailoverAborted(f"the cluster has no primary {only!r}; nothing was begun")
     plan = [(primary, _chosen(await _in_sync(servers, primary), "")) for primary in primaries]
@@ -371,45 +375,45 @@ async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
     """Primaries with slots, as a node of the cluster sees them."""
     rows = await servers.ask(seed, "CLUSTER", "SLOTS")
     if isinstance(rows, Mapping):  # Parsed by redis-py.
-        found = [(_text(row["primary"][0]), int(row["primary"][1])) for row in rows.values()]
+        addresses = [(_text(row["primary"][0]), int(row["primary"][1])) for row in rows.values()]
     else:
-        found = [(_text(row[2][0]), int(row[2][1])) for row in rows]
-    return sorted({(host or seed[0], port) for host, port in found})
+        addresses = [(_text(row[2][0]), int(row[2][1])) for row in rows]
+    return sorted({(host or seed[0], port) for host, port in addresses})
 
 
 async def _in_sync(servers: _Servers, primary: Address) -> dict[Address, int]:
     """Replicas in sync with a primary, and the offset of each. Raises FailoverAborted if it has none or isn't a primary."""
-    told = await servers.replication(primary)
-    if told["role"] != "master":
+    section = await servers.replication(primary)
+    if section["role"] != "master":
         raise FailoverAborted(
-            f"{_shown(primary)} is a replica of {told.get('master_host')}:{told.get('master_port')}; nothing was begun"
+            f"{_shown(primary)} is a replica of {section.get('master_host')}:{section.get('master_port')}; nothing was begun"
         )
-    lines = [line for name, line in told.items() if name.startswith("slave") and isinstance(line, Mapping)]
-    found = {
-        (str(one["ip"]), int(one["port"])): int(one["offset"])
-        for one in lines
-        if one["state"] == "online" and int(one.get("lag", 0)) <= MOST_LAG
+    lines = [line for name, line in section.items() if name.startswith("slave") and isinstance(line, Mapping)]
+    in_sync = {
+        (str(line["ip"]), int(line["port"])): int(line["offset"])
+        for line in lines
+        if line["state"] == "online" and int(line.get("lag", 0)) <= MOST_LAG
     }
-    if not found:
-        behind = ", ".join(f"{one['ip']}:{one['port']} is {one['state']}" for one in lines) or "it has none"
+    if not in_sync:
+        behind = ", ".join(f"{line['ip']}:{line['port']} is {line['state']}" for line in lines) or "it has none"
         raise FailoverAborted(
             f"{_shown(primary)} has no replica that is connected and in sync ({behind}); nothing was begun"
         )
-    servers.replicas.update(map(_shown, found))
-    for replica in found:
+    servers.replicas.update(map(_shown, in_sync))
+    for replica in in_sync:
         link = (await servers.replication(replica)).get("master_link_status")
         if link != "up":
             raise FailoverAborted(f"the replica {_shown(replica)} says that its link is {link}; nothing was begun")
-    return found
+    return in_sync
 
 
 def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
     """Replica that is to take over."""
     if not to:
-        return max(replicas, key=lambda one: replicas[one])
-    for one in replicas:
-        if to in (_shown(one), one[0]):
-            return one
+        return max(replicas, key=lambda address: replicas[address])
+    for address in replicas:
+        if to in (_shown(address), address[0]):
+            return address
     raise FailoverAborted(
         f"{to} is no replica that is in sync; {', '.join(map(_shown, replicas))} are; nothing was begun"
     )
@@ -457,7 +461,7 @@ async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Addr
 
     async def all_have() -> bool:
         servers.heed()
-        offsets = [int((await servers.replication(one))["slave_repl_offset"]) for one in replicas]
+        offsets = [int((await servers.replication(replica))["slave_repl_offset"]) for replica in replicas]
         return min(offsets) >= written
 
     if not await _until(all_have, within):
@@ -467,10 +471,10 @@ async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Addr
 async def _a_sentinel(servers: _Servers) -> Address:
     """First Sentinel that answers."""
     error: Exception | None = None
-    for one in servers.nodes.hosts:
+    for address in servers.nodes.hosts:
         try:
-            await servers.ask(one, "PING", sentinel=True)
-            return one
+            await servers.ask(address, "PING", sentinel=True)
+            return address
         except (RedisError, OSError) as exc:
             error = exc
     at = ", ".join(map(_shown, servers.nodes.hosts))
@@ -479,12 +483,12 @@ async def _a_sentinel(servers: _Servers) -> Address:
 
 
 async def _primary_of(servers: _Servers, sentinel: Address) -> Address:
-    found = await servers.ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.nodes.service, sentinel=True)
-    if not found:
+    address = await servers.ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.nodes.service, sentinel=True)
+    if not address:
         raise FailoverAborted(
             f"Sentinel {_shown(sentinel)} knows no primary {servers.nodes.service!r}; nothing was begun"
         )
-    return _text(found[0]), int(found[1])
+    return _text(address[0]), int(address[1])
 
 
 async def _under_way(servers: _Servers, sentinel: Address) -> bool:
@@ -510,9 +514,9 @@ async def _role(servers: _Servers, address: Address) -> str:
 async def _until(ask: Callable[[], Any], within: float) -> Any:
     """First true answer, or the last answer if none came in time."""
     until = monotonic() + within
-    while not (found := await ask()) and monotonic() < until:  # noqa: ASYNC110 - only the servers know
+    while not (answer := await ask()) and monotonic() < until:  # noqa: ASYNC110 - only the servers know
         await asyncio.sleep(LOOK_EVERY)
-    return found
+    return answer
 
 
 def _counted(replicas: Sequence[Address] | Mapping[Address, int]) -> str:

@@ -39,9 +39,9 @@ class RedisFleet(Fleet):
 
     async def departed(self) -> Sequence[Departed]:
         """See Fleet. Lost processes are included with their last heartbeat."""
-        told, silent = await self._connection.share("departed", self._key, self._connection.clock_text())
-        found = wire.readable(wire.read_departed, told)
-        return [*found, *map(lost, wire.readable(wire.read_member, silent))]
+        notes, silent = await self._connection.share("departed", self._key, self._connection.clock_text())
+        departed = wire.readable(wire.read_departed, notes)
+        return [*departed, *map(lost, wire.readable(wire.read_member, silent))]
 
     async def members(self) -> Sequence[ProcessInfo]:
         return wire.readable(wire.read_member, await self._notes("k", OFFLINE_AFTER))
@@ -64,8 +64,8 @@ class RedisFleet(Fleet):
         return wire.readable(wire.read_capacity, await self._notes("capacity", FORGOTTEN_AFTER))
 
     async def rollouts(self) -> Sequence[Rollout]:
-        found = await self._connection.share("rollouts", self._key, self._connection.clock_text())
-        return wire.readable(wire.read_rollout, (packed for _, packed in map(wire.read_stamped, found)))
+        notes = await self._connection.share("rollouts", self._key, self._connection.clock_text())
+        return wire.readable(wire.read_rollout, (packed for _, packed in map(wire.read_stamped, notes)))
 
     async def drains(self) -> Sequence[Drain]:
         notes = await self._notes("drain", LONGEST_DRAIN)
@@ -73,7 +73,7 @@ class RedisFleet(Fleet):
 
     async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
         connection = self._connection
-        notes = [text for one in drains for text in (one.name, wire.encode(one))]
+        notes = [text for drain in drains for text in (drain.name, wire.encode(drain))]
         expected = [-1] if seen is None else [len(set(seen)), *set(seen)]
         return bool(await connection.call("drain", self._key, connection.clock_text(), *expected, *notes))
 
@@ -98,10 +98,10 @@ class RedisFleet(Fleet):
         return await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)
 
     async def _notes(self, of: str, seconds: float) -> list[bytes]:
-        found: list[bytes] = await self._connection.share(
+        notes: list[bytes] = await self._connection.share(
             "notes", self._key, self._connection.clock_text(), of, seconds
         )
-        return found
+        return notes
 
 
 class Registry:
@@ -126,8 +126,8 @@ class Registry:
 
         `known_until`: instants on the server's clock until which that holds of some models, for others to learn.
         """
-        told = chain.from_iterable((repr(until), model) for model, until in known_until.items())
+        arguments = chain.from_iterable((repr(until), model) for model, until in known_until.items())
         ask = self._connection.join if known_until else self._connection.share
-        now, packed, models = await ask("workers", self._key, self._connection.clock_text(), *told)
+        now, packed, models = await ask("workers", self._key, self._connection.clock_text(), *arguments)
         workers = [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]
         return workers, [name.decode() for name in models]

@@ -193,14 +193,14 @@ def named_once(*parts: Mapping[str, T]) -> dict[str, T]:
     Raises:
         ValueError: two of them have the same name.
     """
-    found: dict[str, T] = {}
+    merged: dict[str, T] = {}
     for part in parts:
-        if twice := found.keys() & part.keys():
+        if twice := merged.keys() & part.keys():
             raise ValueError(
                 f"Two values are written into the functions as {', '.join(sorted(twice))}. Rename one of each."
             )
-        found |= part
-    return found
+        merged |= part
+    return merged
 
 
 def _blamed(cause: Cause) -> bool:
@@ -217,7 +217,7 @@ def _body() -> str:
     # Reading a number costs one more command than reading its text.
     texts = {f"{name}_TEXT": repr(str(number)) for name, number in numbers.items()}
     written = named_once({name: repr(number) for name, number in numbers.items()}, texts, _TEXTS)
-    text = re.sub(rf"\b({'|'.join(written)})\b", lambda found: written[found[1]], text)
+    text = re.sub(rf"\b({'|'.join(written)})\b", lambda name: written[name[1]], text)
     generated = [
         _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),
         _causes("NEVER_SPLIT", (cause for cause in Cause if cause in retry.NEVER_SPLIT)),

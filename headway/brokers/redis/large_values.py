@@ -77,11 +77,11 @@ class LargeValues:
         async with self._slots.of(entry.tenant):
             await self._connection.store(key, content_of(entry), seconds)
 
-    async def input_of(self, queue: str, found: StoredEntry) -> Apart | None:
+    async def input_of(self, queue: str, stored: StoredEntry) -> Apart | None:
         """Read the stored-apart input and parameters of a claimed entry; None if they aren't there."""
-        if (apart := found.apart) is None:
+        if (apart := stored.apart) is None:
             return None
-        return await self.read_input(f"{queue}P:{apart[0][1:]}", found.tenant, apart)
+        return await self.read_input(f"{queue}P:{apart[0][1:]}", stored.tenant, apart)
 
     async def read_input(self, key: str, tenant: str, apart: StoredApart, *, whole: bool = False) -> Apart | None:
         """Read input and parameters stored under a key; None if they aren't there, or have another length.
@@ -118,15 +118,15 @@ class LargeValues:
                 return None
             if name[0] == TEXT:
                 return await self._connection.fetch_text(key, length)
-            found = await self._connection.fetch(key, length)
-        return None if found is None or len(found) != length else KIND_OF_LETTER[name[0]].of(found)
+            content = await self._connection.fetch(key, length)
+        return None if content is None or len(content) != length else KIND_OF_LETTER[name[0]].of(content)
 
     async def _fetch(self, key: str, length: int, tenant: str, *, whole: bool = False) -> bytes | None:
         """Read bytes that a tenant has stored; None if they aren't there, or have another length."""
         async with self._slots.of(tenant):
             read = self._connection.fetch_whole if whole else self._connection.fetch
-            found = await read(key, length)
-        return None if found is None or len(found) != length else found
+            content = await read(key, length)
+        return None if content is None or len(content) != length else content
 
 
 def content_of(entry: Entry) -> bytes:

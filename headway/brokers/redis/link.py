@@ -84,12 +84,15 @@ class Link(asyncio.Protocol):
 
     async def ask_large(self, command: Sequence[Any]) -> bytes | None:
         """Send a command that is large or has a large answer, copying its bytes less often. Large texts are ASCII, and the answer is no list."""
-        if not all(isinstance(one, int) or (isinstance(one, str | bytes) and len(one) <= SHORT) for one in command):
+        if not all(
+            isinstance(argument, int) or (isinstance(argument, str | bytes) and len(argument) <= SHORT)
+            for argument in command
+        ):
             self._transport.set_protocol(self._streams)
             await self._send(command)
-            told = await _read_told(self.connection)
+            line = await _read_line(self.connection)
             self._transport.set_protocol(self)
-            return told
+            return line
         self._large = BulkAnswer()
         answer: bytes | None = await self.ask(hiredis.pack_command(tuple(command)))
         return answer
@@ -154,8 +157,8 @@ class Link(asyncio.Protocol):
 def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
     """Split a command into pieces of at most PIECE bytes. Large texts are ASCII; a body may be a bytearray."""
     head = b"*%d\r\n" % len(command)
-    for one in command:
-        argument: Any = one if isinstance(one, bytes | bytearray | str) else str(one)
+    for part in command:
+        argument: Any = part if isinstance(part, bytes | bytearray | str) else str(part)
         if len(argument) <= PIECE:
             whole = argument.encode() if isinstance(argument, str) else argument
             head += b"$%d\r\n%b\r\n" % (len(whole), whole)
@@ -168,7 +171,7 @@ def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
     yield head
 
 
-async def _read_told(connection: Any) -> bytes | None:
+async def _read_line(connection: Any) -> bytes | None:
     """Read the short answer to a large command from the streams, which may have received part of it while the command was sent."""
     reader: asyncio.StreamReader = connection._reader
     line = await reader.readline()
@@ -202,16 +205,16 @@ class BulkAnswer:
             if end < 0:
                 self._head = data
                 return _MORE
-            kind, told = data[:1], data[1:end]
+            kind, line = data[:1], data[1:end]
             if kind == b"-":
-                return told.decode(errors="replace")
+                return line.decode(errors="replace")
             if kind in b"+:":
-                return told
-            if kind != b"$" or not told.removeprefix(b"-").isdigit():
+                return line
+            if kind != b"$" or not line.removeprefix(b"-").isdigit():
                 raise InvalidResponse(f"a large answer begins with {data[:20]!r}")
-            if told[:1] == b"-":
+            if line[:1] == b"-":
                 return None
-            self._missing, data = int(told) + 2, data[end + 2 :]
+            self._missing, data = int(line) + 2, data[end + 2 :]
         self._missing -= len(data)
         self._pieces.append(data)
         if self._missing > 0:

@@ -53,8 +53,8 @@ class Lookup:
         """See Broker. Without a tenant all queues are searched, part by part."""
         if tenant is None:
             await self._look_again()
-            found = await all_of(*(_state_of_any(queue, id) for queue in list(self._queues.every)))
-            return next((one for one in found if one is not None), None)
+            states = await all_of(*(_state_of_any(queue, id) for queue in list(self._queues.every)))
+            return next((state for state in states if state is not None), None)
         return await self._found(tenant, id, lambda queue, key: queue.state(key))
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
@@ -78,11 +78,11 @@ class Lookup:
     async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
         """Ask the queue that an entry was placed in, then all, because its id may be another's by now. Returns the first answer."""
         key, queues = wire.key_of(tenant, id), list(self._router.where((tenant, id)))
-        found = await all_of(*(ask(queue, key) for queue in queues))
-        if not any(found):
+        answers = await all_of(*(ask(queue, key) for queue in queues))
+        if not any(answers):
             await self._look_again()
-            found = await all_of(*(ask(queue, key) for queue in list(self._queues.every)))
-        return next((one for one in found if one is not None), None)
+            answers = await all_of(*(ask(queue, key) for queue in list(self._queues.every)))
+        return next((answer for answer in answers if answer is not None), None)
 
     async def _look_again(self) -> None:
         await self._router.read_registry()
@@ -127,18 +127,18 @@ class TaskIds:
         """
         tasks = [position for position, entry in enumerate(entries) if entry.claims]
         claims = dict(zip(tasks, await all_of(*(self._claim(entries[position]) for position in tasks)), strict=True))
-        found = [claim if isinstance(claim := claims.get(at), Failure) else None for at in range(len(entries))]
-        rest = [position for position, failure in enumerate(found) if failure is None]
-        answers = await offer([entries[position] for position in rest])
-        for position, answer in zip(rest, answers, strict=True):
-            found[position] = answer
-        void = [(entries[at], claims[at]) for at in rest if claims.get(at) and found[at] is not None]
+        verdicts = [claim if isinstance(claim := claims.get(at), Failure) else None for at in range(len(entries))]
+        offered = [position for position, failure in enumerate(verdicts) if failure is None]
+        answers = await offer([entries[position] for position in offered])
+        for position, answer in zip(offered, answers, strict=True):
+            verdicts[position] = answer
+        void = [(entries[at], claims[at]) for at in offered if claims.get(at) and verdicts[at] is not None]
         await all_of(*(self._call("unclaim_id", task, mark, math.ceil(CLAIM_SECONDS)) for task, mark in void))
-        return found
+        return verdicts
 
     async def _claim(self, task: Entry) -> Failure | bytes:
         """Claim a task's id for its model. Returns the mark of a new claim, empty for an existing one, or why the id can't be claimed."""
-        keep = max(one.keep for one in task.dedup_keys if one.kind is DedupKind.TASK)
+        keep = max(dedup_key.keep for dedup_key in task.dedup_keys if dedup_key.kind is DedupKind.TASK)
         void = b""
         while True:
             seconds = math.ceil(task.timeout + keep + CLAIM_SECONDS)

@@ -134,7 +134,11 @@ class Mailbox:
             if read.born in (0.0, read.queue.born):
                 all_here = len(read.replies) == len(read.whole)
                 submissions = read.whole if all_here else list(map(_submission, read.replies))
-                outputs = [read.token.encode() + wire.name_of(*one) for one in submissions] if read.token else []
+                outputs = (
+                    [read.token.encode() + wire.name_of(*submission) for submission in submissions]
+                    if read.token
+                    else []
+                )
                 read.queue.receipts.add(Receipt(self._gateway, read.id, submissions, outputs))
         del self._reads[:done]
 

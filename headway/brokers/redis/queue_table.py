@@ -146,12 +146,12 @@ class QueueTable(dict[QueueName, list[Queue]]):
     async def _look_at_model(self, model: str, now: float) -> None:
         """Add the queues that the shards of a model list."""
         answers = await asyncio.gather(*map(_siblings, self[QueueName(model)]))
-        found = [answer for answer in answers if answer is not None]
-        self.learn({name for names, _ in found for name in names})
-        until = max((until for _, until in found), default=0.0)
-        if until or len(found) == len(answers):
+        listed = [answer for answer in answers if answer is not None]
+        self.learn({name for names, _ in listed for name in names})
+        until = max((until for _, until in listed), default=0.0)
+        if until or len(listed) == len(answers):
             self.untold[model] = until
-        if len(found) == len(answers) and model in self.limits:
+        if len(listed) == len(answers) and model in self.limits:
             self._looked[model] = now
 
     def forget(self) -> Sequence[Queue]:

@@ -69,7 +69,7 @@ class Sentinels(Sentinel):
         """Start listening for failovers unless that is done already."""
         if not self._listening:
             loop = asyncio.get_running_loop()
-            self._listening = [loop.create_task(self._follow(one)) for one in self.sentinels]
+            self._listening = [loop.create_task(self._follow(sentinel)) for sentinel in self.sentinels]
 
     def avoid(self, address: Address) -> None:
         """Prefer any other primary that a Sentinel names to this one."""
@@ -82,9 +82,9 @@ class Sentinels(Sentinel):
 
     async def renew(self) -> None:
         """Connect again with the present content of the URL's files."""
-        for one in self.sentinels:
-            await one.connection_pool.disconnect(inuse_connections=False)
-            one.connection_pool._available_connections.clear()
+        for sentinel in self.sentinels:
+            await sentinel.connection_pool.disconnect(inuse_connections=False)
+            sentinel.connection_pool._available_connections.clear()
         if self._listening:
             await end(*self._listening)
             self._listening = []
@@ -136,14 +136,14 @@ class Sentinels(Sentinel):
     async def _vote(self, service: str) -> Vote:
         votes: Counter[Vote] = Counter()
         errors: list[BaseException] = []
-        asked = {asyncio.ensure_future(_primary(one, service)) for one in self.sentinels}
+        asked = {asyncio.ensure_future(_primary(sentinel, service)) for sentinel in self.sentinels}
         try:
             while asked and not self._agreed(votes):
                 done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    if (error := one.exception()) is not None:
+                for vote in done:
+                    if (error := vote.exception()) is not None:
                         errors.append(error)
-                    elif (answer := one.result()) is not None:
+                    elif (answer := vote.result()) is not None:
                         votes[answer] += 1
         finally:
             await end(*asked)
@@ -225,10 +225,10 @@ async def _primary(sentinel: Redis, name: str) -> Vote | None:
     """Primary that one Sentinel names; None if it knows none that is up."""
     masters: Any = await sentinel.sentinel_masters()
     # In this order a new primary may be believed late. The other order could believe an old primary with a new epoch.
-    found = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
-    if found is None:
+    address = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
+    if address is None:
         return None
-    host, port = found[0].decode() if isinstance(found[0], bytes) else found[0], int(found[1])
+    host, port = address[0].decode() if isinstance(address[0], bytes) else address[0], int(address[1])
     state = masters.get(name, {})
     if (state.get("is_sdown") or state.get("is_odown")) and (state["ip"], state["port"]) == (host, port):
         return None

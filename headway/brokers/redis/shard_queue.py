@@ -91,13 +91,13 @@ class Budgets:
 
     def kept(self) -> KeptLimits:
         """Budgets of kept outcomes for one queue."""
-        found = servers, memory = self._connection.servers, self._connection.smallest_memory
-        if self._found is not None and self._found[0] == found:
+        memory_now = servers, memory = self._connection.servers, self._connection.smallest_memory
+        if self._found is not None and self._found[0] == memory_now:
             return self._found[1]
         parts = self._shards if self._connection.clustered else 1
         kept = self._kept.within(int(KEPT_SHARE * memory) * min(servers, parts)) if memory else self._kept
         kept = kept.split(parts)
-        self._found = found, kept
+        self._found = memory_now, kept
         return kept
 
     def room(self) -> int:
@@ -292,8 +292,8 @@ class Queue:
             self.receipts.keep(receipt)
             raise
         self.stirred()
-        told, refused, owed = answer
-        now, born, self._headway, free_in = wire.read_numbers(told)
+        numbers, refused, owed = answer
+        now, born, self._headway, free_in = wire.read_numbers(numbers)
         self.offered_at, self._free_at = began, began + free_in
         self._heed(now, born)
         if owed:
@@ -361,8 +361,8 @@ class Queue:
 
         Returns the number of entries that run again, or None if the lease was no longer valid.
         """
-        rest = () if failure is None else (wire.pack_failure(failure, lease), rng)
-        answer = await self._call("release", fence, *rest)
+        arguments = () if failure is None else (wire.pack_failure(failure, lease), rng)
+        answer = await self._call("release", fence, *arguments)
         self.stirred()
         return int(answer[0]) if answer else None
 
@@ -438,8 +438,8 @@ class Queue:
 
     async def siblings(self) -> tuple[Sequence[QueueName], float]:
         """Names of the model's queues that may know something, and until when. Ask the queue for any version."""
-        until, found = await self._steps.join("siblings")
-        return [wire.queue_of(self.name.model, ending) for ending in found], float(until)
+        until, endings = await self._steps.join("siblings")
+        return [wire.queue_of(self.name.model, ending) for ending in endings], float(until)
 
     async def contender(self, model: str) -> Contender:
         """Contender for a GPU, made of what waits here."""
@@ -452,8 +452,8 @@ class Queue:
         Returns the seconds until the next call, the number of entries of lost leases that run again, and whether the queue is at
         rest and this process reaps it.
         """
-        told, again, calm, reaps = await self._steps.join("reap", self.connection.process, rng, shards, int(rests))
-        now, born, due = wire.read_numbers(told)
+        numbers, again, calm, reaps = await self._steps.join("reap", self.connection.process, rng, shards, int(rests))
+        now, born, due = wire.read_numbers(numbers)
         self._heed(now, born)
         return due, int(again), bool(calm), bool(reaps)
 
@@ -517,22 +517,22 @@ class Queue:
         unreadable = ""
         waited = [left_at - arrived for arrived in wire.read_numbers(arrivals)]
         try:
-            found = entry_wire.read_payloads(payloads)
-            inputs: Sequence[entry_wire.Apart | None] = [None] * len(found)
-            if list in map(type, map(_INPUT, found)) and any(one.apart for one in found):
-                inputs = await self._inputs(int(fence), found)
-                lost = [at for at, one in enumerate(found) if one.apart and inputs[at] is None]
+            stored = entry_wire.read_payloads(payloads)
+            inputs: Sequence[entry_wire.Apart | None] = [None] * len(stored)
+            if list in map(type, map(_INPUT, stored)) and any(entry.apart for entry in stored):
+                inputs = await self._inputs(int(fence), stored)
+                lost = [at for at, entry in enumerate(stored) if entry.apart and inputs[at] is None]
                 if lost:  # Unless their clients have left.
-                    log.info("inputs of a batch are not there", worker=slot.worker, count=len(lost), of=len(found))
+                    log.info("inputs of a batch are not there", worker=slot.worker, count=len(lost), of=len(stored))
                 if lost and not await self._call("lose", int(fence), wire.encode(lost)):
                     return NoWork(self.now())
-                kept = [at for at in range(len(found)) if at not in lost]
-                found, inputs, waited = (
-                    [found[at] for at in kept],
+                kept = [at for at in range(len(stored)) if at not in lost]
+                stored, inputs, waited = (
+                    [stored[at] for at in kept],
                     [inputs[at] for at in kept],
                     [waited[at] for at in kept],
                 )
-            entries = [entry_wire.entry_of(one, apart) for one, apart in zip(found, inputs, strict=True)]
+            entries = [entry_wire.entry_of(entry, apart) for entry, apart in zip(stored, inputs, strict=True)]
         except wire.UNREADABLE as exc:
             unreadable = f"an entry cannot be read: {wire.reason(exc)}"
         lease = Lease(
@@ -547,9 +547,9 @@ class Queue:
         )
         return Granted(lease, waited, unreadable)
 
-    async def _inputs(self, fence: int, found: Sequence[entry_wire.StoredEntry]) -> Sequence[entry_wire.Apart | None]:
+    async def _inputs(self, fence: int, stored: Sequence[entry_wire.StoredEntry]) -> Sequence[entry_wire.Apart | None]:
         """Read the inputs and parameters of a lease's entries that are stored apart, and renew the lease meanwhile. None for others."""
-        reading = asyncio.ensure_future(asyncio.gather(*(self._values.input_of(self._key, one) for one in found)))
+        reading = asyncio.ensure_future(asyncio.gather(*(self._values.input_of(self._key, entry) for entry in stored)))
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # The lease may fail first.
         try:
             while not (await asyncio.wait({reading}, timeout=self._lease_seconds / 3))[0]:
@@ -559,7 +559,7 @@ class Queue:
             reading.cancel()
 
 
-def _refusal(entry: Entry, why: int, told: bytes) -> Failure:
+def _refusal(entry: Entry, why: int, detail: bytes) -> Failure:
     if why >= RefusalCode.OVER:
-        return failures.over(Over(entry.limits[why - RefusalCode.OVER], float(told)))
-    return wire.refusal(why, 0.0, told) if why == RefusalCode.CULPRIT else wire.refusal(why, float(told))
+        return failures.over(Over(entry.limits[why - RefusalCode.OVER], float(detail)))
+    return wire.refusal(why, 0.0, detail) if why == RefusalCode.CULPRIT else wire.refusal(why, float(detail))

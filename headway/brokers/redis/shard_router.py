@@ -237,11 +237,11 @@ class ShardRouter:
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
         """Read the registry, take a census of its workers, and add the queues of workers and of models that may know something."""
-        told, self._queues.untold = self._queues.untold, {}
+        untold, self._queues.untold = self._queues.untold, {}
         try:
-            workers, models = await self._registry.look(told)
+            workers, models = await self._registry.look(untold)
         except BrokerUnavailable:
-            self._queues.untold = told | self._queues.untold
+            self._queues.untold = untold | self._queues.untold
             raise
         self._queues.count_rows(rows.counted(workers))
         self._queues.fill_up(batch_cost.padded(workers))

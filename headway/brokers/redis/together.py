@@ -38,7 +38,7 @@ class _Part(msgspec.Struct, frozen=True):
     @property
     def wanted(self) -> list[asyncio.Future[Any]]:
         """Answers that are still awaited."""
-        return [one for one in self.answers if not one.done()]
+        return [answer for answer in self.answers if not answer.done()]
 
 
 class Together:
@@ -93,28 +93,28 @@ class Together:
             for part, answer in zip(parts, await self._answers(parts), strict=True):
                 self._hand_out(part, *answer)
         except BaseException as exc:  # Nobody must wait for ever, whatever the server says.
-            for one in (answer for part in parts for answer in part.wanted):
-                one.set_exception(exc) if isinstance(exc, Exception) else one.cancel()
+            for wanted in (answer for part in parts for answer in part.wanted):
+                wanted.set_exception(exc) if isinstance(exc, Exception) else wanted.cancel()
             if not isinstance(exc, Exception):
                 raise
 
     async def _answers(self, parts: list[_Part]) -> Sequence[Sequence[Any]]:
         """Answer of each call: whether it was done, and its result or the text of its error."""
         if len(parts) == 1:
-            [one] = parts
-            return [(1, await self._link.call(one.function, one.key, *one.arguments))]
+            [part] = parts
+            return [(1, await self._link.call(part.function, part.key, *part.arguments))]
         each = ((part.function, part.key, len(part.arguments), *part.arguments) for part in parts)
-        found: Sequence[Sequence[Any]] = await self._link.call(
+        answers: Sequence[Sequence[Any]] = await self._link.call(
             "together", parts[0].key, *(argument for part in each for argument in part)
         )
-        return found
+        return answers
 
-    def _hand_out(self, part: _Part, done: int, found: Any = None) -> None:
+    def _hand_out(self, part: _Part, done: int, result: Any = None) -> None:
         for answer in part.wanted:
             if done:
-                answer.set_result(found)
+                answer.set_result(result)
             else:
-                answer.set_exception(self._error(found.decode(errors="replace")))
+                answer.set_exception(self._error(result.decode(errors="replace")))
 
 
 async def all_of(*calls: Awaitable[T]) -> list[T]:

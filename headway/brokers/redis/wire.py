@@ -67,11 +67,11 @@ def reason(exc: BaseException) -> str:
 
 def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
     """Read what this release can read, and leave out data of later releases."""
-    found = []
-    for one in packed:
+    values = []
+    for value in packed:
         with contextlib.suppress(*UNREADABLE):
-            found.append(read(one))
-    return found
+            values.append(read(value))
+    return values
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -219,8 +219,8 @@ def read_failure(packed: bytes) -> WireFailure:
 def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:
     """Pack a batch's replies for one gateway. Returns also where each begins and ends."""
     each = [encode(reply) for reply in replies]
-    packed = encode((SCHEMA, worker, version, [msgspec.Raw(one) for one in each]))
-    ends = list(itertools.accumulate((len(one) for one in each), initial=len(packed) - sum(map(len, each))))
+    packed = encode((SCHEMA, worker, version, [msgspec.Raw(reply) for reply in each]))
+    ends = list(itertools.accumulate((len(reply) for reply in each), initial=len(packed) - sum(map(len, each))))
     return packed, list(itertools.pairwise(ends))
 
 
@@ -229,16 +229,16 @@ def head_of_one(worker: str, version: str) -> bytes:
     return encode((SCHEMA, worker, version, [None]))[:-1]
 
 
-def batch_failure(found: WireFailure) -> BatchFailure:
+def batch_failure(failure: WireFailure) -> BatchFailure:
     """Failure of a whole batch. An unknown cause counts as an exception."""
     known = {cause.value: cause for cause in Cause}
-    return BatchFailure(known.get(found.cause, Cause.RAISED), found.message, found.worker, found.shown)
+    return BatchFailure(known.get(failure.cause, Cause.RAISED), failure.message, failure.worker, failure.shown)
 
 
 def read_load(packed: bytes) -> tuple[float, float, Load]:
     """Read the instant, the queue's birth, and the load at that instant."""
-    now, born, *rest = _LOAD.unpack(packed)
-    figures, counts = rest[: len(LOAD)], rest[len(LOAD) :]
+    now, born, *numbers = _LOAD.unpack(packed)
+    figures, counts = numbers[: len(LOAD)], numbers[len(LOAD) :]
     for position in _WHOLE:
         figures[position] = int(figures[position])
     load = Load(*figures)
@@ -287,17 +287,17 @@ def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> 
     replies = _outcomes(fields, {} if apart is None else apart)
     if b"p" not in fields:
         return replies
-    [found] = replies  # All of them get the same outcome.
-    passed = [_passed_on(found, key, kind, kept, nonce) for key, kind, kept, nonce in _passed.decode(fields[b"p"])]
+    [reply] = replies  # All of them get the same outcome.
+    passed = [_passed_on(reply, key, kind, kept, nonce) for key, kind, kept, nonce in _passed.decode(fields[b"p"])]
     if apart:
         apart.update(dict.fromkeys(range(len(passed)), apart[0]))
     return passed
 
 
-def _passed_on(found: Reply, key: str, kind: str, kept: bool, nonce: int) -> Reply:
+def _passed_on(reply: Reply, key: str, kind: str, kept: bool, nonce: int) -> Reply:
     tenant, _, id = key.rpartition("\0")
     shared = DedupKind(kind) if kind else None
-    return msgspec.structs.replace(found, id=id, tenant=tenant, nonce=nonce, shared=shared, kept=kept)
+    return msgspec.structs.replace(reply, id=id, tenant=tenant, nonce=nonce, shared=shared, kept=kept)
 
 
 def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
@@ -308,48 +308,48 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
         ran = BatchRun(run.worker, size, ended_at - left_at, left_at, run.version)
         attempts = int(fields[b"a"])
         gone = frozenset(_positions.decode(fields[b"x"])) if fields[b"x"] else ()
-        wanted = [one for one in run.replies if one.position not in gone] if gone else run.replies
+        wanted = [reply for reply in run.replies if reply.position not in gone] if gone else run.replies
         if list in map(type, map(_OUTPUT, wanted)):
-            apart.update((at, found) for at, one in enumerate(wanted) if (found := stored_apart(one.output)))
+            apart.update((at, apart_of) for at, reply in enumerate(wanted) if (apart_of := stored_apart(reply.output)))
         return [
             Reply(
-                one.id,
-                one.tenant,
-                one.output if type(one.output) is str else _read_output(one.output),
-                one.failure and _known(one.failure),
+                reply.id,
+                reply.tenant,
+                reply.output if type(reply.output) is str else _read_output(reply.output),
+                reply.failure and _known(reply.failure),
                 ran,
-                one.queued,
+                reply.queued,
                 attempts,
-                one.nonce,
-                tokens=one.tokens,
+                reply.nonce,
+                tokens=reply.tokens,
             )
-            for one in wanted
+            for reply in wanted
         ]
     return _failed(fields, left_at, ended_at, size)
 
 
-def read_value(found: object) -> Value:
+def read_value(content: object) -> Value:
     """Convert what was read to a value: text and bytes stay, lists with bytes become octets or tensors."""
-    match found:
+    match content:
         case str() | bytes():
-            return found
+            return content
         case [bytes(content)]:
             return Octets(content)
         case [bytes(content), True]:
             return Tensors(content)
-    raise ValueError(f"{type(found).__name__} in the place of a value")
+    raise ValueError(f"{type(content).__name__} in the place of a value")
 
 
-def stored_apart(found: object) -> StoredApart | None:
+def stored_apart(content: object) -> StoredApart | None:
     """Convert a read value to StoredApart if it is one; None otherwise."""
-    match found:
+    match content:
         case [str(name), int(length)]:
             return name, length
     return None
 
 
-def _read_output(found: object) -> Value | None:
-    return None if found is None or stored_apart(found) else read_value(found)
+def _read_output(content: object) -> Value | None:
+    return None if content is None or stored_apart(content) else read_value(content)
 
 
 def _known(failure: Failure) -> Failure:
@@ -367,22 +367,22 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
             for tenant, _, id in [key.rpartition("\0")]
         ]
     kind, slots = fields[b"k"], int(float(fields[b"s"]))
-    told = None if kind in (b"late", b"lost") else read_failure(fields[b"f"])
-    batch = None if told is None else batch_failure(told)
-    ran = None if told is None else BatchRun(told.worker, size, ended_at - left_at, left_at, told.version)
+    cause = None if kind in (b"late", b"lost") else read_failure(fields[b"f"])
+    batch = None if cause is None else batch_failure(cause)
+    ran = None if cause is None else BatchRun(cause.worker, size, ended_at - left_at, left_at, cause.version)
     replies = []
-    for one in _unanswered.decode(fields[b"d"]):
-        tenant, _, id = one.key.rpartition("\0")
-        queued = float(one.waited)
+    for entry in _unanswered.decode(fields[b"d"]):
+        tenant, _, id = entry.key.rpartition("\0")
+        queued = float(entry.waited)
         if kind == b"lost":
             failure = failures.lost_input()
         elif batch is None:
-            failure = failures.lateness(queued, one.attempts, slots, one.queue_due, one.hung)
+            failure = failures.lateness(queued, entry.attempts, slots, entry.queue_due, entry.hung)
         elif kind == b"dead":
             failure = failures.death(batch)
         else:
             failure = failures.spent(batch, size)
-        replies.append(Reply(id, tenant, None, failure, ran, queued, one.attempts, nonce=one.nonce))
+        replies.append(Reply(id, tenant, None, failure, ran, queued, entry.attempts, nonce=entry.nonce))
     return replies
 
 
@@ -391,8 +391,8 @@ def _stamped(kind: type[R], instant: str) -> Callable[[bytes], R]:
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(packed: bytes) -> R:
-        seen, rest = read_stamped(packed)
-        return msgspec.structs.replace(decode(rest), **{instant: seen})
+        seen, record = read_stamped(packed)
+        return msgspec.structs.replace(decode(record), **{instant: seen})
 
     return read
 

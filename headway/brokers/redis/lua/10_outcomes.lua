@@ -5,20 +5,20 @@
 local function send_failures(s, kind, entries, attempts, left_at, size, failure, hung)
   local of, shared = {}, {}
   for _, entry in ipairs(entries) do
-    local told = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due, entry.nonce, hung or false}
+    local answer = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due, entry.nonce, hung or false}
     if entry.gateway ~= '' then
       of[entry.gateway] = of[entry.gateway] or {}
-      table.insert(of[entry.gateway], told)
+      table.insert(of[entry.gateway], answer)
     end
-    if entry.shared then shared[#shared + 1] = told end
+    if entry.shared then shared[#shared + 1] = answer end
   end
   for gateway, list in pairs(of) do
     send(s, gateway, unpack(failure_fields(s, kind, list, left_at, size, failure)))
   end
   local worth = kind == 'dead' and not BLAMELESS[cmsgpack.unpack(failure)[1]] and VERDICT or WORTHLESS
-  for _, told in ipairs(shared) do
-    local fields = failure_fields(s, kind, {told}, left_at, size, failure)
-    conclude(s, {fields = fields, worth = worth}, {whose(told[1], '', false, false)}, kind == 'late')
+  for _, answer in ipairs(shared) do
+    local fields = failure_fields(s, kind, {answer}, left_at, size, failure)
+    conclude(s, {fields = fields, worth = worth}, {whose(answer[1], '', false, false)}, kind == 'late')
   end
   mark(s, entries)
 end
@@ -58,7 +58,7 @@ end
 -- Keep a letter, with the input stored apart under a token, if any. It replaces the letter of an earlier death, whatever the version.
 function dead.keep(prefix, key, letter, token)
   local tenant = tenant_of(key)
-  for _, one in ipairs(siblings.with_letters(prefix)) do dead.drop(one, key) end
+  for _, queue in ipairs(siblings.with_letters(prefix)) do dead.drop(queue, key) end
   local apart = token and large.bury(prefix, token, key) or 0
   local number = redis.call('INCR', prefix .. 'on')
   local readable, listed = pcall(cut, letter)
@@ -72,7 +72,9 @@ function dead.keep(prefix, key, letter, token)
     redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
   end
   for name, most in pairs({oc = LETTERS, ou = LETTER_BYTES}) do
-    tallies.hold(prefix .. name, most, function(one) return drop_oldest(prefix, one) end) end end
+    tallies.hold(prefix .. name, most, function(loser) return drop_oldest(prefix, loser) end)
+  end
+end
 end
 
 local function bury(s, entry, attempts, failure)
@@ -101,7 +103,7 @@ local function expire_suspects(s)
     end
   end
   for _, member in ipairs(gone) do suspects.drop(s, member) end
-  for _, one in ipairs(late) do send_failures(s, 'late', one.entries, one.attempts, nil, nil, nil, one.hung) end
+  for _, group in ipairs(late) do send_failures(s, 'late', group.entries, group.attempts, nil, nil, nil, group.hung) end
 end
 
 -- Answer and remove overdue entries.
@@ -124,8 +126,8 @@ local function expire(s)
     end
     local late = wanted(s, members)
     for _, entry in ipairs(late) do drop_from_lane(s, entry) end
-    table.sort(late, function(one, other)
-      return one.queue_due < other.queue_due or (one.queue_due == other.queue_due and one.number < other.number)
+    table.sort(late, function(entry, other)
+      return entry.queue_due < other.queue_due or (entry.queue_due == other.queue_due and entry.number < other.number)
     end)
     send_failures(s, 'late', late, 0)
     look_again(s)

@@ -48,4 +48,6 @@ end
 function budgets.pay(s, entries)
   local pays = {}
   for tenant, count in pairs(count_by_tenant(entries)) do pays[tenant] = spend(s, tenant, count) end
-  return split(entries, function(entry) return pays[tenant_of(key_of(entry.member))] end) end end
+  return split(entries, function(entry) return pays[tenant_of(key_of(entry.member))] end)
+end
+end

@@ -52,8 +52,8 @@ local function forget_read(s, args, at)
 end
 
 local function turn_away(refused, position, wait, why)
-  local told = (why == MOVED or why == CULPRIT) and wait or exact(wait)
-  refused[#refused + 1], refused[#refused + 2], refused[#refused + 3] = position - 1, told, why
+  local detail = (why == MOVED or why == CULPRIT) and wait or exact(wait)
+  refused[#refused + 1], refused[#refused + 2], refused[#refused + 3] = position - 1, detail, why
 end
 
 -- Return true for an entry that is known and let in as it is, false if another submission is live under its key, and nil if it is new
@@ -181,16 +181,16 @@ function offer.latest(s, call, tier, tenant)
   if not call.tenants[2] then
     return tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
   elseif not of_tier then
-    local asked, found = {}, {}
-    for _, one in ipairs(call.tenants) do
-      if not found[one] then
-        found[one] = 0
-        asked[#asked + 1] = one
+    local asked, latest_of = {}, {}
+    for _, owner in ipairs(call.tenants) do
+      if not latest_of[owner] then
+        latest_of[owner] = 0
+        asked[#asked + 1] = owner
       end
     end
     local scores = call_each('ZMSCORE', s.prefix .. 't' .. tier, asked)
-    for i = 1, #asked do found[asked[i]] = tonumber(scores[i] or 0) end
-    call.latest[tier], of_tier = found, found
+    for i = 1, #asked do latest_of[asked[i]] = tonumber(scores[i] or 0) end
+    call.latest[tier], of_tier = latest_of, latest_of
   end
   return of_tier[tenant]
 end

@@ -165,9 +165,7 @@ local function depart_apart(s, slot, token, group, limit, price)
 end
 
 -- Call this after the batch left: it offers followers of late entries again.
-local function send_late(s, late)
-  if #late > 0 then send_failures(s, 'late', late, 0) end
-end
+local function send_late(s, late) if #late > 0 then send_failures(s, 'late', late, 0) end end
 
 step('claim', function(s, args)
   local q, now = s.q, s.now

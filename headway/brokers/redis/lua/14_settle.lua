@@ -181,9 +181,9 @@ end
 
 -- Have failed entries run again, as `ModelQueue._run_again`.
 local function run_again(s, entries, cause, group, lease, dice)
-  local one, there = #entries == 1, #entries > 0
-  local whole = there and (NEVER_SPLIT[cause] or (not SEARCHED[cause] and (one or group.failures <= 1)))
-  if one or (there and not SEARCHED[cause]) then
+  local single, there = #entries == 1, #entries > 0
+  local whole = there and (NEVER_SPLIT[cause] or (not SEARCHED[cause] and (single or group.failures <= 1)))
+  if single or (there and not SEARCHED[cause]) then
     local pause = math.min(BACKOFF_BASE * 2 ^ math.min(group.failures - 1, 16), BACKOFF_CAP)  -- As `core.retry.backoff`.
     group.ready_at = group.ready_at + pause * (0.5 + 0.5 * dice)
     group.avoid = string.match(lease.slot, '%z(.*)$')

@@ -59,13 +59,13 @@ function renew_account(s)
 end
 
 -- Keep an outcome, as `kept_under` returns it, and its stored-apart output. `spare`: it goes before others of its tenant.
-function keep_outcome(s, flight, spare, found)
+function keep_outcome(s, flight, spare, kept)
   if s.kept_read then s.kept_read[flight] = nil end
   forget_ended(s)
   local base, key, tenant = account(s), s.prefix .. 'k:' .. flight, string.match(flight, '^%a+%z(.*)%z')
-  local seconds, outcome = found.seconds, found.outcome
+  local seconds, outcome = kept.seconds, kept.outcome
   local weight, token = outcome.weight or FAILURE_BYTES, outcome.token
-  local packed = redis.call('SET', key, cmsgpack.pack(found), 'PX', math.ceil(seconds * 1000), 'GET')
+  local packed = redis.call('SET', key, cmsgpack.pack(kept), 'PX', math.ceil(seconds * 1000), 'GET')
   if packed then
     local before = cmsgpack.unpack(packed).outcome
     take_off(base, name_of(key, before))
@@ -81,7 +81,7 @@ function keep_outcome(s, flight, spare, found)
   local total, most = string.match(s.kept, '^(%d+),(%d+)')
   total, most = tonumber(total), tonumber(most)
   if own > most or all > total then
-    local function lose(one) return drop_oldest(base, one) end
+    local function lose(loser) return drop_oldest(base, loser) end
     tallies.hold(base .. 'kb', most, lose, tenant)
     tallies.hold(base .. 'kb', total, lose)
   end

@@ -17,25 +17,25 @@ end
 -- States of the model's other queues by ending, complete enough to look something up.
 function siblings.others(s)
   local tag, own = siblings.split(s.prefix)
-  local found = {}
-  for _, one in ipairs(redis.call('ZRANGE', tag .. ':qs', 0, -1)) do
-    if one ~= own then found[one] = setmetatable({prefix = tag .. one, entered = false}, {__index = s}) end
+  local others = {}
+  for _, ending in ipairs(redis.call('ZRANGE', tag .. ':qs', 0, -1)) do
+    if ending ~= own then others[ending] = setmetatable({prefix = tag .. ending, entered = false}, {__index = s}) end
   end
-  return found
+  return others
 end
 
 -- Note that this queue has dead letters. Returns the prefixes of the model's queues that may have some.
 function siblings.with_letters(prefix)
   local tag, own = siblings.split(prefix)
-  local key, found = tag .. ':ql', {}
+  local key, prefixes = tag .. ':ql', {}
   redis.call('SADD', key, own)
   redis.call('EXPIRE', key, LETTER_SECONDS)
-  for _, one in ipairs(redis.call('SMEMBERS', key)) do
-    if one == own or redis.call('EXISTS', tag .. one .. 'o') == 1 then
-      found[#found + 1] = tag .. one
+  for _, ending in ipairs(redis.call('SMEMBERS', key)) do
+    if ending == own or redis.call('EXISTS', tag .. ending .. 'o') == 1 then
+      prefixes[#prefixes + 1] = tag .. ending
     else
-      redis.call('SREM', key, one)
+      redis.call('SREM', key, ending)
     end
   end
-  return found
+  return prefixes
 end

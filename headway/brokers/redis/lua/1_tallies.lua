@@ -22,8 +22,8 @@ end
 function tallies.hold(key, most, lose, tenant)
   local own, all = tallies.of(key, tenant or ALL)
   while (tenant and own or all) > most do
-    local one = tenant or redis.call('ZRANGE', key, 0, 0)[1]
-    if not lose(one) then redis.call('ZREM', key, one) end
+    local loser = tenant or redis.call('ZRANGE', key, 0, 0)[1]
+    if not lose(loser) then redis.call('ZREM', key, loser) end
     own, all = tallies.of(key, tenant or ALL)
   end
 end

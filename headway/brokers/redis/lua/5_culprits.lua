@@ -10,8 +10,7 @@ local NO_CALLER = '\160'
 -- Bytes of a msgpack value's length field, or of the whole value if it has none, by its first byte. The server's own decoder can't
 -- tell bytes from text.
 local LENGTHS = {[0xc4] = 1, [0xc5] = 2, [0xc6] = 4, [0xd9] = 1, [0xda] = 2, [0xdb] = 4}
-local SIZES = {[0xca] = 5, [0xcb] = 9, [0xcc] = 2, [0xcd] = 3, [0xce] = 5, [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5,
-  [0xd3] = 9}
+local SIZES = {[0xca] = 5, [0xcb] = 9, [0xcc] = 2, [0xcd] = 3, [0xce] = 5, [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5, [0xd3] = 9}
 
 -- Position after the value at a position.
 local function after(text, at)

@@ -3,8 +3,8 @@ local nearest = {}
 do
 -- Sort candidates by distance in weight from the batch's first entry, then by turn.
 function nearest.sort(entries)
-  table.sort(entries, function(one, other)
-    return one.distance < other.distance or (one.distance == other.distance and one.turn < other.turn)
+  table.sort(entries, function(candidate, other)
+    return candidate.distance < other.distance or (candidate.distance == other.distance and candidate.turn < other.turn)
   end)
 end
 

@@ -21,7 +21,9 @@ function suspects.groups(s)
     if s.q.groups > 0 then
       local all = redis.call('HGETALL', s.prefix .. 's')
       for i = 2, #all, 2 do s.groups[i / 2] = cmsgpack.unpack(all[i]) end
-      table.sort(s.groups, function(one, other) return one.id < other.id end) end end
+      table.sort(s.groups, function(group, other) return group.id < other.id end)
+    end
+  end
   return s.groups
 end
 
@@ -136,9 +138,9 @@ local function cut(s, entries)
   end
   if counts[callers[1]] == #entries then return entries, math.floor(#entries / 2) end
   table.sort(order, function(i, j)
-    local one, other = callers[i], callers[j]
-    if one == other then return i < j end
-    return counts[one] > counts[other] or (counts[one] == counts[other] and first[one] < first[other])
+    local caller, other = callers[i], callers[j]
+    if caller == other then return i < j end
+    return counts[caller] > counts[other] or (counts[caller] == counts[other] and first[caller] < first[other])
   end)
   local sorted, best = {}, 0
   for at, i in ipairs(order) do

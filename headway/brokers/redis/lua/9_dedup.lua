@@ -6,8 +6,7 @@
 -- or ''. An outcome has its stream fields and its worth to later requests: ANSWER, VERDICT or WORTHLESS. With an output it has the
 -- weight, the version that ran it, and the token if the output is stored apart; then the output is for all who get the outcome.
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
-local withdraw, expire_followers, elsewhere
-local keep_outcome, forget_outcome, forget_ended, renew_account  -- of 18_kept.lua
+local withdraw, expire_followers, elsewhere, keep_outcome, forget_outcome, forget_ended, renew_account  -- The last four are in 18_kept.lua.
 do  -- Locals that no other file needs end with this block: a library has room for 200.
 local function record_of(s, key)
   local packed = redis.call('HGET', s.prefix .. 'vs', key)
@@ -156,7 +155,7 @@ local function unfollow(s, key, flight)
   redis.call('ZREM', s.prefix .. 'vd', key)
 end
 
-local function keep(s, share, outcome, one)
+local function keep(s, share, outcome, ended)
   local kind = share[KIND]
   local useful = kind == TASK or outcome.worth == ANSWER or (outcome.worth == VERDICT and kind == BY_KEY)
   if not useful or share[KEEP] <= 0 or (kind == SAME and (s.scarce or not codes.of_flight(share[FLIGHT], outcome.ran or '#'))) then
@@ -164,11 +163,11 @@ local function keep(s, share, outcome, one)
   end
   if outcome.worth == ANSWER and outcome.weight > tonumber(string.match(s.kept, '(%d+)$')) then
     if kind ~= TASK then return end
-    local fields = failure_fields(s, 'refused', {{one.key, exact(outcome.weight), TOO_LARGE, '0', 0}})
+    local fields = failure_fields(s, 'refused', {{ended.key, exact(outcome.weight), TOO_LARGE, '0', 0}})
     outcome = {fields = fields, worth = WORTHLESS}
   end
   keep_outcome(s, share[FLIGHT], kind == SAME, {
-    digest = share[DIGEST], ends = s.now + share[KEEP], seconds = share[KEEP], kind = one.kind, kept = one.kept, outcome = outcome,
+    digest = share[DIGEST], ends = s.now + share[KEEP], seconds = share[KEEP], kind = ended.kind, kept = ended.kept, outcome = outcome,
   })
   if share[KEEP] > LIFE_SECONDS / 2 then siblings.list(s, share[KEEP]) end  -- Below that the figures keep the queue listed.
 end
@@ -220,22 +219,22 @@ local offer_anew
 -- Conclude entries and their followers with an outcome. `ended` lists key, kind of the share it came by, whether it was kept, and
 -- whether the gateway must be told. `late`: only their own time ran out.
 function conclude(s, outcome, ended, late)
-  local told, answered, anew, at, token, readers = {}, {}, {}, 1, outcome.token, {}
+  local lists, answered, anew, at, token, readers = {}, {}, {}, 1, outcome.token, {}
   if token then large.lend(s, token, {''}) end
   while ended[at] do
-    local one = ended[at]
-    local entry = one.tell and live(s, one.key)
+    local ending = ended[at]
+    local entry = ending.tell and live(s, ending.key)
     if entry then
       answered[#answered + 1] = entry
       if entry.gateway ~= '' then
-        told[entry.gateway] = told[entry.gateway] or {}
-        table.insert(told[entry.gateway], {one.key, one.kind, one.kept, entry.nonce})
-        readers[#readers + 1] = submissions.name(entry.nonce, one.key)
+        lists[entry.gateway] = lists[entry.gateway] or {}
+        table.insert(lists[entry.gateway], {ending.key, ending.kind, ending.kept, entry.nonce})
+        readers[#readers + 1] = submissions.name(entry.nonce, ending.key)
       end
     end
-    local record = record_of(s, one.key)
+    local record = record_of(s, ending.key)
     if record then
-      redis.call('HDEL', s.prefix .. 'vs', one.key)
+      redis.call('HDEL', s.prefix .. 'vs', ending.key)
       for _, position in ipairs(record.led) do
         local share = record.shares[position]
         local followers = take_followers(s, share[FLIGHT])
@@ -246,7 +245,7 @@ function conclude(s, outcome, ended, late)
             ended[#ended + 1] = whose(follower, share[KIND], false, true)
           end
         end
-        keep(s, share, outcome, one)
+        keep(s, share, outcome, ending)
       end
     end
     at = at + 1
@@ -255,9 +254,9 @@ function conclude(s, outcome, ended, late)
     large.lend(s, token, readers)
     large.read(s, token, {''})
   end
-  for gateway, list in pairs(told) do send_outcome(s, gateway, outcome, list) end
+  for gateway, list in pairs(lists) do send_outcome(s, gateway, outcome, list) end
   mark(s, answered)
-  for _, one in ipairs(anew) do offer_anew(s, one) end
+  for _, follower in ipairs(anew) do offer_anew(s, follower) end
 end
 
 local function refused_outcome(s, key, wait, why, waited, error)
@@ -314,8 +313,8 @@ function join(s, entry, record, flight, share, free, payload)
 end
 
 -- Offer a follower again whose original was late: it runs or joins another flight in its remaining time.
-offer_anew = function(s, one)
-  local entry, record, why, wait, apart, error = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0, nil, nil
+offer_anew = function(s, follower)
+  local entry, record, why, wait, apart, error = follower.entry, {shares = follower.shares, led = {}, follows = ''}, nil, 0, nil, nil
   local left = entry.due - s.now
   local queue_timeout = math.min(entry.queue_due - entry.arrived, left)
   local outcome, free = left <= 0 and late_outcome(s, entry, 1), {}

@@ -41,7 +41,7 @@ OLDEST = (7, 0)
 READ_WITHIN = 0.5
 """Seconds within which a running server answers a read."""
 READ_AGAIN = 0.1
-"""Seconds after which a read is repeated whose connection was closed."""
+"""Seconds until a read is repeated after its connection was closed."""
 MEMORY_AGE = 1.0
 """Seconds for which a measured share of memory is trusted."""
 SCARCE = 0.8

@@ -39,7 +39,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         added: is told of new queues.
         losses: how often the server has lost a queue.
         rows: models whose entries have rows or shapes; see `core.rows.counted`.
-        untold: until when each model's queues may know something, as far as the fleet hasn't been told.
+        untold: until when each model's queues may hold data, as far as the fleet hasn't been told.
     """
 
     def __init__(self, make: MakeQueue, shards: int) -> None:
@@ -70,7 +70,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
     def know(self, models: Mapping[str, QueueLimits], strangers: bool = False) -> None:
         """Add queues of these models. Queues of their versions get the same bounds.
 
-        `strangers`: from now on, also models that nobody has named to this process, while their queues know something.
+        `strangers`: from now on, also models that nobody has named to this process, while their queues hold data.
         """
         self._strangers |= strangers
         for model, limits in models.items():
@@ -121,7 +121,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self._signs[name] = self._signs[QueueName(name.model)] = now
 
     def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
-        """Add the queues that workers claim from, and those of models that may know something.
+        """Add the queues that workers claim from, and those of models that may hold data.
 
         Strangers get the bounds of the first model, because nobody enqueues for them here.
         """

@@ -437,7 +437,7 @@ class Queue:
         return QueueGlance(int(depth), int(slots))
 
     async def siblings(self) -> tuple[Sequence[QueueName], float]:
-        """Names of the model's queues that may know something, and until when. Ask the queue for any version."""
+        """Names of the model's queues that may hold data, and until when. Ask the queue for any version."""
         until, endings = await self._steps.join("siblings")
         return [wire.queue_of(self.name.model, ending) for ending in endings], float(until)
 

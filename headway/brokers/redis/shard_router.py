@@ -236,7 +236,7 @@ class ShardRouter:
             await self.read_registry()
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
-        """Read the registry, take a census of its workers, and add the queues of workers and of models that may know something."""
+        """Read the registry, take a census of its workers, and add the queues of workers and of models that may hold data."""
         untold, self._queues.untold = self._queues.untold, {}
         try:
             workers, models = await self._registry.look(untold)

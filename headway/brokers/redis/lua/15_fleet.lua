@@ -97,7 +97,7 @@ redis.register_function{function_name = VERSION .. '_glance', flags = {'no-write
   })
 end}
 
--- siblings: until when any queue of the model may know something, dead letters included, and the endings of those queues.
+-- siblings: until when any queue of the model may hold data, dead letters included, and the endings of those queues.
 together.register('siblings', function(keys, args)
   local tag, now = siblings.split(keys[1]), clock(args[CLOCK])
   local found = redis.call('ZRANGE', tag .. ':qs', exact(now), '+inf', 'BYSCORE')

@@ -1,7 +1,7 @@
 -- The fleet, whose keys share one prefix for all models. Arguments begin with the clock.
 --
 --   w          hash    worker → when it was heard of, and what it said of itself
---   known      zset    model → until when one of its queues may know something
+--   known      zset    model → until when one of its queues may hold data
 --   k          hash    process → when it was heard of, and what it said of itself
 --   j          string  leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
@@ -56,7 +56,7 @@ local function recent(key, now, age, silent)
   return found
 end
 
--- workers: the instant, the registry, and models that may know something. Arguments after the clock: for some models until when that
+-- workers: the instant, the registry, and models that may hold data. Arguments after the clock: for some models until when that
 -- is so, and the model.
 together.register('workers', function(keys, args)
   local now, known = clock(args[1]), keys[1] .. 'known'

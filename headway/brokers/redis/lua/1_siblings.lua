@@ -5,7 +5,7 @@ local siblings = {}
 -- The tag that the model's queues share, and the ending of this one.
 function siblings.split(prefix) return string.match(prefix, '^(.*})(.*)$') end
 
--- List this queue as one that may know something for this many seconds.
+-- List this queue as one that may hold data for this many seconds.
 function siblings.list(s, seconds)
   local tag, own = siblings.split(s.prefix)
   local key = tag .. ':qs'

@@ -44,7 +44,7 @@
 --   o:<tenant> zset    dead letters of a tenant: key → its number
 --   zp:<key>   string  large input of a dead letter
 --   oc, ou     zset    tallies of the dead letters and of their bytes
---   qs         zset    queue of the model → until when it may know something; only beside the queue for any version, as is ql
+--   qs         zset    queue of the model → until when it may hold data; only beside the queue for any version, as is ql
 --   ql         set     queue of the model that may have dead letters
 --
 -- The key of an entry is its tenant, a NUL and its id. A member is the entry's number, shape and weight in DIGITS hexadecimal

@@ -276,7 +276,7 @@ class RedisBroker(Broker):
                 self._idle_at.pop(slot, None)
 
     def _apart(self, slot: Slot) -> Queue | None:
-        """At every second claim, return a shard that is no slot's home but has entries for the version, if any."""
+        """At every second claim, return a shard that may have entries for the slot but is no home of its version, if any."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None
@@ -441,7 +441,7 @@ class RedisBroker(Broker):
         return [next(answers) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
     async def _placed(self, entry: Entry) -> Entry:
-        """Give a follower without a model any model."""
+        """Give a follower without a model the queue of its task."""
         if entry.model or not (task := task_followed(entry)):
             return entry
         queue = await self._lookup.queue_with(entry.tenant, task)

@@ -15,16 +15,16 @@ end
 local function open_book(s, limits)
   local ids, owed = {LATEST}, {}
   for i = 1, #limits do ids[i + 1] = limits[i][1] end
-  local found = call_each('ZMSCORE', s.limits, ids)
-  local latest = -(found[1] or 0)
+  local scores = call_each('ZMSCORE', s.limits, ids)
+  local latest = -(scores[1] or 0)
   if s.now < latest - CLOCK_STEP then
     shift(s.limits, latest - s.now)  -- The clock was put back: debts stay as they are.
     redis.call('ZADD', s.limits, -s.now, LATEST)
     renew_book(s)
-    found = call_each('ZMSCORE', s.limits, ids)
+    scores = call_each('ZMSCORE', s.limits, ids)
   end
-  for i = 1, #limits do owed[ids[i + 1]] = math.max((found[i + 1] or 0) - s.now, 0) end
-  return {limits = limits, known = found[1], owed = owed, charged = {}}
+  for i = 1, #limits do owed[ids[i + 1]] = math.max((scores[i + 1] or 0) - s.now, 0) end
+  return {limits = limits, known = scores[1], owed = owed, charged = {}}
 end
 
 -- The exceeded limit with the longest wait: its position among the entry's limits and the wait in seconds.

@@ -100,16 +100,16 @@ end}
 -- siblings: until when any queue of the model may hold data, dead letters included, and the endings of those queues.
 together.register('siblings', function(keys, args)
   local tag, now = siblings.split(keys[1]), clock(args[CLOCK])
-  local found = redis.call('ZRANGE', tag .. ':qs', exact(now), '+inf', 'BYSCORE')
+  local endings = redis.call('ZRANGE', tag .. ':qs', exact(now), '+inf', 'BYSCORE')
   local last = tonumber(redis.call('ZRANGE', tag .. ':qs', 0, 0, 'REV', 'WITHSCORES')[2] or 0)
-  for _, one in ipairs(redis.call('SMEMBERS', tag .. ':ql')) do
-    local seconds = redis.call('TTL', tag .. one .. 'o')
+  for _, ending in ipairs(redis.call('SMEMBERS', tag .. ':ql')) do
+    local seconds = redis.call('TTL', tag .. ending .. 'o')
     if seconds > 0 then
-      found[#found + 1] = one
+      endings[#endings + 1] = ending
       last = math.max(last, now + seconds)
     end
   end
-  return {exact(last), found}
+  return {exact(last), endings}
 end, {'no-writes', 'allow-oom'})
 
 -- A Standing of codes.py. A follower stands where its original does.
@@ -141,10 +141,10 @@ end}
 step('recall', function(s, args)
   local flight = TASK .. '\0' .. args[HEAD + 1]
   local original = original_of(s, flight)
-  local found = not original and kept_under(s, flight)
-  if not found then return {original and standing(s, original) or AT_END}, true end
-  local fields = found.outcome.fields
-  fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found.kind, found.kept, 0}})
+  local kept = not original and kept_under(s, flight)
+  if not kept then return {original and standing(s, original) or AT_END}, true end
+  local fields = kept.outcome.fields
+  fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], kept.kind, kept.kept, 0}})
   return {AT_END, 'v', tostring(SCHEMA), unpack(fields)}, true
 end)
 

@@ -43,17 +43,17 @@ end
 -- Values of a hash up to this many seconds old; others are dropped, even those from the future, because the clock was put back and who
 -- is here will report again. `silent`: hash that keeps the older ones for a while.
 local function recent(key, now, age, silent)
-  local found, all = {}, redis.call('HGETALL', key)
+  local values, all = {}, redis.call('HGETALL', key)
   for i = 1, #all, 2 do
     local stamp = struct.unpack('<d', all[i + 1])
     if now - age <= stamp and stamp <= now + CLOCK_STEP then
-      found[#found + 1] = all[i + 1]
+      values[#values + 1] = all[i + 1]
     else
       redis.call('HDEL', key, all[i])
       if silent and stamp <= now then note_end(silent, all[i], all[i + 1]) end
     end
   end
-  return found
+  return values
 end
 
 -- workers: the instant, the registry, and models that may hold data. Arguments after the clock: for some models until when that

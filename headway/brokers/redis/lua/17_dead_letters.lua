@@ -15,12 +15,12 @@ end, {'no-writes', 'allow-oom'})
 
 -- Keys of an id's letters, of one tenant or of all. For all, some thousand keys are searched, because only people ask without a tenant.
 local function keys_of(prefix, id, tenant)
-  local ending, found = '\0' .. id, {}
+  local ending, keys = '\0' .. id, {}
   if tenant then return {tenant .. ending} end
   for _, key in ipairs(redis.call('HKEYS', prefix .. 'z')) do
-    if string.sub(key, -#ending) == ending then found[#found + 1] = key end
+    if string.sub(key, -#ending) == ending then keys[#keys + 1] = key end
   end
-  return found
+  return keys
 end
 
 redis.register_function{function_name = VERSION .. '_letters_of', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)

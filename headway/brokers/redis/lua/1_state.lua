@@ -85,12 +85,12 @@ end
 
 local function call_each(command, key, list)
   if #list > 0 and #list <= PART then return redis.call(command, key, unpack(list)) end
-  local found = {}
+  local results = {}
   for first = 1, #list, PART do
     local part = redis.call(command, key, unpack(list, first, math.min(first + PART - 1, #list)))
-    for i = 1, #part do found[first + i - 1] = part[i] end
+    for i = 1, #part do results[first + i - 1] = part[i] end
   end
-  return found
+  return results
 end
 
 local function clock(text)

@@ -5,8 +5,8 @@ local ALL = '\255'
 
 -- Amounts of a tenant and of all.
 function tallies.of(key, tenant)
-  local found = redis.call('ZMSCORE', key, tenant, ALL)
-  return -tonumber(found[1] or 0), tonumber(found[2] or 0)
+  local scores = redis.call('ZMSCORE', key, tenant, ALL)
+  return -tonumber(scores[1] or 0), tonumber(scores[2] or 0)
 end
 
 -- Add to a tenant's amount. Returns its new amount and that of all.

@@ -7,20 +7,20 @@ local codes = {}
 do
 -- Codes in a hash that `others` lacks, newest first.
 local function ordered(s, hash, others)
-  local there, found = {}, {}
+  local there, ordered_codes = {}, {}
   for _, code in ipairs(redis.call('HVALS', s.prefix .. hash)) do there[code .. '\n'] = true end
   for _, code in ipairs(others) do there[code] = nil end
   for code in string.gmatch(redis.call('GET', s.prefix .. 'hn') or '', '[^\n]*\n') do
-    if there[code] then found[#found + 1], there[code] = code, nil end
+    if there[code] then ordered_codes[#ordered_codes + 1], there[code] = code, nil end
   end
-  for code in pairs(there) do table.insert(found, 1, code) end
-  return found
+  for code in pairs(there) do table.insert(ordered_codes, 1, code) end
+  return ordered_codes
 end
 
 local function order(s)
-  local found = ordered(s, 'hc', {})
-  for _, code in ipairs(ordered(s, 'hd', found)) do found[#found + 1] = code end
-  if found[1] then redis.call('SET', s.prefix .. 'hn', table.concat(found), 'EX', LIFE_SECONDS_TEXT) end
+  local ordered_codes = ordered(s, 'hc', {})
+  for _, code in ipairs(ordered(s, 'hd', ordered_codes)) do ordered_codes[#ordered_codes + 1] = code end
+  if ordered_codes[1] then redis.call('SET', s.prefix .. 'hn', table.concat(ordered_codes), 'EX', LIFE_SECONDS_TEXT) end
 end
 
 function codes.note(s, worker, code, hash, other)

@@ -140,20 +140,20 @@ function submissions.read_mark(header) return struct.unpack(NONCE, header, 2), s
 local function wanted(s, members)
   local keys, sub = {}, string.sub
   for i = 1, #members do keys[i] = sub(members[i], DIGITS + 1) end
-  local headers, found, missing = call_each('HMGET', s.prefix .. 'e', keys), {}, {}
+  local headers, by_position, missing = call_each('HMGET', s.prefix .. 'e', keys), {}, {}
   for i = 1, #members do
     local header, member = headers[i], members[i]
     if header and sub(header, 1, DIGITS) == sub(member, 1, DIGITS) then  -- A mark begins with something else.
-      found[i] = read_header(header, keys[i], member, i)
+      by_position[i] = read_header(header, keys[i], member, i)
     else
       missing[#missing + 1] = member
     end
   end
-  if #missing == 0 then return found end
+  if #missing == 0 then return by_position end
   headers = call_each('HMGET', s.prefix .. 'e', missing)
   local entries, at = {}, 0
   for i = 1, #members do
-    local entry = found[i]
+    local entry = by_position[i]
     if not entry then
       at = at + 1
       entry = headers[at] and read_header(headers[at], missing[at], missing[at], i)

@@ -59,12 +59,12 @@ end
 local function next_candidate(s, line, heavier, weight, any_large)
   local list, at = line[heavier], line.at
   while at[heavier] <= #list do
-    local found = list[at[heavier]]
+    local candidate = list[at[heavier]]
     at[heavier] = at[heavier] + 1
-    local pages = any_large and math.ceil(bytes_of(s, found.member) / PAGE) or 1
-    if found.weight <= weight and (pages == 1 or pages <= s.most) then
-      use_pages(s, found.member)
-      return found
+    local pages = any_large and math.ceil(bytes_of(s, candidate.member) / PAGE) or 1
+    if candidate.weight <= weight and (pages == 1 or pages <= s.most) then
+      use_pages(s, candidate.member)
+      return candidate
     end
   end
 end
@@ -100,12 +100,12 @@ end
 -- tenant's last round. Returns the last of those rounds.
 function nearest.recharge(s, key, least, taken, weight)
   local latest_of, last = {}, -INF
-  for _, found in ipairs(taken) do
-    local tenant = tenant_of(key_of(found.member))
+  for _, candidate in ipairs(taken) do
+    local tenant = tenant_of(key_of(candidate.member))
     local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', key, tenant) or 0)
-    if latest > least then latest = latest - cost_of(s, found.weight, found.bytes or bytes_of(s, found.member)) end
-    local cost = (s.fixed + math.max(found.weight, weight)) / (s.fixed + s.longest)  -- As `QueueLimits.padded_cost`.
-    latest_of[tenant] = math.max(latest, least) + (found.free and 0 or cost)
+    if latest > least then latest = latest - cost_of(s, candidate.weight, candidate.bytes or bytes_of(s, candidate.member)) end
+    local cost = (s.fixed + math.max(candidate.weight, weight)) / (s.fixed + s.longest)  -- As `QueueLimits.padded_cost`.
+    latest_of[tenant] = math.max(latest, least) + (candidate.free and 0 or cost)
   end
   for tenant, latest in pairs(latest_of) do
     redis.call('ZADD', key, latest, tenant)
@@ -116,7 +116,7 @@ end
 
 local function leave_early(s, tier, taken, weight)
   local members, sum = {}, 0
-  for i, found in ipairs(taken) do members[i], sum = found.member, sum + found.weight end
+  for i, candidate in ipairs(taken) do members[i], sum = candidate.member, sum + candidate.weight end
   call_all('ZREM', s.prefix .. 'l' .. tier, members)
   if not leave_lane(s, tier, members, sum) then return end
   local q = s.q
@@ -133,13 +133,13 @@ local function take_seats(s, room, allowed, line_of, heavier, gone)
   end
   local kept = keep_places(s, room, waiting, 0)
   local function take(tier)
-    local found = next_candidate(s, line_of(tier), heavier, room.weight - room.kept, s.pages < INF)
-    if not found then return false end
+    local candidate = next_candidate(s, line_of(tier), heavier, room.weight - room.kept, s.pages < INF)
+    if not candidate then return false end
     taken[tier] = taken[tier] or {}
-    table.insert(taken[tier], found)
-    gone[found.member] = true
-    members[#members + 1], left_of[tier] = found.member, left_of[tier] - 1
-    room.weight = room.weight < INF and room.weight - found.weight or INF
+    table.insert(taken[tier], candidate)
+    gone[candidate.member] = true
+    members[#members + 1], left_of[tier] = candidate.member, left_of[tier] - 1
+    room.weight = room.weight < INF and room.weight - candidate.weight or INF
     return true
   end
   local left = room.count - kept
@@ -209,7 +209,7 @@ function nearest.pack(s, limit, hopeless, gone, late)
           break
         end
       end
-      for tier, found in pairs(taken) do leave_early(s, tier, found, weight) end
+      for tier, candidates in pairs(taken) do leave_early(s, tier, candidates, weight) end
       add(members, contended)
     end
   end

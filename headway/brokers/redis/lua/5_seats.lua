@@ -70,17 +70,17 @@ local function take(s, count, weight, first)
   local q, p, members = s.q, s.prefix, {}
   count = math.min(count, q.bulk)
   if count < 1 or (weight <= 0 and not first) then return members end
-  local found, last = redis.call('ZRANGE', p .. 'u', 0, count - 1, 'WITHSCORES'), nil
-  for i = 1, #found, 2 do
-    local member = found[i]
+  local waiting, last = redis.call('ZRANGE', p .. 'u', 0, count - 1, 'WITHSCORES'), nil
+  for i = 1, #waiting, 2 do
+    local member = waiting[i]
     local heavy = s.weighed and weight_of(s, member) or 1
     if not (first and i == 1) and (weight <= 0 or (s.weighed and heavy > weight)) then break end
-    members[#members + 1], last = member, tonumber(found[i + 1])
+    members[#members + 1], last = member, tonumber(waiting[i + 1])
     weight = weight - heavy
   end
   s.touched[BULK] = true
   if #members == 0 then
-    q.bulk = #found > 0 and q.bulk or 0
+    q.bulk = #waiting > 0 and q.bulk or 0
     return members
   end
   redis.call('ZREMRANGEBYRANK', p .. 'u', 0, #members - 1)
@@ -96,11 +96,11 @@ end
 
 -- Sort the next entries in turn: those up to a weight, heaviest first, then the heavier ones. As `core.bulk.BulkClass._by_nearness`.
 local function by_nearness(s, weight, limit)
-  local found, lighter, heavier = redis.call('ZRANGE', s.prefix .. 'u', 0, NEAR_BATCHES * limit - 1, 'WITHSCORES'), {}, {}
-  for i = 1, #found, 2 do
-    local own = weight_of(s, found[i])
+  local waiting, lighter, heavier = redis.call('ZRANGE', s.prefix .. 'u', 0, NEAR_BATCHES * limit - 1, 'WITHSCORES'), {}, {}
+  for i = 1, #waiting, 2 do
+    local own = weight_of(s, waiting[i])
     local into = own > weight and heavier or lighter
-    into[#into + 1] = {member = found[i], weight = own, distance = math.abs(own - weight), turn = i, bytes = 0, again = tonumber(found[i + 1]) <= 0}
+    into[#into + 1] = {member = waiting[i], weight = own, distance = math.abs(own - weight), turn = i, bytes = 0, again = tonumber(waiting[i + 1]) <= 0}
   end
   nearest.sort(lighter)
   nearest.sort(heavier)
@@ -111,10 +111,10 @@ end
 -- Take entries out of turn; each costs its tenant the padded weight. Returns their members.
 local function take_early(s, taken, weight)
   local q, p, members = s.q, s.prefix, {}
-  for i, found in ipairs(taken) do members[i] = found.member end
+  for i, candidate in ipairs(taken) do members[i] = candidate.member end
   call_all('ZREM', p .. 'u', members)
   q.bulk, s.touched[BULK] = q.bulk - #members, true
-  nearest.recharge(s, p .. 'ut', q.bulk_next - 1, split(taken, function(found) return not found.again end), weight)
+  nearest.recharge(s, p .. 'ut', q.bulk_next - 1, split(taken, function(candidate) return not candidate.again end), weight)
   if q.bulk <= 0 or redis.call('ZCOUNT', p .. 'u', '(0', '+inf') == 0 then  -- Requeued entries have no turns.
     redis.call('DEL', p .. 'ut')
   end
@@ -124,10 +124,10 @@ end
 -- Take entries nearest in weight to a batch's heaviest, as `core.bulk.BulkClass.fill_near`.
 local function fill_near(s, count, weight, members, heaviest, limit, padded)
   local taken = {}
-  for _, found in ipairs(by_nearness(s, heaviest, limit)) do
+  for _, candidate in ipairs(by_nearness(s, heaviest, limit)) do
     if #taken >= count or weight <= 0 then break end
-    local fits = found.weight <= heaviest or (members + #taken + 1) * found.weight <= padded
-    if fits and found.weight <= weight then taken[#taken + 1], weight = found, weight - found.weight end
+    local fits = candidate.weight <= heaviest or (members + #taken + 1) * candidate.weight <= padded
+    if fits and candidate.weight <= weight then taken[#taken + 1], weight = candidate, weight - candidate.weight end
   end
   return take_early(s, taken, heaviest)
 end

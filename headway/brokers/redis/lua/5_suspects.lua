@@ -84,11 +84,11 @@ end
 function suspects.at(s, lease, entries, places)
   local named = {}
   for _, place in ipairs(places) do named[lease.members[place + 1]] = true end
-  local found, others = split(entries, function(entry) return named[entry.member] end)
+  local suspected, others = split(entries, function(entry) return named[entry.member] end)
   if #others > 0 then
     suspects.add(s, others, GROUP.FIRST, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1})
   end
-  return found, #others
+  return suspected, #others
 end
 
 function suspects.quarantine(s, caller)

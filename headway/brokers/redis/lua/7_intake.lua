@@ -9,12 +9,12 @@ local function new_intake() return {headers = some(), payloads = some(), odd = {
 
 -- Intake of a tier: members behind their rounds, the line, each tenant's last round, and how many joined the next round.
 local function intake_of(intake, tier)
-  local found = intake.tiers[tier]
-  if not found then
-    found = {tier_queue = some(), line = some(), latest = {}, joined = 0, tallied = 0}
-    intake.tiers[tier] = found
+  local of_tier = intake.tiers[tier]
+  if not of_tier then
+    of_tier = {tier_queue = some(), line = some(), latest = {}, joined = 0, tallied = 0}
+    intake.tiers[tier] = of_tier
   end
-  return found
+  return of_tier
 end
 
 -- Last round that a tenant's entries paid for.
@@ -80,8 +80,8 @@ local function next_in_turn(s, intake, tier)
   local into = intake_of(intake, tier)
   local coming = into.tier_queue
   if not into.ahead then
-    local ahead, found = {}, redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, LOOK_AHEAD - 1, 'WITHSCORES')
-    for i = 1, #found, 2 do ahead[#ahead + 1] = {tonumber(found[i + 1]), found[i]} end
+    local ahead, waiting = {}, redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, LOOK_AHEAD - 1, 'WITHSCORES')
+    for i = 1, #waiting, 2 do ahead[#ahead + 1] = {tonumber(waiting[i + 1]), waiting[i]} end
     into.ahead, into.merged = ahead, 0
   end
   local ahead = into.ahead

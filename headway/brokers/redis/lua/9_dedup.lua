@@ -30,8 +30,8 @@ function member_found(entry) return entry.gateway == '' and entry.key or member_
 function original_of(s, flight)
   local packed = redis.call('HGET', s.prefix .. 'v', flight)
   if packed then
-    local found = cmsgpack.unpack(packed)
-    return found[1], found[2]
+    local flight_parts = cmsgpack.unpack(packed)
+    return flight_parts[1], flight_parts[2]
   end
 end
 
@@ -41,14 +41,14 @@ function kept_under(s, flight)
   s.kept_read = s.kept_read or {}
   if s.kept_read[flight] then return s.kept_read[flight] end
   local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
-  local found = packed and cmsgpack.unpack(packed)
-  local over = found and (found.ends <= s.now or found.ends > s.now + found.seconds + CLOCK_STEP)
-  if over or (found and found.outcome.token and redis.call('EXISTS', s.prefix .. 'R:' .. found.outcome.token) == 0) then
+  local kept = packed and cmsgpack.unpack(packed)
+  local over = kept and (kept.ends <= s.now or kept.ends > s.now + kept.seconds + CLOCK_STEP)
+  if over or (kept and kept.outcome.token and redis.call('EXISTS', s.prefix .. 'R:' .. kept.outcome.token) == 0) then
     forget_outcome(s, flight)
     return nil
   end
-  s.kept_read[flight] = found or nil  -- All entries of a step may ask for it.
-  return found
+  s.kept_read[flight] = kept or nil  -- All entries of a step may ask for it.
+  return kept
 end
 
 -- Share that gets an entry the outcome of the kept task whose id its client chose.
@@ -68,8 +68,8 @@ local function flight_of(s, share)
     forget_outcome(s, share[FLIGHT])
     return nil
   end
-  local found = kept_under(s, share[FLIGHT])
-  return found and {digest = found.digest, kept = found}
+  local kept = kept_under(s, share[FLIGHT])
+  return kept and {digest = kept.digest, kept = kept}
 end
 
 -- Key of the entry that runs for this one, or its own.

@@ -42,7 +42,6 @@ class ReapTimer:
             self._timer = asyncio.get_running_loop().call_later(max(at - now, GRAIN), self._fire)
 
     async def close(self) -> None:
-        """Stop reaping."""
         self._cancel()
         self.at = self._told = -math.inf
         await end(self._task)

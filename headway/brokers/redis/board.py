@@ -74,7 +74,6 @@ class RedisBoard(Board):
         return float(born[1:]) if born[:1] == b"1" else 0.0
 
     async def _up_to(self, last: bytes) -> list[Notice]:
-        """All notices up to an id."""
         notices: list[Notice] = []
         start = b"-"
         while True:

@@ -101,7 +101,6 @@ class LeaseCompletions:
         return settled
 
     def _large(self, items: Sequence[ItemResult]) -> Collection[int]:
-        """Positions of the large outputs."""
         if length_of_all(items) <= self._values.threshold:  # The usual case.
             return ()
         return {position for position, item in enumerate(items) if self._values.is_large(item.output)}
@@ -171,7 +170,6 @@ class LeaseCompletions:
         return arguments
 
     async def _drop(self, names: Iterable[str]) -> None:
-        """Drop outputs that nobody will read."""
         with contextlib.suppress(BrokerUnavailable):
             await self._connection.drop([f"{self._key}R:{name[1:]}" for name in names])
 

@@ -171,7 +171,6 @@ class _Servers:
             await client.aclose()
 
     async def ask(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
-        """Ask a server or a Sentinel."""
         self.last = _shown(address)
         return await self.ask_beside(address, *command, sentinel=sentinel)
 
@@ -184,7 +183,6 @@ class _Servers:
 
     @property
     def asked(self) -> str:
-        """Server asked last, in words."""
         return f"the replica {self.last}" if self.last in self.replicas else self.last
 
     def heed(self) -> None:
@@ -193,7 +191,6 @@ class _Servers:
             raise FailoverAborted(f"ended by {self.signal}; {self.so_far}")
 
     async def replication(self, address: Address) -> Mapping[str, Any]:
-        """Replication section of a server's INFO."""
         section: Mapping[str, Any] = await self.ask(address, "INFO", "replication")
         return section
 
@@ -408,7 +405,6 @@ async def _in_sync(servers: _Servers, primary: Address) -> dict[Address, int]:
 
 
 def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
-    """Replica that is to take over."""
     if not to:
         return max(replicas, key=lambda address: replicas[address])
     for address in replicas:
@@ -469,7 +465,6 @@ async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Addr
 
 
 async def _a_sentinel(servers: _Servers) -> Address:
-    """First Sentinel that answers."""
     error: Exception | None = None
     for address in servers.nodes.hosts:
         try:

@@ -116,7 +116,6 @@ class Registry:
         self._key = f"{connection.prefix}:{{fleet}}:"
 
     async def record(self, worker: WorkerInfo) -> None:
-        """Store a heartbeat."""
         await self._connection.join(
             "note", self._key, self._connection.clock_text(), "w", worker.worker_id, wire.encode(worker)
         )

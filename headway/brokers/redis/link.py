@@ -59,11 +59,9 @@ class Link(asyncio.Protocol):
 
     @property
     def address(self) -> Address:
-        """Host and port of the server."""
         return self.connection.host, self.connection.port
 
     async def connect(self) -> None:
-        """Connect, or connect again."""
         connection = self.connection
         if connection.is_connected:
             await connection.disconnect(nowait=True)

@@ -58,11 +58,9 @@ class Lookup:
         return await self._found(tenant, id, lambda queue, key: queue.state(key))
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """See Broker."""
         return await self._found(tenant, id, lambda queue, key: queue.outcome(key))
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """See Broker."""
         await self._look_again()
         await all_of(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in list(self._queues.every)))
         self._router.forget([(tenant, id)])
@@ -90,7 +88,6 @@ class Lookup:
 
 
 async def _name_of(queue: Queue, key: bytes) -> QueueName | None:
-    """Name of a queue if it has a task."""
     return queue.name if await queue.knows(key) else None
 
 

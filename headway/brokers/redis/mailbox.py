@@ -82,7 +82,6 @@ class Mailbox:
         self._broken: BrokerUnavailable | None = None
 
     async def replies(self, after: int) -> tuple[Sequence[Reply], int]:
-        """See Broker.replies."""
         self._acknowledge(after)
         self._broken = None  # Try again before reporting the failure.
         for stream in self._streams:
@@ -106,7 +105,6 @@ class Mailbox:
                 stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
 
     async def remove(self, queues: Collection[Queue]) -> None:
-        """Stop reading these queues."""
         removed = [stream for stream in self._streams if stream.queue in queues]
         self._streams = [stream for stream in self._streams if stream.queue not in queues]
         await end(*(stream.task for stream in removed))
@@ -119,7 +117,6 @@ class Mailbox:
                 read.wanted -= 1
 
     async def close(self) -> None:
-        """Stop reading."""
         await end(*(stream.task for stream in self._streams), *self._bringing)
 
     def _acknowledge(self, cursor: int) -> None:

@@ -94,7 +94,6 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self._bound(model)
 
     def _bound(self, model: str) -> None:
-        """Set the bounds of a known model's queues."""
         for queue in self.every:
             if queue.name.model == model:
                 queue.limits = self._bounds(model)
@@ -110,7 +109,6 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return name in self
 
     def keep(self, names: Iterable[QueueName]) -> None:
-        """Never forget the queues of these names."""
         self._own.update(names)
 
     def learn(self, names: Iterable[QueueName]) -> None:

@@ -74,7 +74,6 @@ class Reaping:
             self._timer.move_up(now + REAP_EVERY, now)
 
     def forget(self, queues: Collection[Queue]) -> None:
-        """Forget these queues."""
         for queue in queues:
             self._due_at.pop(queue, None)
             self._watched_until.pop(queue, None)
@@ -82,7 +81,6 @@ class Reaping:
             self._mine.discard(queue)
 
     async def close(self) -> None:
-        """Reap no more."""
         await self._timer.close()
 
     async def _reap_due(self, *, look: bool) -> None:

@@ -83,12 +83,10 @@ class Offers:
         return offer
 
     def end(self, offer: Offer) -> None:
-        """Note that a call is over."""
         offer.over = True
         self._under_way.remove(offer)
 
     def of(self, submissions: Sequence[Submission]) -> list[Offer]:
-        """Calls under way that offer one of these submissions."""
         if not self._under_way:
             return []
         asked = set(submissions)
@@ -132,7 +130,6 @@ class Receipts:
         self._receipts.clear()
 
     async def close(self) -> None:
-        """Try to report all."""
         await end(self._telling)
         with contextlib.suppress(BrokerUnavailable):
             while self._receipts:

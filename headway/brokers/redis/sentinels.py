@@ -177,7 +177,6 @@ class Sentinels(Sentinel):
             await asyncio.sleep(AGAIN)
 
     async def _listen(self, sentinel: Redis) -> None:
-        """Listen to one Sentinel until it falls silent."""
         connection = sentinel.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()

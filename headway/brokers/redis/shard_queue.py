@@ -127,7 +127,6 @@ class RateLimitCache:
         self._debts = RateDebts()
 
     def seconds(self, limit: Limit) -> float:
-        """Seconds that are owed to a limit."""
         until = self._debts.tats.get(limit.id)
         if until is None or self._clock is None:
             return 0.0
@@ -367,17 +366,14 @@ class Queue:
         return int(answer[0]) if answer else None
 
     async def extend(self, fence: int) -> bool:
-        """Renew a lease."""
         return bool(await self._call("extend", fence))
 
     async def withdraw(self, names: Sequence[bytes], gateway: str) -> None:
-        """Withdraw submissions of a gateway."""
         for start in range(0, len(names), MOST_ENTRIES):
             self._note(await self._call("withdraw", gateway, *names[start : start + MOST_ENTRIES]))
         self.stirred()
 
     async def cancel_task(self, key: bytes) -> None:
-        """Forget a task."""
         self._note(await self._call("cancel_task", key))
         self.stirred()
 

@@ -65,7 +65,6 @@ class ShardRouter:
         return self._shards == 1
 
     async def close(self) -> None:
-        """Stop counting workers."""
         await end(self._counting)
 
     async def count(self, wait: bool = False) -> None:
@@ -200,13 +199,11 @@ class ShardRouter:
         return self._queues[name][sharding.in_turn(turn, slots, sharding.active(self._shards, slots))]
 
     def _place(self, entry: Entry, queue: Queue) -> None:
-        """Remember the queue of an entry until it ends."""
         self._placed[entry.tenant, entry.id] = queue
         if len(self._placed) > REMEMBERED:
             del self._placed[next(iter(self._placed))]
 
     def _queue_before(self, entry: Entry) -> Queue | None:
-        """Queue that an entry went to before."""
         queue = self._placed.get((entry.tenant, entry.id)) if self._placed else None
         return queue if queue is not None and queue.name.model == entry.model else None
 
@@ -216,13 +213,11 @@ class ShardRouter:
         return self._queues.every if placed is None else [placed]
 
     def forget(self, keys: Iterable[_Key]) -> None:
-        """Forget ended entries."""
         if self._placed:
             for key in keys:
                 self._placed.pop(key, None)
 
     def forget_queues(self, queues: Collection[Queue]) -> None:
-        """Forget entries in these queues."""
         self._placed = {key: queue for key, queue in self._placed.items() if queue not in queues}
 
     def _in_use(self, name: QueueName) -> int:

@@ -37,7 +37,6 @@ class _Part(msgspec.Struct, frozen=True):
 
     @property
     def wanted(self) -> list[asyncio.Future[Any]]:
-        """Answers that are still awaited."""
         return [answer for answer in self.answers if not answer.done()]
 
 

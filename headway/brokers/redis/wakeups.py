@@ -68,7 +68,6 @@ class Wakeups:
         self._closed = False
 
     def start(self) -> None:
-        """Start listening to the server unless that is done already."""
         if not self._closed and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._read_on())
 
@@ -95,18 +94,15 @@ class Wakeups:
                 del self._sleepers[worker]
 
     def wake(self, worker: str) -> None:
-        """Wake a slot if it listens."""
         sleeper = self._sleepers.get(worker)
         if sleeper is not None:
             sleeper.wake()
 
     def wake_all(self) -> None:
-        """Wake every slot that listens."""
         for sleeper in self._sleepers.values():
             sleeper.wake()
 
     async def close(self) -> None:
-        """Stop listening for good."""
         self._closed = True
         await end(self._task)
 

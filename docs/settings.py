@@ -1,4 +1,4 @@
-"""The table of settings in guide.md, made from the fields of headway/config/settings.py.
+"""The table of settings in settings.md, made from the fields of headway/config/settings.py.
 
 python docs/settings.py        # writes it anew
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headway.config import FIELDS, PREFIX, flag, kind
 
-GUIDE = Path(__file__).with_name("guide.md")
+PAGE = Path(__file__).with_name("settings.md")
 BEGIN = "<!-- settings: made by docs/settings.py -->\n"
 END = "<!-- end of settings -->\n"
 
@@ -20,12 +20,12 @@ def table() -> str:
     return "\n".join(_lines()) + "\n"
 
 
-def renewed(guide: str) -> str:
-    """The guide's text with the table as it is now; raises ValueError when it has no place for it."""
-    before, begin, rest = guide.partition(BEGIN)
+def renewed(page: str) -> str:
+    """Return the page with the table as it is now; raise ValueError if the page has no place for it."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"the guide lacks the lines {BEGIN.strip()} and {END.strip()}")
+        raise ValueError(f"the page lacks the lines {BEGIN.strip()} and {END.strip()}")
     return f"{before}{BEGIN}{table()}{END}{after}"
 
 
@@ -52,4 +52,4 @@ def _default(name: str) -> str:
 
 
 if __name__ == "__main__":
-    GUIDE.write_text(renewed(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

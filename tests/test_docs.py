@@ -23,8 +23,6 @@ from tests.cli.command import code_of
 
 ROOT = Path(headway.__file__).parent.parent
 DOCS = ROOT / "docs"
-GUIDE = (DOCS / "guide.md").read_text(encoding="utf-8")
-OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 FOR_USERS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 FOREIGN_FLAGS = {
@@ -34,13 +32,19 @@ FOREIGN_FLAGS = {
     "--strict", "--syntax-only", "--system", "--tmpfs", "--values", "--wait",
 }  # fmt: skip
 """Flags of other programs in the pages for users."""
+FROM_OTHERS = {"Connection reset by peer"}
+"""Messages in troubleshooting.md that other programs write."""
 TABLES = {"headway_key_changes", "headway_keys", "headway_open_requests", "headway_requests", "headway_schema"}
 """Tables of the ledger's database, whose names begin as those of metrics do."""
 
 
+def content(page: str) -> str:
+    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+
+
 def test_the_table_of_settings_is_that_of_the_settings() -> None:
-    renewed = runpy.run_path(str(DOCS / "settings.py"))["renewed"]
-    assert renewed(GUIDE) == GUIDE, "run: python docs/settings.py"
+    renewed, page = runpy.run_path(str(DOCS / "settings.py"))["renewed"], content("settings")
+    assert renewed(page) == page, "run: python docs/settings.py"
 
 
 NUMBERS = runpy.run_path(str(DOCS / "quoted.py"))
@@ -71,15 +75,15 @@ def test_a_quote_follows_its_number_and_one_of_nothing_is_told() -> None:
         NUMBERS["renewed"]("0.98 × <!-- peer: window -->", kept)
 
 
-def test_every_error_is_in_the_guide_with_its_status() -> None:
-    told = re.findall(r"^\| (\d{3}) \| `([A-Z_]+)` \|", GUIDE, re.MULTILINE)
+def test_every_error_is_in_its_page_with_its_status() -> None:
+    told = re.findall(r"^\| (\d{3}) \| `([A-Z_]+)` \|", content("errors"), re.MULTILINE)
     shown = {(status, errors.SHOWN.get(code, code)) for code, status in errors.STATUS.items()}
     assert {(int(status), code) for status, code in told} == shown
     assert len(told) == len(errors.STATUS)
 
 
 def test_every_error_is_in_the_page_of_grpc_with_its_status() -> None:
-    table = (DOCS / "grpc.md").read_text(encoding="utf-8").split("\n## Errors\n", 1)[1].split("\n## ", 1)[0]
+    table = content("grpc").split("\n## Errors\n", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| ([A-Z_]+) \| (.*) \| (later|never) \|$", table, re.MULTILINE)
     told = [(code, status, retry) for status, cell, retry in rows for code in re.findall(r"`([A-Z_]+)`", cell)]
     over_http = {errors.METHOD_NOT_ALLOWED, errors.HEADERS_TOO_LARGE}
@@ -91,14 +95,14 @@ def test_every_error_is_in_the_page_of_grpc_with_its_status() -> None:
 
 
 def test_every_refusal_is_in_the_page_of_the_ledger() -> None:
-    told = (DOCS / "ledger.md").read_text(encoding="utf-8").split("\nCounted so are ", 1)[1].split(". ", 1)[0]
+    told = content("ledger").split("\nCounted so are ", 1)[1].split(". ", 1)[0]
     assert set(re.findall(r"`([A-Z_]+)`", told)) == {errors.SHOWN.get(code, code) for code in errors.REFUSALS}
 
 
-def test_every_metric_is_in_the_operations_and_no_other() -> None:
+def test_every_metric_is_in_its_page_and_no_other() -> None:
     made = families(State(Counters(), ProcessFigures(["free"])))
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in made}
-    assert set(re.findall(r"^\| `(headway_[a-z_]+)` \|", OPERATIONS, re.MULTILINE)) == names
+    assert set(re.findall(r"^\| `(headway_[a-z_]+)` \|", content("metrics"), re.MULTILINE)) == names
     texts = "".join(page.read_text(encoding="utf-8") for page in FOR_USERS)
     used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bheadway_[a-z_]+", texts)}
     assert used - names - TABLES - {"headway_"} == set()
@@ -115,6 +119,25 @@ def test_every_flag_in_the_documents_is_one(capsys: pytest.CaptureFixture[str]) 
     texts = "".join(page.read_text(encoding="utf-8") for page in FOR_USERS)
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", texts))
     assert used - known - FOREIGN_FLAGS == set()
+
+
+def test_troubleshooting_quotes_messages_as_they_are_printed() -> None:
+    joined = re.compile(r'"\s*\n\s*[rf]?"')
+    glued = re.compile(r"(?<=\w)\{[^{}]+\}")
+    texts = [source for path, source in sources().items() if path.is_relative_to(ROOT / "headway")]
+    printed = " ".join(glued.sub("", joined.sub("", source)) for source in texts)
+    rows = re.findall(r"^\| (.+?) \|", content("troubleshooting"), re.MULTILINE)
+    quoted = {message for row in rows for message in re.findall(r"`` (.+?) ``|(?<!`)`([^`]+)`(?!`)", row)}
+    parts = {part.strip() for message in quoted for part in re.split(r"[…'=:]", "".join(message))}
+    assert {part for part in parts if len(part.split()) > 2 and not is_printed(part, printed)} == FROM_OTHERS
+
+
+def is_printed(part: str, printed: str) -> bool:
+    """Return True if the sources have this text, with or without a field of an f-string in place of some of its words."""
+    words = [re.escape(word) for word in part.split()]
+    spans = [(begin, end) for begin in range(len(words)) for end in range(begin + 1, min(begin + 3, len(words)) + 1)]
+    patterns = [" ".join([*words[:begin], r"\{[^{}]+\}", *words[end:]]) for begin, end in spans]
+    return part in printed or any(re.search(pattern, printed) for pattern in patterns)
 
 
 def test_every_link_leads_somewhere() -> None:

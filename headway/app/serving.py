@@ -72,7 +72,7 @@ def serve(
             of a model, by NAME@VERSION.
         block: True to serve until SIGINT or SIGTERM; False to serve in a thread that is up when the call returns.
         config: TOML file of settings; None: `headway.toml` in the working directory, if it exists.
-        settings: settings by name, for example `max_batch_size=64`; see the guide. An argument overrides the environment,
+        settings: settings by name, for example `max_batch_size=64`; see docs/settings.md. An argument overrides the environment,
             which overrides the file. With `port=0` the system chooses the admin port, too.
 
     Returns:

@@ -228,7 +228,7 @@ class Settings:
         "API keys: a TOML file, or `ledger` for the ledger's database; without this and `jwt`, anybody may send requests.",
         parts=RolePart.GATEWAY, common=True)
     jwt: str = setting("", _IDENTITY,
-        "TOML file of the issuers whose JSON Web Tokens are accepted (see the guide).", parts=RolePart.GATEWAY)
+        "TOML file of the issuers whose JSON Web Tokens are accepted (see docs/security.md).", parts=RolePart.GATEWAY)
     user_rate: float = setting(1000.0, _IDENTITY,
         "Requests per minute of a user whose key has no rate of its own; 0: no limit.", within=(0, 1e9), parts=RolePart.GATEWAY)
     tier_rates: str = setting("", _IDENTITY,

@@ -26,7 +26,7 @@ ENVIRONMENTS = {
     "import grpc\n": "",
 }
 """Environment by what a snippet says; empty: our own."""
-PAGES = "openai.md", "grpc.md", "guide.md"
+PAGES = "openai.md", "grpc.md", "oip.md"
 SHOWN = {"openai": "", "triton": "ONE", "kserve": "ONE", "grpc-js": "HELLO", "": "HELLO"}
 """What a snippet prints, among other things."""
 

@@ -1,4 +1,4 @@
-"""A page of another site asks the public port as the guide shows it, in a real browser, which keeps to the rules of CORS."""
+"""A page of another site asks the public port as docs/http.md shows it, in a real browser, which keeps to the rules of CORS."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def site(tmp_path: Path) -> Iterator[str]:
         thread.join(60)
 
 
-def test_the_guides_snippet_works_from_a_page_of_an_origin_that_is_named(tmp_path: Path, site: str) -> None:
-    [snippet] = [block.text for block in blocks(ROOT / "docs" / "guide.md") if "await fetch(" in block.text]
+def test_the_snippet_of_the_page_works_from_a_page_of_an_origin_that_is_named(tmp_path: Path, site: str) -> None:
+    [snippet] = [block.text for block in blocks(ROOT / "docs" / "http.md") if "await fetch(" in block.text]
     (tmp_path / "keys.toml").write_text(entry("app"))
     flags = "--keys", "keys.toml", "--cors-origins", site
     with launched(tmp_path, *flags, target="tests.clients.targets:answer") as server:

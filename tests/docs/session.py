@@ -28,7 +28,7 @@ UP = re.compile(r"^(Try it:\n.+\n|Ready\.|=+ Running on )", re.MULTILINE)
 _LOCAL = re.compile(r"(?<=http://127\.0\.0\.1:)\d{4,5}\b")
 _HOST = re.compile(r"\b10\.0\.0\.(\d)\b")
 _ROLE = re.compile(r"\bheadway (serve|gateway|worker|controller)\b")
-_ASKS = re.compile(r"\bheadway (status|top|dlq)\b")
+_ASKS = re.compile(r"\bheadway (status|top|dlq|rollout)\b")
 
 
 class Service:

@@ -28,7 +28,11 @@ def upper(inputs: list[str]) -> list[str]:
     return [text.upper() for text in inputs]
 """
 """What operators meet."""
+SERVES = ("headway serve upper.py:upper",)
 GIVEN = {
+    "docs/http.md": SERVES,
+    "docs/oip.md": SERVES,
+    "docs/errors.md": SERVES,
     "docs/operations.md": (
         "headway serve upper.py:upper --workers 2",
         """curl http://127.0.0.1:8000/v1/inference -d '{"input": "bad"}'""",
@@ -37,6 +41,8 @@ GIVEN = {
     )
 }
 """What the reader of a page has done before."""
+READ_BEFORE = ("docs/guide.md", "docs/targets.md")
+"""Pages whose files in Python he has."""
 
 
 def every(page: Path) -> list[tuple[Block, list[Command]]]:
@@ -73,12 +79,15 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reader]:
     with ExitStack() as stack:
         it = Reader(tmp_path, installed=page != "README.md", home="store" if page == "docs/fleet.md" else "")
         stack.callback(it.close)
+        for block in (block for read_before in READ_BEFORE for block in blocks(ROOT / read_before)):
+            if page.startswith("docs/") and (block.file or "").endswith(".py"):
+                it.keep(block)
         if page == "docs/operations.md":
             (tmp_path / "targets.py").write_text(SHOUTER)
             (tmp_path / "upper.py").write_text(UPPER)
         elif page == "docs/fleet.md":
             shutil.copy(ROOT / "examples" / "emulated_gpu.py", tmp_path / "model.py")
-        if page in ("docs/fleet.md", "docs/guide.md", "README.md"):
+        if page in ("docs/fleet.md", "docs/rollouts.md", "docs/guide.md", "README.md"):
             users = [
                 line for block in blocks(request.param) for line in block.text.splitlines() if line.startswith("user ")
             ]

@@ -258,7 +258,7 @@ CANCELLED = "CANCELLED"
     ],
     [
         (
-            "docs/guide.md",
+            "docs/errors.md",
             "| 429 | `SHED` | at this load",
             "| 418 | `TEAPOT` | coffee was asked for | ask for tea |\n| 429 | `SHED` | at this load",
         ),
@@ -287,7 +287,7 @@ METRIC = Addition(
     ],
     [
         (
-            "docs/operations.md",
+            "docs/metrics.md",
             "| `headway_retries_total` |",
             "| `headway_cups_total` | model | cups poured |\n| `headway_retries_total` |",
         ),

@@ -1,4 +1,4 @@
-"""The OpenAPI document says what it means: no word that readers of it would pass over, and the names of the guide."""
+"""The OpenAPI document says what it means: no word that readers of it would pass over, and the names of docs/http.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from headway.config import Settings
 from headway.http import openapi
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 WORDS = {
     "parameter": "name in description required schema allowEmptyValue $ref",
     "operation": "operationId summary description parameters requestBody responses security",
@@ -135,11 +135,11 @@ def test_what_a_schema_demands_it_describes() -> None:
             assert set(one["required"]) <= set(one["properties"]), one
 
 
-def test_header_fields_have_the_names_of_the_guide() -> None:
+def test_header_fields_have_the_names_of_the_page() -> None:
     fields = [one["name"] for kind, one in objects() if kind == "parameter" and one.get("in") == "header"]
     assert fields
     for name in fields:
-        assert f"`{name}" in GUIDE, name
+        assert f"`{name}" in PAGE, name
 
 
 def test_every_answer_to_a_caller_with_limits_has_their_fields() -> None:

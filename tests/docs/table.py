@@ -106,7 +106,11 @@ ROWS: list[Row] = [
         r"curl .* 'X-Request-Tier: free'",
         Parse("it takes a queue that is full: tests/e2e/test_tiers.py has one"),
     ),
-    ("docs/redis.md", r"headway gateway --broker", Parse("it takes a server with that fault: tests/redis/test_door.py has each")),
+    (
+        "docs/redis.md",
+        r"headway gateway --broker",
+        Parse("it takes a server with that fault: tests/redis/test_door.py has each"),
+    ),
     ("docs/redis.md", r"HEADWAY_BROKER=|export |headway |admin", Parse(NEEDS_HOSTS)),
     ("docs/fleet.md", r"headway status$", Run(compares=False)),
     ("README.md", r"headway worker ", Start((("--workers 8", "--workers 2 --admin-port 9001"),))),

@@ -38,7 +38,7 @@ GIVEN = {
         """curl http://127.0.0.1:8000/v1/inference -d '{"input": "bad"}'""",
         """curl http://127.0.0.1:8000/v1/inference -d '{"input": "crash", "parameters": {"lang": "de"}}'""",
         "touch mended",
-    )
+    ),
 }
 """What the reader of a page has done before."""
 READ_BEFORE = ("docs/guide.md", "docs/targets.md")

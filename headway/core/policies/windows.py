@@ -30,7 +30,9 @@ class Window:
 
     def rule(self, load: Load) -> Rule:
         """Return the rule with the fixed window and full batches."""
-        return _rule(load, self._window, load.max_batch)
+        # Without `_rule`, whose call would exceed the budget of a list.
+        size = load.max_batch
+        return Rule(size=size, window=self._window, rate=load.rate, service=load.batch_seconds(size))
 
 
 class Table:

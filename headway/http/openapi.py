@@ -31,11 +31,11 @@ Specs = tuple[TensorSpec, ...]
 """Input or output tensors of one model; empty if they are not known."""
 _ANY: dict[str, Any] = {
     "type": ["array", "object", "number", "boolean", "string"],
-    "description": "Nested arrays of numbers, or of texts; several tensors are an object with such by name.",
+    "description": "Nested arrays of numbers or texts. Several tensors are an object of such arrays by name.",
 }
 _ANY_DATA: dict[str, Any] = {
     "type": "array",
-    "description": "The elements, nested by the shape or one after the other.",
+    "description": "The elements, nested by the shape or flat.",
 }
 
 
@@ -113,7 +113,7 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
     given = _names((model.gives for model in models), "TextOutput", "TensorOutput")
     octets = {model.takes for model in models} == {ValueKind.BYTES}
     tensors = any(ValueKind.TENSORS in (model.takes, model.gives) for model in models)
-    numbers = "; the numbers of its rows, little-endian, where it takes one input" if tensors else ""
+    numbers = " For a model with one tensor, the numbers of its rows, little-endian." if tensors else ""
     fixed = _fixed_facts(settings)
     contract = msgspec.json.decode(Path(__file__).with_name("contract.json").read_bytes())
     facts = {
@@ -122,7 +122,7 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
         **_examples(settings, example),
         "taken": _any_of(taken),
         "given": _any_of(given),
-        "octets_taken": f"The input itself{'' if octets else '; in UTF-8 where the model takes no octets'}{numbers}.",
+        "octets_taken": f"The input itself{'' if octets else ', in UTF-8 if the model takes texts'}.{numbers}",
         "parameters_told": f"Handed to the model as it is.{_per_call_hint(models)}",
         **_tensor_schemas(models, settings),
         **protocol_parts(_filled(contract["parts"]["oip_texts"], fixed), tensors),
@@ -177,9 +177,9 @@ def _filled(value: Any, facts: dict[str, Any]) -> Any:
 def _fixed_facts(settings: Settings) -> dict[str, Any]:
     """Return the facts that don't change while the process runs."""
     several = bool(settings.models)
-    left_out = "Expected where there are several models, which GET /v1/models lists."
+    left_out = "Required, because there are several models; GET /v1/models lists them."
     if settings.default:
-        left_out = f"Left out: {'the default model' if _hides_models(settings) else settings.default}."
+        left_out = f"If left out: {'the default model' if _hides_models(settings) else settings.default}."
     served = f"model {settings.model!r}, in batches of up to {settings.max_batch_size}"
     return {
         "version": __version__,
@@ -207,7 +207,7 @@ def _fixed_facts(settings: Settings) -> dict[str, Any]:
         "bulk_files": settings.bulk_max_files,
         "bulk_jobs": settings.bulk_max_jobs,
         "kept_s": f"{settings.result_ttl_s:g}",
-        "settled": {name: {"description": "As the request has it."} for name in SETTLED},
+        "settled": {name: {"description": "Repeated from the request."} for name in SETTLED},
     }
 
 
@@ -231,7 +231,7 @@ def _refusals() -> dict[str, Any]:
 
 
 def _by_status(form: str, *codes: str) -> dict[str, Any]:
-    """Return references to error responses by status. If several of the `codes` share a status, the first counts."""
+    """Return references to the error responses for `codes`, by status. If codes share a status, the first counts."""
     return {str(errors.STATUS[code]): {"$ref": _RESPONSES + form.format(code)} for code in reversed(codes)}
 
 
@@ -335,17 +335,17 @@ def protocol_parts(texts: dict[str, Any], tensors: bool) -> dict[str, Any]:
             "oip_data": {"oneOf": [texts, each], "description": "One text for each element."},
             "oip_told": texts,
             "oip_wanted": {"type": "string", "enum": ["OUTPUT"]},
-            "oip_outputs": "OUTPUT, or nothing. Its parameter binary_data asks for the binary form.",
+            "oip_outputs": "OUTPUT, or empty. The parameter binary_data asks for the binary form.",
         }
     axes = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MOST_AXES}
     return {
         "oip_datatypes": [datatype for datatype in SIZES if datatype != JSON],
         "oip_most_tensors": MOST_TENSORS,
-        "oip_shape": {**axes, "description": "The first axis is that of the rows."},
+        "oip_shape": {**axes, "description": "The first axis is the number of rows."},
         "oip_data": _ANY_DATA,
         "oip_told": _ANY_DATA,
         "oip_wanted": {"type": "string"},
-        "oip_outputs": "Outputs that are wanted; nothing: all. The parameter binary_data of one asks for its binary form.",
+        "oip_outputs": "The outputs to return; empty for all. The parameter binary_data of an output asks for its binary form.",
     }
 
 
@@ -390,9 +390,9 @@ def _model_schemas(specs: Specs, most_rows: int) -> Iterator[dict[str, Any]]:
         yield {"type": "array", **several, "items": row, "description": f"Rows, {specs[0].datatype}."}
         return
     rows = {spec.name: _schema_of_row(spec.shape, spec) for spec in specs}
-    yield _object(rows, "One row of each.")
+    yield _object(rows, "One row of each tensor.")
     yield _object(
-        {name: {"type": "array", **several, "items": row} for name, row in rows.items()}, "As many rows of each."
+        {name: {"type": "array", **several, "items": row} for name, row in rows.items()}, "Equally many rows of each tensor."
     )
 
 

@@ -54,7 +54,7 @@ _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
 
 def read_members(body: Any) -> Members:
-    """Return the members of a JSON object; of duplicates the last. Members are returned as they are. Raises BadRequest."""
+    """Return the members of a JSON object; of duplicates the last. A dict passes through. Raises BadRequest."""
     try:
         if not body.isascii():
             body.decode()

@@ -200,7 +200,7 @@ def too_large(most: int) -> PayloadTooLarge:
 
 
 def too_many_members(query: bytes) -> BadRequest | None:
-    """Return the error for a query, or a target with one, of more than MOST_MEMBERS members; None if it has fewer."""
+    """Return the error for a query, or for a whole target, with more than MOST_MEMBERS members; None if there are fewer."""
     if (members := query.count(b"&") + 1) <= MOST_MEMBERS:
         return None
     return BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")

@@ -74,7 +74,7 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
         kind: msgspec Struct with `model`, `input`, and `parameters` as Raw.
         settings: bounds of inputs and parameters.
     """
-    decode, most_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
+    decode, max_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
     def read(body: bytes) -> tuple[str | None, str, bytes]:
         try:
@@ -82,7 +82,7 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
                 body.decode()
             parsed = decode(body)
             raw = parsed.parameters
-            parameters = b"" if raw is ABSENT else checked_parameters(raw, most_parameters)
+            parameters = b"" if raw is ABSENT else checked_parameters(raw, max_parameters)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             kind = OtherInput if isinstance(exc, msgspec.ValidationError) else BadRequest
             raise kind(decode_problem(exc, body)) from None
@@ -107,14 +107,14 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Parse
         settings: bounds of inputs and parameters.
     """
     limit = min(MOST_INPUTS, settings.max_queue)
-    decode, most_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
+    decode, max_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
     def read(body: bytes) -> ParsedBody:
         try:
             if not body.isascii():
                 body.decode()
             parsed = decode(body)
-            parameters = b"" if parsed.parameters is ABSENT else checked_parameters(parsed.parameters, most_parameters)
+            parameters = b"" if parsed.parameters is ABSENT else checked_parameters(parsed.parameters, max_parameters)
             if parsed.inputs is not ABSENT:
                 if parsed.input is not ABSENT:
                     raise BadRequest("the body has both `input` and `inputs`; expected one of them")
@@ -134,7 +134,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Parse
 
 def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Steps[ParsedBody]]:
     """Make a function that reads long bodies in steps; see `value_reader`."""
-    limit, most_parameters = min(MOST_INPUTS, settings.max_queue), settings.max_parameters
+    limit, max_parameters = min(MOST_INPUTS, settings.max_queue), settings.max_parameters
     take = struct_reader(kind, ("input", "inputs", "parameters"))
 
     def read(body: bytes) -> Steps[ParsedBody]:
@@ -142,7 +142,7 @@ def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], 
         parameters = b""
         if parsed.parameters is not ABSENT:
             text = bytes(parsed.parameters)
-            parameters = text if (yield from parameters_in_steps(text, most_parameters)) else b""
+            parameters = text if (yield from parameters_in_steps(text, max_parameters)) else b""
         if parsed.inputs is not ABSENT and parsed.input is not ABSENT:
             raise BadRequest("the body has both `input` and `inputs`; expected one of them")
         if parsed.inputs is ABSENT and parsed.input is ABSENT:

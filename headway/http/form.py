@@ -37,13 +37,13 @@ class FormPart(NamedTuple):
     filename: str | None
     content: AsyncIterator[bytes]
 
-    async def text(self, most: int) -> str:
-        """Read the whole content, at most `most` bytes. Raises BadRequest."""
+    async def text(self, limit: int) -> str:
+        """Read the whole content, at most `limit` bytes. Raises BadRequest."""
         content = b""
         async for piece in self.content:
             content += piece
-            if len(content) > most:
-                raise BadRequest(f"the field {self.name[:60]!r} has more than {most} bytes")
+            if len(content) > limit:
+                raise BadRequest(f"the field {self.name[:60]!r} has more than {limit} bytes")
         try:
             return content.decode()
         except UnicodeDecodeError:
@@ -51,12 +51,7 @@ class FormPart(NamedTuple):
 
 
 async def parts(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> AsyncIterator[FormPart]:
-    """Yield the parts of a form. Each is read to its end before the next. Raises BadRequest.
-
-    Arguments:
-        headers: header values of the request, by lower-case name.
-        pieces: the body, as it arrives.
-    """
+    """Yield the parts of a form. Each is read to its end before the next. Raises BadRequest."""
     kind = headers.get("content-type", "")
     if (match := _KIND.match(kind)) is None:
         raise BadRequest(f"expected a form with a file, multipart/form-data with a boundary; got {kind[:60]!r}")

@@ -268,7 +268,7 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
     text = takes in (ValueKind.TEXT, None) and isinstance(input, str)
     model = {"model": example.model} if example.model else {}
     default = "NAME" if _hides_models(settings) and settings.default else settings.default
-    asked = example.model or default
+    model_id = example.model or default
     element = msgspec.json.encode(input).decode() if takes is ValueKind.JSON else input
     tensors: list[dict[str, Any]] | None = [{"name": INPUT, "datatype": BYTES, "shape": [1], "data": [element]}]
     if takes is ValueKind.TENSORS:
@@ -276,7 +276,7 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
     requests = {
         "inference_example": ({**model, "input": input}, True),
         "plain_example": ({"input": input}, not model),
-        "predict_example": ({"model_id": asked, "input_data": input}, bool(asked)),
+        "predict_example": ({"model_id": model_id, "input_data": input}, bool(model_id)),
         "prompt_example": ({**model, "prompt": input}, text),
         "chat_example": ({**model, "messages": [{"role": "user", "content": input}]}, text),
         "input_example": ({**model, "input": input}, text),
@@ -294,10 +294,10 @@ def _hides_models(settings: Settings) -> bool:
 
 def _tensor_schemas(models: Iterable[Kinds], settings: Settings) -> dict[str, Any]:
     """Return the schemas of the tensors that models take and give."""
-    models, most = list(models), max(model.max_batch_size for model in settings.served.values())
+    models, max_rows = list(models), max(model.max_batch_size for model in settings.served.values())
     return {
-        "tensors_taken": schema((model.inputs for model in models if model.takes is ValueKind.TENSORS), most),
-        "tensors_given": schema((model.outputs for model in models if model.gives is ValueKind.TENSORS), most),
+        "tensors_taken": schema((model.inputs for model in models if model.takes is ValueKind.TENSORS), max_rows),
+        "tensors_given": schema((model.outputs for model in models if model.gives is ValueKind.TENSORS), max_rows),
     }
 
 
@@ -313,9 +313,9 @@ def _any_of(names: list[str]) -> dict[str, Any]:
     return {"anyOf": parts} if len(parts) > 1 else parts[0]
 
 
-def schema(models: Iterable[Specs], most_rows: int) -> dict[str, Any]:
-    """Return the schema of tensors in native JSON: one row, or an array of up to `most_rows`; several tensors as an object."""
-    options = [option for specs in dict.fromkeys(models) for option in _model_schemas(specs, most_rows)]
+def schema(models: Iterable[Specs], max_rows: int) -> dict[str, Any]:
+    """Return the schema of tensors in native JSON: one row, or an array of up to `max_rows`; several tensors as an object."""
+    options = [option for specs in dict.fromkeys(models) for option in _model_schemas(specs, max_rows)]
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
@@ -379,11 +379,11 @@ def protocol_inputs(specs: Specs, value: Any) -> list[dict[str, Any]] | None:
     return inputs
 
 
-def _model_schemas(specs: Specs, most_rows: int) -> Iterator[dict[str, Any]]:
+def _model_schemas(specs: Specs, max_rows: int) -> Iterator[dict[str, Any]]:
     if not specs:
         yield _ANY
         return
-    several = {"minItems": 1, "maxItems": most_rows}
+    several = {"minItems": 1, "maxItems": max_rows}
     if len(specs) == 1:
         row = _schema_of_row(specs[0].shape, specs[0])
         yield {**row, "description": f"One row, {specs[0].datatype}."}
@@ -392,7 +392,8 @@ def _model_schemas(specs: Specs, most_rows: int) -> Iterator[dict[str, Any]]:
     rows = {spec.name: _schema_of_row(spec.shape, spec) for spec in specs}
     yield _object(rows, "One row of each tensor.")
     yield _object(
-        {name: {"type": "array", **several, "items": row} for name, row in rows.items()}, "Equally many rows of each tensor."
+        {name: {"type": "array", **several, "items": row} for name, row in rows.items()},
+        "Equally many rows of each tensor.",
     )
 
 
@@ -409,8 +410,8 @@ def _schema_of_row(shape: Sequence[int], spec: TensorSpec) -> dict[str, Any]:
 
 def _schema_of_element(datatype: str) -> dict[str, Any]:
     if datatype in BOUNDS:
-        least, most = BOUNDS[datatype]
-        return {"type": "integer" if "INT" in datatype else "number", "minimum": least, "maximum": most}
+        low, high = BOUNDS[datatype]
+        return {"type": "integer" if "INT" in datatype else "number", "minimum": low, "maximum": high}
     return {"type": {"BOOL": "boolean", BYTES: "string"}.get(datatype, "number")}
 
 

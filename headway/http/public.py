@@ -40,13 +40,7 @@ _HINTS = {
 
 
 def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
-    """Build the routes of the public port.
-
-    Arguments:
-        entrance: entrance to the gateway.
-        ready: readiness of this process.
-        bulk: bulk jobs; None if they are not served.
-    """
+    """Build the routes of the public port. `bulk` is None if bulk jobs are not served."""
     gateway, known = entrance.gateway, Authentication(entrance)
     contract, readiness = _Contract(gateway), CachedReadiness(ready)
     return Router(
@@ -83,9 +77,9 @@ class _Contract:
         served, settings = self._gateway.served, self._gateway.settings
         public = not (settings.keys or settings.jwt)  # Otherwise strangers must not see names and inputs of models.
         by_model = {model: _kinds(served[model], public) for model in served.models}
-        asked = served.default or next(iter(by_model), "")
-        shown = "" if served.default else asked if public else "NAME"
-        example = example_of(by_model.get(asked, TEXTS), served.example(asked) if public else None, shown)
+        model = served.default or next(iter(by_model), "")
+        shown = "" if served.default else model if public else "NAME"
+        example = example_of(by_model.get(model, TEXTS), served.example(model) if public else None, shown)
         kinds = tuple(dict.fromkeys(by_model.values()))
         if (kinds, example) != self._facts:
             document = openapi.document(settings, *kinds, example=example)

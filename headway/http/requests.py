@@ -150,11 +150,7 @@ class RouteAnswer:
 class StreamedAnswer(RouteAnswer):
     """Answer that is sent piece by piece until its client leaves or the pieces end.
 
-    Arguments:
-        pieces: makes the pieces of the body.
-        headers: header fields, without those of the framing.
-        media_type: type of the body.
-        ended: called once when the answer has ended, or its client has left.
+    `pieces` makes the pieces. `ended` is called once when the answer has ended, or its client has left.
     """
 
     def __init__(

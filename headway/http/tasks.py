@@ -108,12 +108,7 @@ class _Tasks:
         return None if outcome is None else outcome.result()
 
     async def _outcome(self, reply: Reply, id: str, raw: bool) -> RouteAnswer:
-        """Answer with an outcome. A large one is made and sent in turns of its tenant.
-
-        Arguments:
-            reply: the outcome.
-            id: id of the task.
-            raw: True to send the output itself as the body.
+        """Answer with an outcome; `raw` sends the output itself as the body. Large answers are sent in turns of the tenant.
 
         Raises:
             BadRequest: the output is tensors that can't be sent in this form.

@@ -40,7 +40,7 @@ class InferenceContext(ConnectionContext):
         self.rate_limits = entrance.rate_limits
         self.quotas = gateway.quotas
         self.large_bodies = FairTurns(loop=self.loop, budget=MILLISECOND)
-        self.most_at_once = min(self.most_body, SHORT)
+        self.max_at_once = min(self.max_body, SHORT)
         self.served = gateway.served
         self.version = settings.model_version
         self.tiers = entrance.tiers
@@ -48,10 +48,10 @@ class InferenceContext(ConnectionContext):
     def fit(self, connections: int) -> None:
         self.quotas.fit(connections)
 
-    def most_body_of(self, head: Head) -> int:
+    def max_body_of(self, head: Head) -> int:
         """Return the largest body in bytes. An upload may be as large as everything a tenant may store."""
         upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS
-        return self.settings.bulk_max_bytes + FORM if upload else self.most_body
+        return self.settings.bulk_max_bytes + FORM if upload else self.max_body
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
         traces = self.refusal_traces

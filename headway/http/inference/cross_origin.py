@@ -51,19 +51,12 @@ def is_preflight(head: Head) -> bool:
 
 
 def preflight_answer(head: Head, shown: str, date: bytes, ending: bytes) -> bytes:
-    """Return the HTTP/1.1 response that allows what a preflight request asks for.
-
-    Arguments:
-        head: head of the preflight request.
-        shown: its id as clients see it, `req_…`.
-        date: value of the Date header.
-        ending: further header lines, each with its line ending.
-    """
-    asked = _last(head, b"access-control-request-headers")
-    headers = b"access-control-allow-headers: %b\r\n" % asked if asked else b""
+    """Return the HTTP/1.1 response that allows what a preflight request asks for. `ending` are further header lines."""
+    requested = _last(head, b"access-control-request-headers")
+    headers = b"access-control-allow-headers: %b\r\n" % requested if requested else b""
     return _PERMISSION % (date, shown.encode(), headers, _MAX_AGE, ending)
 
 
-def _last(head: Head, wanted: bytes) -> bytes:
+def _last(head: Head, field: bytes) -> bytes:
     """Return the last value of a header field; empty if it was not sent."""
-    return next((value for name, value in reversed(head.fields) if name == wanted), b"")
+    return next((value for name, value in reversed(head.fields) if name == field), b"")

@@ -74,7 +74,7 @@ class FastPathConnection(Connection):
         inference = self.inference
         begun = end + known.skipped
         length = len(data) - begun
-        if data[known.begin : end] != b"%d" % length or length > inference.most_at_once:
+        if data[known.begin : end] != b"%d" % length or length > inference.max_at_once:
             if not self._repeat_large(data[known.begin : end], data, begun):
                 super().data_received(data)
             return
@@ -137,7 +137,7 @@ class FastPathConnection(Connection):
             return
         ending = request.marks + b"connection: close\r\n" if self.writer.ends else request.marks
         self.transport.write(preflight_answer(head, request.shown, self.context.date, ending))
-        if self.reader.expect(head.length, self.context.most_body):
+        if self.reader.expect(head.length, self.context.max_body):
             self.finish_before_body()
         else:
             self.finish()
@@ -177,7 +177,7 @@ class FastPathConnection(Connection):
             entrance.charge(principal)  # Refunded once the body is complete. Bounds the number of bodies on their way.
         if request_head.repeatable:
             still = entrance.watch(request_head.authorization)
-            if known.remember(raw, inference.most_header, still):
+            if known.remember(raw, inference.max_header, still):
                 self.known = known
         if whole:
             reader.buffer = buffer[length:]
@@ -185,7 +185,7 @@ class FastPathConnection(Connection):
             request.ask(buffer[:length])
             return
         self.phase = BODY
-        reader.expect(length, inference.most_body)
+        reader.expect(length, inference.max_body)
         self._gather(request, length, len(buffer))
         if request_head.expects and not buffer:
             self.transport.write(CONTINUE)
@@ -219,7 +219,7 @@ class FastPathConnection(Connection):
         length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
         inference, principal, received = self.inference, self.principal, len(data) - begun
         known, entrance, reader = self.known, inference.entrance, self.reader
-        if not SHORT < length <= inference.most_body or received > length or known.still() is not principal:
+        if not SHORT < length <= inference.max_body or received > length or known.still() is not principal:
             return False
         if (principal.limits and entrance.over(principal) is not None) or not inference.quotas.reserve(self, length):
             return False

@@ -66,15 +66,9 @@ def read_inference_head(
     origin: str | None,
     only: Collection[str] = (),
 ) -> InferenceHead:
-    """Read the head of an inference request.
+    """Read the head of an inference request for `codec`.
 
-    Arguments:
-        codec: codec of its route.
-        head: the parsed header.
-        target: variable parts of the target.
-        context: settings and models of the service.
-        origin: see RequestOptions.
-        only: models that the credential may use; empty for all.
+    `origin`: see RequestOptions. `only`: the models that the credential may use; empty for all.
 
     Raises:
         RequestError: a header field or the target is wrong, or the body would be too large.
@@ -201,16 +195,13 @@ class KnownHead(msgspec.Struct, eq=False):
     latest: int = 0
     skipped: int = 0
 
-    def remember(self, raw: bytes, most: int, still: Callable[[], Principal | None]) -> bool:
-        """Remember the bytes `raw` of the head. Return False if requests that repeat it have to be parsed.
+    def remember(self, raw: bytes, limit: int, still: Callable[[], Principal | None]) -> bool:
+        """Remember the bytes `raw` of the head, which must stay below `limit` with any Content-Length.
 
-        Arguments:
-            raw: the head as it arrived.
-            most: most bytes of a head.
-            still: see the attribute.
+        Return False if requests that repeat it have to be parsed.
         """
         match = _LENGTH.search(raw)
-        if match is None or len(raw) + MOST_DIGITS > most:
+        if match is None or len(raw) + MOST_DIGITS > limit:
             return False
         self.still = still
         self.before, self.after = raw[: match.start(1)], raw[match.end(1) :]

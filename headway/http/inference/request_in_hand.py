@@ -167,13 +167,7 @@ class RequestInHand(msgspec.Struct, eq=False):
     # The reply.
 
     def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: Sequence[TokenCount | None] = ()) -> None:
-        """Write the answer.
-
-        Arguments:
-            reply: reply of the gateway.
-            outputs: outputs of a request with several inputs.
-            tokens: tokens of each of them.
-        """
+        """Write the answer. `outputs` and their `tokens` are those of a request with several inputs."""
         connection = self.connection
         if connection.in_hand is not self:
             return
@@ -586,14 +580,7 @@ class AsyncHandoff:
 
 
 def task_answer(shown: str, wish: Wish, date: bytes, ending: bytes) -> bytes:
-    """Return the complete HTTP/1.1 response 202 for a request that has become a task.
-
-    Arguments:
-        shown: its id as clients see it, `req_…`.
-        wish: the client's wish.
-        date: value of the Date header.
-        ending: further header lines, each with its line ending.
-    """
+    """Return the HTTP/1.1 response 202 for a request that has become a task. `ending` are further header lines."""
     id, body = shown.encode(), msgspec.json.encode(Result(shown, "PENDING"))
     return (
         b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"

@@ -109,7 +109,7 @@ def _as_json(content: Any) -> RouteAnswer:
     return RouteAnswer(msgspec.json.encode(content), media_type=JSON)
 
 
-def _page(request: Request, prefix: str, usual: int, most: int) -> tuple[str, int]:
+def _page(request: Request, prefix: str, default: int, maximum: int) -> tuple[str, int]:
     """Return the cursor and the page size of a list request. Raises BadRequest.
 
     The cursor's object may have been deleted: ids begin with their time, which tells what is older.
@@ -121,9 +121,9 @@ def _page(request: Request, prefix: str, usual: int, most: int) -> tuple[str, in
         raise BadRequest(f"expected an id, `{prefix}` and 32 hexadecimal digits - at `$.after`")
     limit = request.param("limit")
     if limit is None:
-        return after, usual
-    if not _WHOLE.fullmatch(limit) or not 1 <= int(limit) <= most:
-        raise BadRequest(f"expected a number from 1 to {most} - at `$.limit`")
+        return after, default
+    if not _WHOLE.fullmatch(limit) or not 1 <= int(limit) <= maximum:
+        raise BadRequest(f"expected a number from 1 to {maximum} - at `$.limit`")
     return after, int(limit)
 
 
@@ -287,9 +287,9 @@ class _Batches:
             created_at=wall,
             expires_at=wall + seconds,
         )
-        most = self._jobs.settings.bulk_max_jobs
-        if not await self._jobs.store.add_job(job, most):
-            message = f"{most} of your batches have not ended; wait for one, or cancel one (bulk_max_bytes)"
+        limit = self._jobs.settings.bulk_max_jobs
+        if not await self._jobs.store.add_job(job, limit):
+            message = f"{limit} of your batches have not ended; wait for one, or cancel one (bulk_max_bytes)"
             raise RequestError(message, code=RATE_LIMITED, retry_after=60.0)
         self._jobs.feeder.tell()
         return _as_json(_batch_object(job, wall))

@@ -85,21 +85,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OpenAILines(LineForm):
-    """Reader and writer of lines; see `headway.bulk.lines.LineForm`.
-
-    Arguments:
-        settings: limits of bodies.
-        served: models that the process serves.
-        new_id: makes a UUIDv7.
-
-    Raises:
-        SettingError: a chat template can't be used.
-    """
+    """Reader and writer of lines; see `headway.bulk.lines.LineForm`. Raises SettingError if a chat template can't be used."""
 
     def __init__(self, settings: Settings, served: ServedModels, new_id: Callable[[], str]) -> None:
         self._readers = {path: make(settings) for path, make in READERS.items()}
-        self._most, self._version = settings.max_body_bytes, settings.model_version
-        self._most_answer = settings.bodies_bytes // 2
+        self._max_body, self._version = settings.max_body_bytes, settings.model_version
+        self._max_answer = settings.bodies_bytes // 2
         self._served, self._new_id = served, new_id
 
     def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
@@ -129,14 +120,14 @@ class OpenAILines(LineForm):
             for part, input in enumerate(_inputs(exchange))
         ]
         exchange.input = ""
-        return AskedLine(parts, len(text), record, self._most_answer)
+        return AskedLine(parts, len(text), record, self._max_answer)
 
     def expired(self, number: int, text: bytes) -> bytes:
         return _encode(_Record(self._record_id(), _custom_id(text), None, _EXPIRED, number))
 
     def _decoded(self, text: bytes) -> Steps[_Line]:
-        if len(text) > self._most:
-            raise PayloadTooLarge(f"the line is larger than {self._most} bytes (max_body_bytes)")
+        if len(text) > self._max_body:
+            raise PayloadTooLarge(f"the line is larger than {self._max_body} bytes (max_body_bytes)")
         if text.startswith(_UTF_16):
             raise BadRequest("the file is UTF-16; expected UTF-8")
         if text.startswith(b"\0"):  # In UTF-16 this is the second octet of the line end before.
@@ -173,7 +164,7 @@ class OpenAILines(LineForm):
             failure = self._served.absence(model, only)
         else:
             inputs = _inputs(exchange)
-            failure = too_many_bytes(inputs, exchange.parameters, self._most) or self._check(model, inputs)
+            failure = too_many_bytes(inputs, exchange.parameters, self._max_body) or self._check(model, inputs)
         if failure is not None and (self._served.in_doubt() or not self._served.models):
             raise NotYet(failure.message)
         if failure is not None:

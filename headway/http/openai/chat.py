@@ -210,7 +210,7 @@ def chat(settings: Settings) -> Codec:
 
 def chat_reader(settings: Settings) -> Reader:
     """Make the reader of request bodies. Raises SettingError if a template can't be used."""
-    most = min(MOST_INPUTS, settings.max_queue)
+    limit = min(MOST_INPUTS, settings.max_queue)
     parameters = parameters_reader(settings)
     render_for = templates(settings, load_template)
 
@@ -221,7 +221,7 @@ def chat_reader(settings: Settings) -> Reader:
         text = check_text(render_for(name)(_messages(members)))
         if raw is not None:
             members["messages"] = raw
-        count = choices(members, most)
+        count = choices(members, limit)
         write = writer(members, name, True, count)
         if (format := members.get("response_format")) is not None:
             check_format(_take_format(members, "response_format"), known[name], "response_format", "$.response_format")

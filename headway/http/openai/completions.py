@@ -62,14 +62,14 @@ def completions(settings: Settings) -> Codec:
 
 def completions_reader(settings: Settings) -> Reader:
     """Make the reader of request bodies."""
-    most = min(MOST_TEXTS, settings.max_queue)
+    limit = min(MOST_TEXTS, settings.max_queue)
     parameters = parameters_reader(settings)
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         is_plain, model = members.keys() <= _PLAIN, take_text(members, "model") or known.default
-        prompts = take_inputs(members, "prompt", most, check_text)
-        count = choices(members, most // len(prompts))
+        prompts = take_inputs(members, "prompt", limit, check_text)
+        count = choices(members, limit // len(prompts))
         _drop_best_of(members, count)
         write = writer(members, model, False, count)
         drop_user(members, known[model])
@@ -85,8 +85,8 @@ def completions_reader(settings: Settings) -> Reader:
 
 
 def _read_plain(model: str, stream: bool, body: bytes) -> tuple[str, str, bytes]:
-    asked = read_plain(_decode_plain, stream, body)
-    return asked.model or model, check_text(asked.prompt), b""
+    request = read_plain(_decode_plain, stream, body)
+    return request.model or model, check_text(request.prompt), b""
 
 
 def choices(members: Members, room: int) -> int:

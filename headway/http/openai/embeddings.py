@@ -64,14 +64,14 @@ def embeddings(settings: Settings) -> Codec:
 
 def embeddings_reader(settings: Settings) -> Reader:
     """Make the reader of request bodies."""
-    most = min(MOST_TEXTS, settings.max_queue)
+    limit = min(MOST_TEXTS, settings.max_queue)
     parameters = parameters_reader(settings)
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         name = model or known.default
-        inputs = take_inputs(members, "input", most, check_text)
+        inputs = take_inputs(members, "input", limit, check_text)
         encoding = take_text(members, "encoding_format") or FLOAT
         if encoding not in (FLOAT, BASE64):
             raise BadRequest(f"expected `{FLOAT}` or `{BASE64}` - at `$.encoding_format`")

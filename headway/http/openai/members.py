@@ -118,8 +118,8 @@ def take_number(members: Members, name: str) -> int | None:
     return int(figure)
 
 
-def take_inputs(members: Members, name: str, most: int, check: Callable[[str], str]) -> list[str]:
-    """Remove and return a member that is a text, or a list of 1 to `most` texts.
+def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], str]) -> list[str]:
+    """Remove and return a member that is a text, or a list of 1 to `limit` texts.
 
     Raises:
         RequestError: it is anything else, or missing, or `check` refuses a text.
@@ -145,8 +145,8 @@ def take_inputs(members: Members, name: str, most: int, check: Callable[[str], s
         return [check(texts)]
     if not texts:
         raise BadRequest(f"Expected at least one text - at `$.{name}`")
-    if len(texts) > most:
-        raise PayloadTooLarge(f"{len(texts)} texts; at most {most} are taken in one request - at `$.{name}`")
+    if len(texts) > limit:
+        raise PayloadTooLarge(f"{len(texts)} texts; at most {limit} are taken in one request - at `$.{name}`")
     return [check(text) for text in texts]
 
 
@@ -182,16 +182,16 @@ def drop_user(members: Members, model: ServedModel) -> None:
 
 def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
     """Make a function that turns the remaining members into parameters: a JSON object, or empty."""
-    most = settings.max_parameters
+    limit = settings.max_parameters
 
     def parameters(members: Members) -> bytes:
         if not members:
             return b""
-        if len(members) > most:
-            raise BadRequest(f"{len(members)} members reach the model as parameters; at most {most} are taken")
+        if len(members) > limit:
+            raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are taken")
         text = _object(members)
         try:
-            return checked_parameters(msgspec.Raw(text), most)
+            return checked_parameters(msgspec.Raw(text), limit)
         except BadRequest as exc:
             raise BadRequest(exc.message.replace("`$.parameters`", "what reaches the model as parameters")) from None
         except (msgspec.MsgspecError, RecursionError) as exc:
@@ -213,7 +213,7 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
         name: member with the texts or messages.
         converse: renders messages; None if the API has none.
     """
-    most, most_texts = settings.max_parameters, min(MOST_TEXTS, settings.max_queue)
+    limit, max_texts = settings.max_parameters, min(MOST_TEXTS, settings.max_queue)
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
         texts = yield from members_in_steps(body)
@@ -221,8 +221,8 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
         conversation = None
         if converse is not None:
             conversation = yield from converse(members, known)
-        elif (yield from _count(texts.get(name, b""), most_texts)) > most_texts:
-            raise PayloadTooLarge(f"more than {most_texts} texts, which are the most in one request - at `$.{name}`")
+        elif (yield from _count(texts.get(name, b""), max_texts)) > max_texts:
+            raise PayloadTooLarge(f"more than {max_texts} texts, which are the most in one request - at `$.{name}`")
         long = {member: raw for member, raw in members.items() if member != name and len(texts[member]) > SHORT}
         for member in long:
             size = len(texts[member])
@@ -239,28 +239,28 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
             text, parameters["messages"] = conversation
             exchange.input = [text] * len(exchange.input) if isinstance(exchange.input, list) else text
         if parameters:
-            exchange.parameters = yield from _joined(parameters, most)
+            exchange.parameters = yield from _joined(parameters, limit)
         return exchange
 
     return read
 
 
-def _count(text: bytes, most: int) -> Steps[int]:
-    """Return the number of elements of a long array, or `most` + 1 if there are more; 1 for anything else."""
+def _count(text: bytes, limit: int) -> Steps[int]:
+    """Return the number of elements of a long array, or `limit` + 1 if there are more; 1 for anything else."""
     if text[:1] != b"[" or _TOKENS.match(text):  # `take_inputs` refuses token arrays.
         return 1
-    elements = yield from split(text, most)
-    return most + 1 if elements is None else len(elements)
+    elements = yield from split(text, limit)
+    return limit + 1 if elements is None else len(elements)
 
 
-def _joined(members: Members, most: int) -> Steps[bytes]:
+def _joined(members: Members, limit: int) -> Steps[bytes]:
     """Return long parameters as a JSON object. Raises BadRequest."""
-    if len(members) > most:
-        raise BadRequest(f"{len(members)} members reach the model as parameters; at most {most} are taken")
+    if len(members) > limit:
+        raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are taken")
     text = _object(members)
     yield 0
     try:
-        yield from parameters_in_steps(text, most)
+        yield from parameters_in_steps(text, limit)
     except BadRequest as exc:
         raise BadRequest(exc.message.replace("`$.parameters`", "what reaches the model as parameters")) from None
     return text

@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.writer: Writer
         self.gate: ReadGate
-        self.reader = HttpReader(context.most_header)
+        self.reader = HttpReader(context.max_header)
         self.in_hand: InHand | None = None
         self.unread = Unread()
         self.owner: str | None = None
@@ -383,8 +383,8 @@ class Connection(asyncio.Protocol):
                 self.linger()  # The request is answered, so there is no error to send.
         elif phase == HEAD or self.reader.open:
             if late:
-                what, most = "header" if phase == HEAD else "body", context.settings.read_timeout_ms
-                message = f"the {what} did not arrive within {most:g} ms (read_timeout_ms)"
+                what, limit = "header" if phase == HEAD else "body", context.settings.read_timeout_ms
+                message = f"the {what} did not arrive within {limit:g} ms (read_timeout_ms)"
                 self.reject(RequestError(message, code=REQUEST_TIMEOUT))
         elif phase == LINGERING and waited > LINGER:
             self.transport.abort()
@@ -457,11 +457,11 @@ class RouteInHand(msgspec.Struct, eq=False):
     def begin(self, head: Head) -> None:
         """Start the route that answers the request."""
         connection, context = self.connection, self.connection.context
-        most = context.most_body_of(head)
-        if head.length > most:
-            connection.refuse(too_large(most), head)
+        limit = context.max_body_of(head)
+        if head.length > limit:
+            connection.refuse(too_large(limit), head)
             return
-        self.upload = most if most > context.most_body else 0
+        self.upload = limit if limit > context.max_body else 0
         self.expects = head.expects
         try:
             url = httptools.parse_url(head.target)
@@ -477,7 +477,7 @@ class RouteInHand(msgspec.Struct, eq=False):
             self.encode_error, context.shut, connection.shutdown, self._read_more,
         )  # fmt: skip
         connection.phase = ASKED
-        if not connection.reader.expect(head.length, most):
+        if not connection.reader.expect(head.length, limit):
             request.end()
         context.begin(self._answer(request))
 

@@ -34,13 +34,8 @@ SLOWEST = 16_384
 class ConnectionContext:
     """State shared by a listener's connections.
 
-    Arguments:
-        answer: answers requests to ordinary routes.
-        settings: limits and time-outs.
-        new_id: makes request ids.
-        counters: counts refusals.
-
     Attributes:
+        answer: answers requests to ordinary routes.
         label: name of the port in the log.
         spare: file descriptors that connections have to leave for other uses.
         fd_ceiling: lowest descriptor number at which a connection is refused.
@@ -67,8 +62,8 @@ class ConnectionContext:
         self.encode_error: EncodeError = encode_problem
         self.counters = counters
         self.quotas = Quotas(settings)
-        self.most_header = settings.max_header_bytes
-        self.most_body = settings.max_body_bytes
+        self.max_header = settings.max_header_bytes
+        self.max_body = settings.max_body_bytes
         self.read_timeout = settings.read_timeout_ms / 1000
         self.keep_alive = settings.keep_alive_ms / 1000
         self.scheme: Literal["http", "https"] = "http"
@@ -89,9 +84,9 @@ class ConnectionContext:
     def fit(self, connections: int) -> None:
         """Share at most this many connections among clients, because there are no descriptors for more."""
 
-    def most_body_of(self, head: Head) -> int:
+    def max_body_of(self, head: Head) -> int:
         """Return the largest body in bytes that a request to an ordinary route may have."""
-        return self.most_body
+        return self.max_body
 
     def refresh(self) -> None:
         """Update the Date header. The listener calls this from time to time."""

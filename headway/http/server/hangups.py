@@ -70,10 +70,6 @@ class Hangups:
 class ReadGate:
     """Pauses and resumes reading from one client.
 
-    Arguments:
-        transport: transport of the client.
-        hangups: where to watch the client while reading is paused.
-
     Attributes:
         descriptor: file descriptor of the socket; -1 if there is none.
         held: True while reading is paused.

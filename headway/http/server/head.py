@@ -194,9 +194,9 @@ def past_blank(buffer: bytes) -> bytes:
     return buffer[blank.end() if blank else 0 :]
 
 
-def too_large(most: int) -> PayloadTooLarge:
-    """Return the error for a body of more than `most` bytes."""
-    return PayloadTooLarge(f"the body is larger than {most} bytes (max_body_bytes)")
+def too_large(limit: int) -> PayloadTooLarge:
+    """Return the error for a body of more than `limit` bytes."""
+    return PayloadTooLarge(f"the body is larger than {limit} bytes (max_body_bytes)")
 
 
 def too_many_members(query: bytes) -> BadRequest | None:
@@ -206,9 +206,9 @@ def too_many_members(query: bytes) -> BadRequest | None:
     return BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")
 
 
-def too_long(most: int) -> RequestError:
-    """Return the error for a head of more than `most` bytes."""
-    return RequestError(f"request line and header exceed {most} bytes", code=HEADERS_TOO_LARGE)
+def too_long(limit: int) -> RequestError:
+    """Return the error for a head of more than `limit` bytes."""
+    return RequestError(f"request line and header exceed {limit} bytes", code=HEADERS_TOO_LARGE)
 
 
 _NAMED = ("model", "model_id", "version")

@@ -43,8 +43,7 @@ class Listener(ListeningPort):
     """A listening port.
 
     Arguments:
-        host: address to bind.
-        port: port to bind, 0 to let the system choose.
+        host, port: address to bind; port 0 lets the system choose.
         prefix: prefix of the names of both settings, for error messages.
         settings: limits and time-outs.
         make_context: builds the context that the connections share; called within the event loop.

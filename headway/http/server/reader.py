@@ -34,14 +34,14 @@ class Chunks:
     """Decoder of one chunked body. It bounds the overhead on the wire, and the work for tiny pieces.
 
     Arguments:
-        most: largest content in bytes.
+        limit: largest content in bytes.
         slack: bytes of chunk extensions and trailers that any body may have.
     """
 
-    __slots__ = ("_events", "_most", "_parser", "_raw", "_slack", "_tail")
+    __slots__ = ("_events", "_limit", "_parser", "_raw", "_slack", "_tail")
 
-    def __init__(self, most: int, slack: int) -> None:
-        self._most = most
+    def __init__(self, limit: int, slack: int) -> None:
+        self._limit = limit
         self._slack = slack
         self._raw = 0
         self._tail = b""
@@ -58,7 +58,7 @@ class Chunks:
         """Return the content of the next bytes of the body, and the bytes that follow its end.
 
         Raises:
-            RequestError: the body is malformed, larger than `most` bytes, has far too much overhead, or far too small
+            RequestError: the body is malformed, larger than `limit` bytes, has far too much overhead, or far too small
                 pieces.
         """
         # A body can only end with an empty line. Cutting there keeps the next request from the parser.
@@ -87,8 +87,8 @@ class Chunks:
 
     def _check(self) -> None:
         count, size = self._events.count, self._events.size
-        if size > self._most:
-            raise too_large(self._most)
+        if size > self._limit:
+            raise too_large(self._limit)
         if self._raw > _WRAPPING * size + self._slack:
             raise RequestError("the body's chunk extensions and trailers are too large", code=HEADERS_TOO_LARGE)
         if count > FREE_PIECES + size // PIECE_BYTES:
@@ -105,8 +105,8 @@ class Chunks:
         events = self._events
         events.begun = False
         digits = head[max(head.rfind(b"\n", 0, -2) + 1, 0) :].partition(b";")[0].strip()
-        if _SIZE.fullmatch(digits) is not None and events.size - events.begun_with + int(digits, 16) > self._most:
-            raise too_large(self._most)
+        if _SIZE.fullmatch(digits) is not None and events.size - events.begun_with + int(digits, 16) > self._limit:
+            raise too_large(self._limit)
 
 
 class _BodyEvents:
@@ -157,7 +157,7 @@ class HttpReader:
     """Reader of the requests of one connection.
 
     Arguments:
-        most_header: most bytes of a head.
+        max_header: most bytes of a head.
 
     Attributes:
         buffer: bytes to read next.
@@ -166,10 +166,10 @@ class HttpReader:
         open: True if the current body is not complete.
     """
 
-    __slots__ = ("_chunks", "_most_header", "_seen", "ahead", "buffer", "missing", "open")
+    __slots__ = ("_chunks", "_max_header", "_seen", "ahead", "buffer", "missing", "open")
 
-    def __init__(self, most_header: int) -> None:
-        self._most_header = most_header
+    def __init__(self, max_header: int) -> None:
+        self._max_header = max_header
         self._chunks: Chunks | None = None
         self._seen = 0
         self.buffer = b""
@@ -219,25 +219,25 @@ class HttpReader:
         if end < 0:
             if not buffer:
                 return None
-            if len(buffer) > self._most_header:
-                raise too_long(self._most_header)
+            if len(buffer) > self._max_header:
+                raise too_long(self._max_header)
             if (error := suspect(buffer, self._seen)) is not None:
                 raise error
             self._seen = max(len(buffer) - _END + 1, 0)
             return None
         end += _END
-        if end > self._most_header:
-            raise too_long(self._most_header)
+        if end > self._max_header:
+            raise too_long(self._max_header)
         self._seen = 0
         self.buffer = buffer[end:]
         raw = buffer[:end]
         return read_head(raw), raw
 
-    def expect(self, length: int, most: int = 0) -> bool:
-        """Prepare to read a body of `length` bytes, or a CHUNKED one of at most `most`. Return False if it is empty."""
+    def expect(self, length: int, limit: int = 0) -> bool:
+        """Prepare to read a body of `length` bytes, or a CHUNKED one of at most `limit`. Return False if it is empty."""
         self.open = length != 0
         self.missing = length
-        self._chunks = Chunks(most, self._most_header) if length < 0 else None
+        self._chunks = Chunks(limit, self._max_header) if length < 0 else None
         return self.open
 
     def read_body(self) -> bytes:

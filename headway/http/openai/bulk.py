@@ -74,11 +74,11 @@ def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> 
         return Route(path, known(_openai_errors(handler), counts=counts), methods)
 
     return [
-        route(FILES, files.collection, "GET", "POST"),
-        route(f"{FILES}/{{id}}", files.one, "GET", "DELETE"),
-        route(f"{FILES}/{{id}}/content", files.content, "GET"),
-        route(BATCHES, batches.collection, "GET", "POST"),
-        route(f"{BATCHES}/{{id}}", batches.one, "GET", counts=False),  # Clients poll it, so it counts as a poll.
+        route(FILES, files.list_or_create, "GET", "POST"),
+        route(f"{FILES}/{{id}}", files.get_or_delete, "GET", "DELETE"),
+        route(f"{FILES}/{{id}}/content", files.download, "GET"),
+        route(BATCHES, batches.list_or_create, "GET", "POST"),
+        route(f"{BATCHES}/{{id}}", batches.get, "GET", counts=False),  # Clients poll it, so it counts as a poll.
         route(f"{BATCHES}/{{id}}/cancel", batches.cancel, "POST"),
     ]
 
@@ -144,7 +144,7 @@ class _Files:
     def __init__(self, jobs: BulkJobs, new_id: Callable[[], str]) -> None:
         self._jobs, self._new_id = jobs, new_id
 
-    async def collection(self, request: Request) -> RouteAnswer:
+    async def list_or_create(self, request: Request) -> RouteAnswer:
         if request.method == "POST":
             return await self._create(request)
         after, limit = _page(request, "file-", _MOST_FILES, _MOST_FILES)
@@ -152,7 +152,7 @@ class _Files:
         files = await self._jobs.store.files(request.principal.tenant, after, limit + 1, purpose)
         return _listed([_file_object(file) for file in files], limit)
 
-    async def one(self, request: Request) -> RouteAnswer:
+    async def get_or_delete(self, request: Request) -> RouteAnswer:
         file = await self._file(request)
         if request.method != "DELETE":
             return _as_json(_file_object(file))
@@ -161,7 +161,7 @@ class _Files:
         await self._jobs.folder.remove_file(file.id)
         return _as_json({"id": file.id, "object": "file", "deleted": True})
 
-    async def content(self, request: Request) -> RouteAnswer:
+    async def download(self, request: Request) -> RouteAnswer:
         file = await self._file(request)
         folder = self._jobs.folder
         size = await folder.size(file.id)
@@ -245,14 +245,14 @@ class _Batches:
     def __init__(self, jobs: BulkJobs, new_id: Callable[[], str]) -> None:
         self._jobs, self._new_id = jobs, new_id
 
-    async def collection(self, request: Request) -> RouteAnswer:
+    async def list_or_create(self, request: Request) -> RouteAnswer:
         if request.method == "POST":
             return await self._create(request)
         after, limit = _page(request, "batch_", 20, _MOST_BATCHES)
         jobs = await self._jobs.store.jobs(request.principal.tenant, after, limit + 1)
         return _listed([_batch_object(job, self._jobs.wall()) for job in jobs], limit)
 
-    async def one(self, request: Request) -> RouteAnswer:
+    async def get(self, request: Request) -> RouteAnswer:
         id = request.params["id"]
         return self._answer(await self._jobs.job(request.principal.tenant, id), id)
 

@@ -19,7 +19,7 @@ PATH = "/v1/models"
 def routes(gateway: Gateway, known: Authentication) -> list[Route]:
     """Return both routes."""
     models = _Models(gateway)
-    return [Route(PATH, known(models.all)), Route(f"{PATH}/{{id:path}}", known(models.one))]
+    return [Route(PATH, known(models.list_all)), Route(f"{PATH}/{{id:path}}", known(models.get))]
 
 
 class _Models:
@@ -27,11 +27,11 @@ class _Models:
         self._gateway = gateway
         self._since = int(time())
 
-    async def all(self, request: Request) -> RouteAnswer:
+    async def list_all(self, request: Request) -> RouteAnswer:
         data = [self._described(model) for model in self._names(request.principal)]
         return self._answer({"object": "list", "data": data})
 
-    async def one(self, request: Request) -> RouteAnswer:
+    async def get(self, request: Request) -> RouteAnswer:
         id, names = request.params["id"], self._names(request.principal)
         if not id:
             raise NoRoute

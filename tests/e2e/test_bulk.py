@@ -17,15 +17,16 @@ from tests.e2e.server import Server
 from tests.servers.postgres import SharedPostgres
 from tests.servers.redis import RedisServer
 
-LINES = 900
+LINES = 600
 TARGET = "tests.targets.journal:Slow"
 BRIEF = {
     "headway.bulk.feeder.LEASE": 5.0,
     "headway.bulk.job_run.LEASE": 5.0,
     "headway.bulk.job_run.RENEW": 1.5,
     "headway.bulk.job_run.PAUSE": 1.0,
+    "headway.bulk.job_run.TICK": 0.25,
 }
-"""Times of gateways that hold jobs, a third of those in the source: a job is taken over, or pauses, as much sooner."""
+"""Times of gateways that hold jobs, a third of those in the source or less: a job is taken over, pauses and is told of as much sooner."""
 
 
 @pytest.fixture

@@ -83,17 +83,21 @@ def test_a_canary_that_fails_everything_is_gone_in_seconds_and_another_leader_go
     (tmp_path / "both.py").write_text(TARGETS)
     with RedisServer("valkey", tmp_path / "redis") as redis, contextlib.ExitStack() as stack:
 
-        def up(role: str, target: str, *flags: str) -> Server:
+        def launch(role: str, target: str, *flags: str) -> Server:
             server = Server(tmp_path, target, ["--broker", redis.url, *flags], role=role)
             stack.callback(server.kill)
-            server.ready()
             return server
 
-        for version, name in (("3", "old"), ("4", "new")):
-            up("worker", f"m=both.py:{name}", "--model-version", version, "--name", name)
-        first, gateway = up("controller", "", "--name", "first"), up("gateway", "")
+        workers = [
+            launch("worker", f"m=both.py:{name}", "--model-version", version, "--name", name)
+            for version, name in (("3", "old"), ("4", "new"))
+        ]
+        first, gateway = launch("controller", "", "--name", "first"), launch("gateway", "")
+        for server in (*workers, first, gateway):
+            server.ready()
         first.logged("leads the fleet")
-        second = up("controller", "", "--name", "second")
+        second = launch("controller", "", "--name", "second")
+        second.ready()
         wait_until(lambda: len({one["version"] for one in gateway.workers()}) == 2)
         [begun] = cli(gateway, tmp_path, "start", "m", "4", "--steps", "10,50", "--every", "1h")
         assert (begun["beside"], begun["percent"]) == ("3", 10.0)

@@ -87,7 +87,7 @@ class Clients(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Process that is put together but not started; `plans` has one for each model that it runs."""
+    """Process that is put together but not started; `plans` has a plan for each model that it runs."""
 
     settings: Settings
     role: Role
@@ -493,7 +493,7 @@ def make_fleet_models(
     forget: Callable[[str], None],
     clock: Callable[[], float],
 ) -> FleetModels | None:
-    """Build the models of the fleet; None if this process doesn't need them or serves only the models in its settings.
+    """Build the list of the fleet's models; None if this process doesn't need it or serves only the models in its settings.
 
     See `FleetModels` for `serve` and `forget`.
     """

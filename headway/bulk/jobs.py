@@ -27,7 +27,7 @@ SWEEP_EVERY = 60.0
 STRAYS_EVERY = 3_600.0
 """Seconds between two searches for files that belong to nobody."""
 BITE = 100
-"""Files or jobs to ask for at once."""
+"""Files or jobs to ask the store for in one call."""
 TRANSFERS = 128
 """Upper bound on concurrent uploads and downloads. A tenant may have nine times as many as are free: 115 if alone."""
 PAGE = 1_000

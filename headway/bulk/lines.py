@@ -37,7 +37,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the lines that this piece completes, without line ends."""
+        """Return the lines completed by this piece, without their line ends."""
         *lines, tail = piece.split(b"\n")
         if lines:
             lines[0] = b"".join((*self._tail, lines[0]))

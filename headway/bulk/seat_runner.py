@@ -77,7 +77,7 @@ _RESTS = "lines have ended a worker of the model; the others wait before they ru
 
 
 def _why_they_wait(depths: Sequence[BulkDepth], now: float) -> tuple[str, float] | None:
-    """Return why a model's lines wait in its queues, and the latest instant at which they run; None if they run already."""
+    """Return why a model's queued lines wait, and the instant by which they run at the latest; None if some run already."""
     queues = [queue for queue in depths if queue.waiting]
     if not queues or any(queue.busy for queue in queues):
         return None
@@ -124,15 +124,8 @@ class _BulkSide:
 class SeatRunner(BulkRunner):
     """Runner of one process; see `headway.ports.BulkRunner`.
 
-    Arguments:
-        broker: the broker.
-        served: models that the process serves.
-        name: name to send replies to; no gateway has it.
-        tiers: number of tiers.
-        gate: gate of the input policy, if there is one.
-        clock: monotonic seconds.
-        rng: uniform in [0, 1).
-        new_id: returns the text of a fresh UUIDv7.
+    Replies are sent to `name`, which no gateway may have. `clock` returns monotonic seconds, `rng` a number in [0, 1), and
+    `new_id` the text of a fresh UUIDv7.
     """
 
     def __init__(

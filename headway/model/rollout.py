@@ -8,7 +8,7 @@ import msgspec
 
 
 class RolloutState(enum.Enum):
-    """State of a rollout. All but the first are final; the losing version gets no requests from then on."""
+    """State of a rollout. Every state but RUNNING is final, and then the losing version gets no more requests."""
 
     RUNNING = "running"
     PROMOTED = "promoted"

@@ -428,7 +428,7 @@ class SharedGpus:
 
 
 def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> Asked:
-    """Demand for a model: its load at the broker, with the capacity and loads elsewhere."""
+    """Demand for a model, from its load at the broker and the capacity and loads in other processes."""
     capacity, loads = elsewhere
     if load is None:
         return Asked(waiting=waiting, capacity=capacity, loads=loads)

@@ -63,9 +63,9 @@ _PASSING = frozenset((
 """Statuses of an API that is in trouble."""
 
 TOO_LARGE = "larger than max"
-"""Words of gRPC's C library, Go's and Node's for a message that is too large, which has no status of its own."""
+"""How gRPC for C, Go and Node words that a message is too large, which has no status of its own."""
 _OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")
-"""Words of Java's, .NET's and Rust's."""
+"""How gRPC for Java, .NET and Rust words the same failure."""
 _TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
 """Trailing metadata of another Headway that rejects a too large input."""
 

@@ -88,7 +88,7 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Return the type's name if the annotation shows that a target takes one input instead of a list; else empty."""
+    """Return the annotated type's name if it shows that a target takes one input instead of a list; else empty."""
     if hasattr(call, "__wrapped__"):  # The annotation is the wrapped function's; the decorator may take a list itself.
         return ""
     kind = typing.get_origin(annotation) or annotation

@@ -71,7 +71,7 @@ _BY_STATUS = {
     429: "It asks for fewer calls: bound them by --remote-rate, and check its quota.",
 }
 OF_FORM = (400, 415, 422)
-"""Statuses of an API that expects another format."""
+"""Statuses with which an API rejects the format of a request."""
 _ANY = "Check the URL, --remote-format, --remote-model, the credentials and certificates, and that the API is up."
 _WORDS = ((r"datatype|tensor", "oip"), (r"messages|prompt", "openai-completions"), (r"inputs", "inputs"), (r"input", "openai-embeddings"))  # fmt: skip
 """Patterns for the missing member in an API's error, with the format that has this member."""
@@ -437,7 +437,7 @@ def _shown(value: Value | None) -> str:
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """Return the error for several failed requests: the first one that doesn't rule out a run."""
+    """Choose the error of a batch whose requests failed: one after which an input may have run, if there is any."""
     for error in failed:
         if not isinstance(error, RemoteAbsent):
             return error
@@ -483,7 +483,7 @@ def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
 
 
 def asked_for(body: bytes | bytearray) -> str:
-    """Return the format that has the member an API's error names as missing; empty if it names none."""
+    """Guess the API's format from the missing member that its error names; empty if it names none."""
     text = bytes(body[:_READ]).decode("latin-1").lower()
     return next((name for words, name in _WORDS if re.search(rf"\b({words})\b", text)), "")
 

@@ -50,7 +50,7 @@ class RedisFleet(Fleet):
         return float(await self._ask("lead", candidate, seconds))
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
-        """See Fleet. Each model's load is a lead of its own."""
+        """See Fleet. It works like leadership, with one lead per model."""
         connection, key = self._connection, f"{self._key}load:{model}:"
         return float(await connection.call("lead", key, connection.clock_text(), candidate, seconds)) == 0.0
 

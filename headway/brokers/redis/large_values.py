@@ -38,7 +38,7 @@ AT_ONCE = 2
 
 
 class LargeValues:
-    """Store of large values of one process's entries and replies.
+    """Store for the large values of a process's entries and replies.
 
     Arguments:
         connection: connection to the server.

@@ -153,7 +153,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._looked[model] = now
 
     def forget(self) -> Sequence[Queue]:
-        """Drop queues without a sign for long. Returns them."""
+        """Drop queues that had no sign for long, and return them."""
         self.learn([name for name in self if name not in self._signs])
         names = [name for name in self if self._is_past(name)]
         gone = [queue for name in names for queue in self.pop(name)]

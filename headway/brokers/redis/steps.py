@@ -40,10 +40,9 @@ class ServerClock:
     def __init__(self, clock: Callable[[], float], anew: Callable[[], float] = monotonic) -> None:
         self._clock, self._anew = clock, anew
         self._latest = 0.0
-        """Seconds by which the server's clock is ahead of this process, by the last answer; below, by the best of this window and of the one
-        before.
-        """
+        """Seconds that the server's clock is ahead of this process's, by the last answer."""
         self._best = self._best_before = -math.inf
+        """The same by the best answer of this window, and of the one before."""
         self._window_ends = -math.inf
 
     def learn(self, instant: float) -> None:

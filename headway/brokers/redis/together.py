@@ -41,7 +41,7 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class Together:
-    """Gathering calls of one process.
+    """Collector of the calls that one process makes at a moment.
 
     Arguments:
         link: makes the calls.

@@ -111,7 +111,7 @@ class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
-    """Entry without an output: seconds it waited as text, runs, and how its time passed."""
+    """Entry without an output: seconds it waited as text, its runs, whether its queue deadline passed and its last run hung."""
 
     key: str
     waited: str

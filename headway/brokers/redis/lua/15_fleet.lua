@@ -77,12 +77,12 @@ step('look', function(s)
   end
   local tiers = {}
   for tier = 1, s.tiers do tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier]) end
-  local told = {instants(s), load_of(s), tiers}
+  local answer = {instants(s), load_of(s), tiers}
   if s.q.bulk_used > 0 then
-    told[4], told[5], told[6] = s.q.bulk + s.q.bulk_apart, s.q.bulk_delayed, s.q.bulk_busy
-    told[7] = exact(bulk.held(s))
+    answer[4], answer[5], answer[6] = s.q.bulk + s.q.bulk_apart, s.q.bulk_delayed, s.q.bulk_busy
+    answer[7] = exact(bulk.held(s))
   end
-  return told, not s.unknown  -- Otherwise each look would have a new birth.
+  return answer, not s.unknown  -- Otherwise each look would have a new birth.
 end)
 
 -- glance: what others ask of a queue, packed: size of what waits, home slots, seconds that the oldest fresh entry has waited, seconds of a

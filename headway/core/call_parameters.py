@@ -46,7 +46,7 @@ def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
 
 
 def seen(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Return the parameters that the targets of all workers of one model get."""
+    """Return the parameters that every target gets, given the workers of one model."""
     some = [set(worker.sees) for worker in workers if worker.sees != ALL_PARAMETERS]
     return tuple(sorted(set.intersection(*some))) if some else ALL_PARAMETERS
 

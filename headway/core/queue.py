@@ -736,7 +736,7 @@ class ModelQueue:
         return after
 
     def _parted(self, members: Sequence[QueuedEntry]) -> tuple[list[QueuedEntry], list[QueuedEntry]]:
-        """Return the bulk entries among the members, and the others."""
+        """Return the bulk entries among the members, and the other members."""
         parts: tuple[list[QueuedEntry], list[QueuedEntry]] = [], []
         for member in members:
             parts[member.entry.tier < self.limits.tiers].append(member)
@@ -854,5 +854,5 @@ class ModelQueue:
 
 
 def _past_of(limits: QueueLimits) -> Past | None:
-    """Return the past of a queue; None if entries have weights, as batch sizes then say nothing of their number. Rows do."""
+    """Return the past of a queue; None if entries have weights other than rows, as batch sizes then say nothing of their number."""
     return Past() if not limits.max_weight or limits.unit == 1.0 else None

@@ -96,7 +96,7 @@ def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) ->
 
 
 def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
-    """Return the earlier weights that a new rollout keeps."""
+    """Return the weights from earlier rollouts that a new one keeps."""
     kept = {name: weight for name, weight in left.items() if name != version}
     if not any(kept.values()) and (left.get(version) or beside in kept):
         kept[beside] = 100.0  # If the new version loses, this one must serve, as no other is known to do well.

@@ -148,14 +148,15 @@ class SlotFactors:
 
 
 def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
-    """Return the number of slots of each of FACTORS; empty if all are alike. `counts` leaves out those at USUAL."""
+    """Return the number of slots of each of FACTORS; empty if all are alike. `counts`: at all positions but USUAL."""
     if not any(counts):
         return ()
     return (*counts[:USUAL], max(slots - sum(counts), 0), *counts[USUAL + 1 :])
 
 
 def scale(counts: Collection[int], slots: int) -> float:
-    """Return the number that scales FACTORS so that the mean of their inverses over all slots is 1. `counts` leaves out those at USUAL."""
+    """Return the number that scales FACTORS so that the mean of their inverses over all slots is 1. `counts`: at all positions but
+    USUAL."""
     apart = sum(counts)
     if not apart or slots <= 0:
         return 1.0

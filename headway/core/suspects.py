@@ -406,7 +406,7 @@ class LineSuspects:
 
 
 def line_pause(groups: Sequence[Sequence[SuspectLine]], cause: Cause, rng: float) -> float:
-    """Return the seconds before groups of lines run again; longer and longer while a remote API fails."""
+    """Return the seconds before groups of lines run again: longer and longer while a remote API fails."""
     failures = groups[0][0].failures if len(groups) == 1 else 1
     pause = backoff(failures, rng)
     return min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE) if cause in NEVER_SPLIT else pause

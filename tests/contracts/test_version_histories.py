@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from headway.core import dedup
 from headway.core.versions import Versions
 from headway.gateway.version_choice import VersionChoice
-from headway.model import BatchRun
+from headway.model import BatchRun, DedupKey, Reply
 from headway.worker import helping
 from tests.contracts.brokers import Harness, MemoryHarness
 from tests.contracts.rollout import rollout
@@ -72,7 +72,7 @@ def _a_named_version_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 
 def _helpers_run_what_names_another_version(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(helping, "_is_elsewhere", lambda entry: False)
+    patch.setattr(helping, "run_batch", lambda backend, lease, timeout: backend.run(lease.entries, timeout))
 
 
 def _nothing_that_is_named_is_taken(patch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,14 @@ def _nothing_that_is_named_is_taken(patch: pytest.MonkeyPatch) -> None:
 
 
 def _what_helpers_ran_is_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dedup, "_answers", lambda versions, ran: True)
+    kept = dedup.keeps
+
+    def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
+        if reply.ran is not None:
+            reply = replace(reply, ran=replace(reply.ran, version=""))
+        return kept(dedup_key, reply, code)
+
+    patch.setattr(dedup, "keeps", keeps)
 
 
 def _answers_tell_what_waited_and_not_what_ran(patch: pytest.MonkeyPatch) -> None:

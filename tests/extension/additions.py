@@ -250,7 +250,7 @@ ERROR = Addition(
         (
             "headway/errors.py",
             'CANCELLED = "CANCELLED"\n',
-            """TEAPOT = _code("TEAPOT", Code(418, "A teapot", "Coffee was asked for.", hopeless=True, refusal=True))
+            """TEAPOT = _code("TEAPOT", 418, "A teapot", "Coffee was asked for.", hopeless=True, refusal=True)
 CANCELLED = "CANCELLED"
 """,
         ),

@@ -73,14 +73,8 @@ def _show_completion(ctx: click.Context, parameter: click.Parameter, shell: str 
 
 @click.group(cls=CommandGroup, lazy=COMMANDS)
 @click.version_option(__version__, "--version", "-V", message="headway %(version)s", help="Print the version.")
-@click.option(
-    "--show-completion",
-    type=click.Choice(_SHELLS),
-    is_eager=True,
-    expose_value=False,
-    callback=_show_completion,
-    help='Print what completes commands and options in a shell, as in: eval "$(headway --show-completion bash)".',
-)
+@click.option("--show-completion", type=click.Choice(_SHELLS), is_eager=True, expose_value=False, callback=_show_completion,
+    help='Print what completes commands and options in a shell, as in: eval "$(headway --show-completion bash)".')  # fmt: skip
 def program() -> None:
     """Turn single inference requests into full batches for scarce GPUs, and bring each answer back.
 

@@ -20,21 +20,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ADMIN = combined((
-    option(
-        "--admin",
-        default="",
-        metavar="URL",
-        envvar="HEADWAY_ADMIN",
-        help="The service's admin port; left out: as HEADWAY_ADMIN_HOST, HEADWAY_ADMIN_PORT and HEADWAY_TLS_CERT say of a "
-        "process of this host, else http://127.0.0.1:9000.",
-    ),
-    option(
-        "--token",
-        default="",
-        metavar="TEXT",
-        envvar="HEADWAY_ADMIN_TOKEN",
-        help="Service token, if one is configured; better set in the environment.",
-    ),
+    option("--admin", default="", metavar="URL", envvar="HEADWAY_ADMIN",
+        help="The service's admin port; if left out: as HEADWAY_ADMIN_HOST, HEADWAY_ADMIN_PORT and HEADWAY_TLS_CERT say of a process of "
+        "this host, else http://127.0.0.1:9000."),
+    option("--token", default="", metavar="TEXT", envvar="HEADWAY_ADMIN_TOKEN",
+        help="Service token, if one is configured; better set in the environment."),
     trusting,
 ))  # fmt: skip
 as_json = option("--json", is_flag=True, help="Print it as JSON.")
@@ -51,12 +41,7 @@ LONG = 60.0
 
 
 class AdminError(HeadwayError):
-    """The admin port cannot be reached, or refuses.
-
-    Attributes:
-        status: HTTP status; 0 if there was no answer.
-        answer: the decoded answer.
-    """
+    """The admin port cannot be reached, or refuses. `status` is the HTTP status, 0 if there was no answer; `answer` is decoded."""
 
     def __init__(self, message: str, status: int = 0, answer: Any = None) -> None:
         super().__init__(message)
@@ -65,17 +50,10 @@ class AdminError(HeadwayError):
 
 
 class Admin:
-    """Client of one admin port.
+    """Client of one admin port. Raises SettingError for a malformed `url` and an unusable file.
 
-    Arguments:
-        url: scheme, host and port; empty for the process that this environment describes.
-        token: service token, or empty.
-        ca: file of authorities to trust; empty for the system's, or, without `url`, only for that process's certificate.
-        cert: file of a certificate to show, or empty.
-        cert_key: file of its key; empty if it is in `cert`.
-
-    Raises:
-        SettingError: `url` is malformed, or a file is unusable.
+    An empty `url` means the process that this environment describes; without `ca`, only that process's certificate is trusted then.
+    `cert` and `cert_key` are the client's own certificate and its key, see `headway.cli.trust.make_context`.
     """
 
     def __init__(self, url: str, token: str, ca: str = "", cert: str = "", cert_key: str = "") -> None:

@@ -29,50 +29,22 @@ _REQUEST, _RESULT = "Requests", "Results"
 
 
 @command()
-@click.argument(
-    "url",
-    metavar="URL",
-    help="http://host[:port][/path], or https; without a path /v1/inference, for tensors that of the Open Inference Protocol.",
-)
+@click.argument("url", metavar="URL",
+    help="http://host[:port][/path], or https; without a path /v1/inference, for tensors that of the Open Inference "
+    "Protocol.")  # fmt: skip
 @with_fields(LoadSpec, required=("rate",), duration=10.0, seed=None)
-@option(
-    "--mix",
-    default="",
-    metavar="TIER=WEIGHT,…",
-    group=_REQUEST,
-    help="Tiers to ask for (X-Request-Tier) and their weights, such as enterprise=5,paid=25,free=70.",
-)
-@option(
-    "--key",
-    multiple=True,
-    metavar="[TIER=]KEY",
-    group=_REQUEST,
-    help="API key, for all requests or those of a tier, which then need no X-Request-Tier. Repeatable.",
-)
+@option("--mix", default="", metavar="TIER=WEIGHT,…", group=_REQUEST,
+    help="Tiers to ask for (X-Request-Tier) and their weights, such as enterprise=5,paid=25,free=70.")  # fmt: skip
+@option("--key", multiple=True, metavar="[TIER=]KEY", group=_REQUEST,
+    help="API key, for all requests or those of a tier, which then need no X-Request-Tier. Repeatable.")  # fmt: skip
 @trusting
-@option(
-    "--input",
-    "text",
-    metavar="TEXT",
-    group=_REQUEST,
-    help="Input of every request, after a prefix that makes each one different.",
-)
-@option(
-    "--body",
-    type=Path,
-    metavar="FILE",
-    group=_REQUEST,
-    help="JSON body of every request; its text member input, input_data or prompt gets the prefix.",
-)
-@option(
-    "--tensor",
-    "tensors",
-    multiple=True,
-    metavar="[NAME=]TYPE:SHAPE",
-    group=_REQUEST,
+@option("--input", "text", metavar="TEXT", group=_REQUEST,
+    help="Input of every request, after a prefix that makes each one different.")  # fmt: skip
+@option("--body", type=Path, metavar="FILE", group=_REQUEST,
+    help="JSON body of every request; its text member input, input_data or prompt gets the prefix.")  # fmt: skip
+@option("--tensor", "tensors", multiple=True, metavar="[NAME=]TYPE:SHAPE", group=_REQUEST,
     help="In place of a text, zeros in the binary form of the Open Inference Protocol, such as FP32:8,4 for 8 rows of 4. "
-    "Repeatable, for several inputs.",
-)
+    "Repeatable, for several inputs.")  # fmt: skip
 @option("--model", metavar="NAME", group=_REQUEST, help="Model to ask.")
 @option("--json", is_flag=True, group=_RESULT, help="Print the results as JSON instead of tables.")
 @option("--out", type=Path, metavar="FILE", group=_RESULT, help="Write the results as JSON to FILE.")
@@ -93,10 +65,12 @@ def bench(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Put open-loop load on a URL; report latency, errors and answers in time.
+    """Send requests to a URL at a fixed rate; print latency, errors and how many answers came in time.
 
-    Requests are sent when they are due, whether or not earlier ones were answered, and latency counts from the
-    instant a request was due: a server that stalls cannot hide what it kept waiting.
+    headway bench http://127.0.0.1:8000 --rate 100 --duration 30
+
+    Each request is sent when it is due, even if earlier ones still wait for their answers, and its latency counts from that moment.
+    So a server that stalls cannot hide how long requests waited.
 
     Exit codes: 0 done, 1 wrong answers or not one success, 3 a bad setting, 130 interrupted.
     """

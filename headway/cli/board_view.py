@@ -33,13 +33,7 @@ KEPT = 180.0
 
 
 class BoardEvent(NamedTuple):
-    """Event of the stream.
-
-    Attributes:
-        kind: `start`, `tick` or `dropped`; `error` if the port doesn't answer.
-        data: its data; the reason of an error.
-        id: its id.
-    """
+    """Event of the stream: `start`, `tick` or `dropped`; or `error`, with its reason as `data`, if the port doesn't answer."""
 
     kind: str
     data: Any
@@ -47,13 +41,8 @@ class BoardEvent(NamedTuple):
 
 
 class BoardView:
-    """The board, updated event by event.
-
-    Arguments:
-        unicode: True if the terminal can show BLOCKS.
-
-    Attributes:
-        ready: True once there is something to show.
+    """The board, updated event by event. `unicode` is True if the terminal can show BLOCKS; `ready`, once there is something to
+    show.
     """
 
     def __init__(self, unicode: bool = True) -> None:

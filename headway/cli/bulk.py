@@ -36,20 +36,9 @@ AWAY = 90.0
 _NUMBER = re.compile("[0-9]+")
 
 _PUBLIC = combined((
-    option(
-        "--url",
-        default="http://127.0.0.1:8000",
-        metavar="URL",
-        envvar="HEADWAY_URL",
-        help="The service's public port.",
-    ),
-    option(
-        "--key",
-        default="",
-        metavar="TEXT",
-        envvar="HEADWAY_API_KEY",
-        help="API key, if they are asked for; better set in the environment.",
-    ),
+    option("--url", default="http://127.0.0.1:8000", metavar="URL", envvar="HEADWAY_URL", help="The service's public port."),
+    option("--key", default="", metavar="TEXT", envvar="HEADWAY_API_KEY",
+        help="API key, if they are asked for; better set in the environment."),
     trusting,
 ))  # fmt: skip
 _id = click.argument("id", metavar="ID", help="Id of the job, batch_…")
@@ -64,17 +53,10 @@ class Away(BulkError):
 
 
 class PublicPort:
-    """Client of a public port, for bulk jobs.
+    """Client of a public port, for bulk jobs. Raises SettingError for a malformed `url` and an unusable file.
 
-    Arguments:
-        url: scheme, host and port, and the path that a proxy adds before the routes.
-        key: API key, or empty.
-        ca: see `headway.cli.trust.make_context`, also for the following.
-        cert: certificate to show.
-        cert_key: its key.
-
-    Raises:
-        SettingError: `url` is malformed, or a file is unusable.
+    `url` includes the path that a proxy adds before the routes. `key` is the API key, or empty. For `ca`, `cert` and `cert_key` see
+    `headway.cli.trust.make_context`.
     """
 
     def __init__(self, url: str, key: str, ca: str, cert: str, cert_key: str) -> None:
@@ -177,12 +159,9 @@ def bulk() -> None:
 
 @bulk.command()
 @click.argument("file", metavar="FILE", type=Path, help="File of lines: texts, or requests in OpenAI's form (JSONL).")
-@option("--model", metavar="NAME", help="Model to ask, for lines of text; left out: the default one.")
-@option(
-    "--endpoint",
-    type=click.Choice(ENDPOINTS),
-    help=f"Route that the lines ask; left out: that of the first request, and {COMPLETIONS} for texts.",
-)
+@option("--model", metavar="NAME", help="Model to ask, for lines of text; if left out: the default one.")
+@option("--endpoint", type=click.Choice(ENDPOINTS),
+    help=f"Route that the lines ask; if left out: that of the first request, and {COMPLETIONS} for texts.")  # fmt: skip
 @option("--texts", is_flag=True, help="Each line is a text, also where it looks like a request.")
 @option("--window", default="24h", metavar="DURATION", help="Time in which it is to be done: 2h, 7d.")
 @option("--wait", is_flag=True, help="Wait until it has ended, and show how far it is.")
@@ -257,7 +236,7 @@ def list_jobs(port: PublicPort, limit: int, json: bool) -> None:
 
 @bulk.command()
 @_id
-@option("--out", type=Path, metavar="FILE", help="Write to FILE; left out: to standard output.")
+@option("--out", type=Path, metavar="FILE", help="Write to FILE; if left out: to standard output.")
 @option("--errors", is_flag=True, help="The errors instead of the answers.")
 @with_public
 def fetch(port: PublicPort, id: str, out: Path | None, errors: bool) -> None:

@@ -29,15 +29,10 @@ def read_lines(
 ) -> tuple[str, Iterator[bytes]]:
     """Return the route that a file's lines ask for, and the lines as requests, some at a time.
 
-    Arguments:
-        file: the file, at its beginning.
-        name: its name, for errors.
-        model: model for texts; None for the default one.
-        endpoint: route; None for that of the first request, and completions for texts.
-        texts: True if each line is a text, whatever it looks like.
+    `name` names the file in errors. With `texts` each line is a text for `model` (None: the default one), whatever it looks like.
+    `endpoint` is the route; None for that of the first request, and completions for texts.
 
-    Raises:
-        BulkError: the file is empty or not UTF-8, or looks like requests and has none. Iterating the lines raises it, too.
+    Raises BulkError if the file is empty or not UTF-8, or looks like requests and has none. Iterating the lines raises it, too.
     """
     begin = file.read(len(_BOM))
     if begin.startswith(_OTHER_BOMS):

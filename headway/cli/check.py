@@ -56,27 +56,17 @@ _FAR, _TINY_MS = 0.3, 0.5
 
 
 @command()
-@click.argument(
-    "target", metavar="TARGET", help="module:attribute, path/file.py:attribute, or the URL of a remote batch API."
-)
-@option(
-    "--input",
-    "texts",
-    multiple=True,
-    metavar="TEXT",
-    help="Text to send, or JSON where the target takes JSON or arrays, or base64 where it takes bytes; repeat it for several, "
-    "which take turns. By default the target's example; without one, each text has a number.",
-)
+@click.argument("target", metavar="TARGET",
+    help="module:attribute, path/file.py:attribute, or the URL of a remote batch API.")  # fmt: skip
+@option("--input", "texts", multiple=True, metavar="TEXT",
+    help="Text to send, or JSON where the target takes JSON or arrays, or base64 where it takes bytes; repeat it for "
+    "several, which take turns. By default the target's example; without one, each text has a number.")  # fmt: skip
 @option("--inputs", type=Path, metavar="FILE", help="File with one such text a line, besides those of --input.")
 @option("--parameters", default="", metavar="JSON", help="Parameters of every input: a JSON object.")
 @option("--repeats", type=click.IntRange(1, 1000), default=3, metavar="N", help="Batches of each size.")
-@option(
-    "--record",
-    type=Path,
-    metavar="FILE",
-    help="Write the run times of batches of many sizes and mixtures of the inputs to FILE, for --batch-times of "
-    "`headway simulate` and `plan`.",
-)
+@option("--record", type=Path, metavar="FILE",
+    help="Write the run times of batches of many sizes and mixtures of the inputs to FILE, for --batch-times of `headway "
+    "simulate` and `plan`.")  # fmt: skip
 @option("--json", is_flag=True, help="Print the findings as JSON.")
 @with_settings(_SETTINGS)
 def check(
@@ -91,9 +81,9 @@ def check(
 ) -> None:
     """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
 
-    Checked: one output for each input, of the kind that the target is annotated with, in the order of the inputs (the
-    largest batch is sent in three orders), within the GPU deadline. Printed: run times by size, the first inputs beside their answers, the line
-    ℓ(n) = α + βn through the times, and which settings fit.
+    It checks that the target returns one output for each input, of the kind that it is annotated with, in the order of the inputs
+    (the largest batch is sent in three orders), within the GPU deadline. It prints run times by size, the first inputs beside their
+    answers, the line ℓ(n) = α + βn through the times, and which settings fit.
 
     With --record some 70 batches for each of the --repeats run besides, of which most have few inputs or as many as can be.
 

@@ -106,13 +106,7 @@ def command(*arguments: Any, **others: Any) -> Callable[[Callable[..., Any]], Co
 
 
 class Lazy(NamedTuple):
-    """Command that is imported when it runs.
-
-    Attributes:
-        place: module:name.
-        heading: heading that lists it.
-        summary: its line in the list.
-    """
+    """Command that is imported from `place` (module:name) when it runs. `summary` is its line in the list under `heading`."""
 
     place: str
     heading: str

@@ -32,9 +32,8 @@ _wait = option("--wait", default=60.0, metavar="SECONDS", help="How long to wait
 def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
     """Take a worker, or all workers of a process or host, out of service: they claim nothing more, and finish the batches that run.
 
-    No request fails by it: what waits goes to the other workers, and limits and autoscaler no longer count these. The
-    command returns once nothing runs there. Then patch the host, and either restart its processes, which ends the drain, or
-    undrain it.
+    No request fails by it: what waits goes to the other workers, and limits and autoscaler no longer count these. The command
+    returns once nothing runs there. Then patch the host, and either restart its processes, which ends the drain, or undrain it.
 
     Exit codes: 0 drained; 1 refused, not heard of yet or a batch still runs; 3 a setting is wrong.
     """

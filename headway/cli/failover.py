@@ -11,12 +11,8 @@ from headway.errors import SettingError
 
 
 @command()
-@option(
-    "--within", default=10.0, metavar="SECONDS", help="Most seconds for the catch-up and the takeover of each primary."
-)
-@option(
-    "--to", default="", metavar="HOST:PORT", help="Replica that takes over, of one server; else the one that has most."
-)
+@option("--within", default=10.0, metavar="SECONDS", help="Most seconds for the catch-up and the takeover of each primary.")  # fmt: skip
+@option("--to", default="", metavar="HOST:PORT", help="Replica that takes over, of one server; else the one that has most.")  # fmt: skip
 @option("--only", default="", metavar="HOST", help="Host whose primaries hand over, of a cluster; else all do.")
 @with_settings(("broker",))
 def failover(settings: Settings, within: float, to: str, only: str) -> None:

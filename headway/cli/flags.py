@@ -78,13 +78,9 @@ def _option_of(name: str) -> Option:
 def with_fields(
     kind: type, names: Iterable[str] | None = None, required: Collection[str] = (), **defaults: Any
 ) -> Callable[[F], F]:
-    """Add an option for each field of `kind` in `names` (None for all) to a command.
+    """Add an option for each `tool_option` of the dataclass `kind` in `names` (None for all) to a command.
 
-    Arguments:
-        kind: dataclass whose fields are made by `tool_option`.
-        names: names of fields.
-        required: names of those that must be given.
-        defaults: defaults that differ from the fields', in the options' units.
+    Fields in `required` must be given. `defaults` differ from the fields', and are in the options' units.
     """
     known = tool_options_of(kind)
     return combined(

@@ -35,9 +35,7 @@ _REVOKED = 0.0
 """End of a revoked key: invalid on every host, whatever its clock says."""
 
 _key_id = click.argument("id", metavar="ID", help="Id of a key, as keys list shows it.")
-_expires = option(
-    "--expires", default="", metavar="DURATION", help="How long the new key is valid: 90d, 12h, 30m or 45s."
-)
+_expires = option("--expires", default="", metavar="DURATION", help="How long the new key is valid: 90d, 12h, 30m or 45s.")  # fmt: skip
 
 
 @click.group(cls=CommandGroup)
@@ -67,28 +65,14 @@ class _Rights(NamedTuple):
 @option("--user", default="", metavar="TEXT", help="Who it is for, unique in the tenant.")
 @option("--tenant", default="", metavar="TEXT", help="Who pays.")
 @option("--tier", default="", metavar="TEXT", help="One of the tiers.")
-@option(
-    "--rate",
-    default="",
-    metavar="RATE",
-    help="Requests of this key: 1000/min or 20/s, 0 for no limit; left out, it counts towards its user's limit.",
-)
-@option("--burst", default="", metavar="N", help="Requests at once; left out, ten seconds' worth of the rate.")
-@option("--models", default="", metavar="A,B", help="The only models it may ask; left out, all.")
-@option(
-    "--model-rate",
-    "model_rates",
-    multiple=True,
-    metavar="MODEL=RATE",
-    help="Requests of this key for one model, which count towards its other limit, too: big=60/min. May be repeated.",
-)
-@option(
-    "--model-burst",
-    "model_bursts",
-    multiple=True,
-    metavar="MODEL=N",
-    help="Of those, requests at once; left out, ten seconds' worth of that rate.",
-)
+@option("--rate", default="", metavar="RATE",
+    help="Requests of this key: 1000/min or 20/s, 0 for no limit; if left out, it counts towards its user's limit.")  # fmt: skip
+@option("--burst", default="", metavar="N", help="Requests at once; if left out, ten seconds' worth of the rate.")
+@option("--models", default="", metavar="A,B", help="The only models it may ask; if left out, all.")
+@option("--model-rate", "model_rates", multiple=True, metavar="MODEL=RATE",
+    help="Requests of this key for one model, which count towards its other limit, too: big=60/min. May be repeated.")  # fmt: skip
+@option("--model-burst", "model_bursts", multiple=True, metavar="MODEL=N",
+    help="Of those, requests at once; if left out, ten seconds' worth of that rate.")  # fmt: skip
 @_expires
 @option("--service", is_flag=True, help="Make a service token for HEADWAY_ADMIN_TOKEN; it is kept nowhere.")
 @with_settings((*_PLACE, "tiers", "default_tier"))

@@ -19,23 +19,14 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 
 
 class OwnProcess(NamedTuple):
-    """Admin port of a process on this host.
-
-    Attributes:
-        url: URL of the admin port.
-        certificate: file of the certificate that it shows; empty if it speaks plain HTTP.
-    """
+    """Admin port of a process on this host, and the file of its certificate; that is empty if it speaks plain HTTP."""
 
     url: str
     certificate: str
 
 
 def described(environ: Mapping[str, str] = os.environ) -> OwnProcess:
-    """Return the process that would start from `environ` and its file: HEADWAY_CONFIG, else headway.toml.
-
-    Raises:
-        SettingError: the file or the port is unusable.
-    """
+    """Return the process that would start from `environ` and its file: HEADWAY_CONFIG, else headway.toml. Raises SettingError."""
     file = _file(environ.get(f"{_PREFIX}CONFIG", ""))
 
     def value(name: str, default: object) -> str:
@@ -47,11 +38,7 @@ def described(environ: Mapping[str, str] = os.environ) -> OwnProcess:
 
 
 def first_certificate(file: str) -> str:
-    """Return the first certificate in a file, which is the process's own, as PEM.
-
-    Raises:
-        SettingError: there is none, or the file cannot be read.
-    """
+    """Return the first certificate in a file, which is the process's own, as PEM. Raises SettingError if there is none."""
     hint = "Name the authority to trust with --ca."
     try:
         match = _CERTIFICATE.search(Path(file).read_text(errors="replace"))

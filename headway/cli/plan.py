@@ -30,19 +30,16 @@ _FIELDS = (
 @with_lengths
 @option("--p95", type=float, metavar="MS", group=_TARGETS, help="Highest 95th percentile of latency.")
 @option("--p99", type=float, metavar="MS", group=_TARGETS, help="Highest 99th percentile of latency.")
-@option(
-    "--gpu-hour-cost", type=float, metavar="X", group=_TARGETS, help="Price of one GPU for an hour, in any currency."
-)
-@option(
-    "--target-utilisation",
-    type=float,
-    default=0.7,
-    metavar="X",
-    group=_TARGETS,
-    help="Share of their capacity that GPUs use in a fleet with room for growth and failures.",
-)
+@option("--gpu-hour-cost", type=float, metavar="X", group=_TARGETS, help="Price of one GPU for an hour, in any currency.")  # fmt: skip
+@option("--target-utilisation", type=float, default=0.7, metavar="X", group=_TARGETS,
+    help="For the number of GPUs with room for growth and failures: the share of their capacity that the load may use.")  # fmt: skip
 @option("--max-gpus", type=int, default=2000, metavar="N", group=_TARGETS, help="Most GPUs to consider.")
-@option("--bulk", is_flag=True, group="Results", help="Say how many lines/s of bulk jobs go beside the load.")
+@option(
+    "--bulk",
+    is_flag=True,
+    group="Results",
+    help="Also say how many lines of bulk jobs per second fit in beside the load.",
+)
 @option("--json", is_flag=True, group="Results", help="Print the plan as JSON.")
 def plan(
     p95: float | None,
@@ -54,16 +51,18 @@ def plan(
     json: bool,
     **given: Any,
 ) -> None:
-    """Say how many GPUs a load and a promise need.
+    """Find out how many GPUs you need to answer --rate requests per second within --p95 or --p99.
 
-    The production policy is simulated with ever more GPUs, from the least that can carry the load, until the
-    percentiles meet the targets. A request without an answer counts as later than any target. Beside the answer
-    stands how sure it is: 95 % confidence intervals over several seeds, what one GPU less would give, the rate
-    at which the targets are no longer met, and whether the answer is on the edge: within 3 % or 2 ms of a target.
+    headway plan --rate 2000 --batch-ms 100 --p95 300
 
-    A batch of n entries takes --batch-ms and n times --beta-ms; `headway check` measures both. With --weights it takes
-    --batch-ms and its weight times --beta-ms. With --padded it takes --batch-ms and n × its longest input times --beta-ms, in as many
-    calls as the workers would make of it, and the plan says how many GPUs inputs that ride as they come would need.
+    The plan simulates Headway's own queue and batching policy with one GPU more each time, from the fewest that can carry the load,
+    until the latency meets the targets. A request without an answer counts as later than any target. The plan also says how sure it
+    is: 95 % confidence intervals over several seeds, the latency with one GPU less, the highest rate that still meets the targets,
+    and whether the result is on the edge: within 3 % or 2 ms of a target.
+
+    A batch of n inputs takes --batch-ms + n × --beta-ms; `headway check` measures both. With --weights, its weight counts in place
+    of n. With --padded it takes --batch-ms + n × its longest input × --beta-ms, split into as many calls as workers would make; the
+    plan then also says how many GPUs it would take if inputs ran in the order of arrival, all in one call.
 
     Exit codes: 0 done, 3 a bad setting or a target that cannot be met.
     """

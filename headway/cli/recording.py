@@ -39,13 +39,9 @@ def weights_of(batch: Sequence[Value]) -> list[int]:
 def batches_to_record(
     given: Sequence[str], largest: int, repeats: int, signature: Signature
 ) -> Iterator[Sequence[Value]]:
-    """Yield the batches to record, in random order, so that a machine that slows down affects all kinds alike.
+    """Yield `repeats` rounds of ROUND batches of up to `largest` rows, made from the inputs given on the command line.
 
-    Arguments:
-        given: inputs from the command line.
-        largest: size of the largest batch in rows.
-        repeats: rounds of ROUND batches.
-        signature: the target's signature.
+    Their order is random, so that a machine that slows down affects all kinds alike.
     """
     rng = random.Random(0)  # noqa: S311 - the same batches each time
     inputs = sorted(read_inputs(given, largest, signature), key=weight)
@@ -79,11 +75,7 @@ def notes_on(batches: Sequence[RecordedBatch], given: bool) -> list[str]:
 
 @contextmanager
 def writing(path: Path | None) -> Iterator[list[RecordedBatch]]:
-    """Collect batches, and write them to a file at the end if there are any. The file is opened at once.
-
-    Raises:
-        SettingError: it cannot be written.
-    """
+    """Collect batches, and write them to a file at the end if there are any. Raises SettingError at once if it cannot be written."""
     batches: list[RecordedBatch] = []
     if path is None:
         yield batches

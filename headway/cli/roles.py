@@ -21,7 +21,7 @@ targets_argument = click.argument(
     metavar="[NAME[@VERSION]=]TARGET",
     nargs=-1,
     help="module:attribute, path/file.py:attribute, or the URL of a remote batch API; of several models NAME=TARGET for "
-    "each, or the NAME of a table [models.NAME] in the file; NAME@VERSION for versions of one model; left out: all of the file's.",
+    "each, or the NAME of a table [models.NAME] in the file; NAME@VERSION for versions of one model; if left out: all of the file's.",
 )
 
 
@@ -117,9 +117,8 @@ def serve(settings: Settings, targets: Sequence[str]) -> None:
 def gateway(settings: Settings) -> None:
     """Take requests over HTTP and put them into the queue that all processes share. Start as many as you like.
 
-    A gateway has no TARGET: workers do. It serves all models that workers of the fleet report, as they come and go, keeps
-    nothing on disk, and any balancer may stand before several of them. Ready (/readyz) means that it knows of a healthy
-    worker.
+    A gateway has no TARGET: workers do. It serves all models that workers of the fleet report, as they come and go, keeps nothing
+    on disk, and any balancer may stand before several of them. Ready (/readyz) means that it knows of a healthy worker.
 
     While the broker is away it asks --fallback itself, if there is one; otherwise requests get 503 at once.
 
@@ -127,8 +126,8 @@ def gateway(settings: Settings) -> None:
 
     On SIGTERM it takes no new connection, answers what it holds, leaves the fleet and exits.
 
-    Every flag is also an environment variable (--broker: HEADWAY_BROKER) and a key of headway.toml (broker). A flag beats
-    the environment, which beats the file. --max-batch-size, --tiers and --shards must be the same for all processes.
+    Every flag is also an environment variable (--broker: HEADWAY_BROKER) and a key of headway.toml (broker). A flag beats the
+    environment, which beats the file. --max-batch-size, --tiers and --shards must be the same for all processes.
 
     Exit codes: 0 stopped in good order, 1 the broker or the database of keys does not answer, 3 a bad setting.
     """

@@ -23,12 +23,8 @@ def rollout() -> None:
 @click.argument("version", metavar="VERSION", help="New version; workers serve it already.")
 @option("--steps", default="1,10,50,100", metavar="PERCENT,…", help="Share of the requests in each step, in percent.")
 @option("--every", default="10m", metavar="DURATION", help="How long a step lasts: 30s, 10m or 12h.")
-@option(
-    "--rollback-on",
-    default="failures,p95",
-    metavar="TEST,…",
-    help="What ends it: failures, p95, both, or none for an empty text.",
-)
+@option("--rollback-on", default="failures,p95", metavar="TEST,…",
+    help="What ends it: failures, p95, both, or none for an empty text.")  # fmt: skip
 @option("--slower", default=25.0, metavar="PERCENT", help="How much slower its P95 may be.")
 @option("--beside", default="", metavar="VERSION", help="Version to compare with, if several others serve.")
 @with_admin

@@ -21,13 +21,9 @@ _SETTLING = 75.0
 """Default warm-up in batch times: a fleet that starts in step near saturation needs that long to spread."""
 
 
-with_lengths = option(
-    "--lengths",
-    metavar="LOW-HIGH|FILE",
-    group="Load",
-    help="How long inputs are, for a model that pads: evenly between two whole numbers, or as FILE says, with one length a line or from "
-    "`headway check --record`.",
-)
+with_lengths = option("--lengths", metavar="LOW-HIGH|FILE", group="Load",
+    help="Lengths of inputs, for a model that pads: evenly between two whole numbers, or as in FILE, with one length per "
+    "line or written by `headway check --record`.")  # fmt: skip
 """Option for the lengths of inputs, which are the weights of entries for a model that pads."""
 
 
@@ -42,40 +38,17 @@ _DAY_TAKES = _DAY_ONLY | {
 @with_fields(Scenario, workers=None, max_batch=32, alpha=None, warmup=None)
 @with_lengths
 @option("--compare", is_flag=True, group="Batching", help="Run every policy on the same arrivals.")
-@option(
-    "--autoscale",
-    is_flag=True,
-    group=_SCALING,
-    help="Instead: a day of traffic under the autoscaler, with a daily wave and a doubling within a minute.",
-)
-@option(
-    "--cold-start-s",
-    type=float,
-    default=60.0,
-    metavar="S",
-    group=_SCALING,
-    help="Seconds until a worker that was asked for serves.",
-)
-@option(
-    "--scale-rules", default="", metavar="JSON", group=_SCALING, help="Rules, as the setting of that name has them."
-)
-@option(
-    "--scale-to-zero-after-s",
-    type=float,
-    default=0.0,
-    metavar="S",
-    group=_SCALING,
-    help="Seconds after which a model that nobody asks for gives all workers back; 0: never. Shown beside keeping one.",
-)
+@option("--autoscale", is_flag=True, group=_SCALING,
+    help="Simulate a day under the autoscaler instead: traffic rises and falls, and once doubles within a minute.")  # fmt: skip
+@option("--cold-start-s", type=float, default=60.0, metavar="S", group=_SCALING,
+    help="Seconds from asking for a worker until it serves.")  # fmt: skip
+@option("--scale-rules", default="", metavar="JSON", group=_SCALING, help="Rules of the autoscaler, as in the setting `scale_rules`.")  # fmt: skip
+@option("--scale-to-zero-after-s", type=float, default=0.0, metavar="S", group=_SCALING,
+    help="Also try it with no workers while there were no requests for this many seconds; 0: keep one.")  # fmt: skip
 @option("--json", is_flag=True, group="Results", help="Print the results as JSON instead of tables.")
-@option(
-    "--plot",
-    type=Path,
-    metavar="FILE",
-    group="Results",
+@option("--plot", type=Path, metavar="FILE", group="Results",
     help="Draw the run into FILE, such as run.png: latency of each tier and fill of the batches over time; .png, .svg or "
-    ".pdf. Needs matplotlib.",
-)
+    ".pdf. Needs matplotlib.")  # fmt: skip
 @click.pass_context
 def simulate(
     ctx: click.Context,
@@ -89,18 +62,24 @@ def simulate(
     plot: Path | None,
     **given: Any,
 ) -> None:
-    """Run the production queue and policies under virtual time.
+    """Try a load, a model and settings without a GPU: simulate requests that go through Headway's own queue.
 
-    Requests, batches and failures are events on a heap; the queue, the policies, admission and retries are those
-    that serve. Half of the overhead lies before a batch's run and half after, and it is part of every latency. A
-    batch of n entries takes --batch-ms and n times --beta-ms or, with --weights, its weight times --beta-ms. With
-    --batch-times it takes what recorded batches like it took.
+    headway simulate --rate 200 --workers 2 --batch-ms 100 --promise 400
 
-    With --autoscale it is a day under the autoscaler's policies, `rules` and `plan`, beside as many GPUs as the busiest
-    minute needs, and --rate is the mean of the daily wave, before the doubling: arrivals are counted by the second, and
-    the load waits as a level. Its columns: GPU-hours of the day, and as a share of those of `rules`; requests answered within --promise, and requests refused; decisions for more workers
-    (ups) and for fewer (downs); fewest and most workers; and the load as a share of what the workers could carry. With
-    --scale-to-zero-after-s `rules` and `plan` go to zero as well: hours without a worker, starts from there, requests held for one
+    The queue, batching policies, admission and retries are the ones that serve; only time, requests, batches and failures are
+    simulated, so a run takes seconds. It prints how many requests were answered, refused and late, their latency, and how full the
+    batches were.
+
+    A batch of n inputs takes --batch-ms + n × --beta-ms; with --weights, its weight counts in place of n. With --batch-times, it
+    takes as long as batches like it took in a recording of `headway check --record`. --overhead-ms is half before the run, half
+    after it, and part of every latency.
+
+    With --autoscale it simulates a day instead, once under each policy of the autoscaler (`rules` and `plan`), and once with as
+    many GPUs as the busiest minute needs. --rate is then the mean over the day, before the traffic doubles. Arrivals are counted by
+    the second, and waiting requests as one number. The table shows GPU-hours, also as a share of those of `rules`; requests
+    answered within --promise, and requests refused; how often workers were added (ups) and removed (downs); the fewest and most
+    workers; and the load as a share of what the workers could carry. With --scale-to-zero-after-s, both policies also run with no
+    workers in quiet times; the table then adds hours without a worker, starts from zero, requests that waited for such a start
     within --request-timeout-ms, and requests that got 503.
 
     Exit codes: 0 done, 3 a bad setting.

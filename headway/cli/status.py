@@ -55,11 +55,7 @@ def status(port: Admin, json: bool) -> None:
 
 
 def look(port: Admin) -> dict[str, Any]:
-    """Ask an admin port for its process and the fleet; while the broker is out of reach, as last known.
-
-    Raises:
-        AdminError: the port doesn't answer.
-    """
+    """Ask an admin port for its process and the fleet; while the broker is out of reach, as last known. Raises AdminError."""
     state = {**_health(port), "workers": [], "members": [], "capacities": []}
     try:
         if state["status"] == STARTING:  # The broker may not have been checked yet.

@@ -61,11 +61,7 @@ def top(port: Admin, interval: float, once: bool) -> None:
 
 
 def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
-    """Yield the events of a port's stream, from the one after the id `last` if the port still has it.
-
-    Raises:
-        AdminError: the port doesn't answer, refuses, or has ended the stream.
-    """
+    """Yield the events of a port's stream, from the one after the id `last` if the port still has it. Raises AdminError at its end."""
     fields: dict[str, str] = {}
     header = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
     for line in port.stream(PATH, header):

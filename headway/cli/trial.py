@@ -38,18 +38,15 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct):
-    """Findings of a trial.
+    """Findings of a trial. Times are in seconds.
 
     Attributes:
-        warm_up: run time of the warm-up batch in seconds.
         runs: batches that succeeded.
         recorded: run times of the batches to record; all or none.
         answers: some different inputs, each with its output in the largest batch that ran.
-        model: fitted to the runs.
         cost: fitted to the lengths or weights of the inputs. Nothing is learnt about rows.
         weight: mean weight of the inputs by a weight function; 0 if there is none.
         faults: broken rules; none if the target is fit to serve.
-        notes: other remarks.
         unit: what sizes count: `input`, or `row` if an input has several.
         per_call: parameters that a call has only once.
     """
@@ -92,13 +89,10 @@ class Trial:
     """Trial of one backend. Starts it, and leaves stopping it to its owner.
 
     Arguments:
-        backend: not started yet.
         choose: returns the inputs of the largest batch for the target's signature.
         parameters: parameters of every input as JSON, or empty.
         timeout: longest run of a batch in seconds.
-        model: name that the target is served under.
         repeats: batches of each size.
-        clock: monotonic seconds.
         limits: deadlines in ms by setting, which a slow model is advised to raise.
         record: returns the batches to record if the target breaks no rule; None to record none.
         weights: has the weights of the last batch's inputs; None if their lengths are their weights.

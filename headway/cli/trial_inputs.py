@@ -24,15 +24,9 @@ _HINTS = {
 
 
 def choose_inputs(given: Sequence[str], largest: int, signature: Signature) -> list[Value]:
-    """Return the inputs of the largest batch. If inputs have several rows, the rows fill it.
+    """Return the inputs of the largest batch, made from those given on the command line, or else from the target's example.
 
-    Arguments:
-        given: inputs from the command line.
-        largest: size of the largest batch in rows.
-        signature: the target's signature.
-
-    Raises:
-        SettingError: an input is of the wrong kind, or there is neither an input nor an example.
+    `largest` counts rows if inputs have several. Raises SettingError if an input is of the wrong kind, or there is none.
     """
     chosen = read_inputs(given, largest, signature)
     return up_to(largest, [chosen[n % len(chosen)] for n in range(largest)])

@@ -12,27 +12,10 @@ if TYPE_CHECKING:
     import ssl
 
 trusting = combined((
-    option(
-        "--ca",
-        default="",
-        metavar="FILE",
-        envvar="HEADWAY_CA",
-        help="Authorities to trust at https://; left out: those of SSL_CERT_FILE, or of the system.",
-    ),
-    option(
-        "--cert",
-        default="",
-        metavar="FILE",
-        envvar="HEADWAY_CERT",
-        help="Certificate to show, where the service asks for one.",
-    ),
-    option(
-        "--cert-key",
-        default="",
-        metavar="FILE",
-        envvar="HEADWAY_CERT_KEY",
-        help="Its key; left out: in the file of --cert.",
-    ),
+    option("--ca", default="", metavar="FILE", envvar="HEADWAY_CA",
+        help="Authorities to trust at https://; if left out: those of SSL_CERT_FILE, or of the system."),
+    option("--cert", default="", metavar="FILE", envvar="HEADWAY_CERT", help="Certificate to show, where the service asks for one."),
+    option("--cert-key", default="", metavar="FILE", envvar="HEADWAY_CERT_KEY", help="Its key; if left out: in the file of --cert."),
 ))  # fmt: skip
 """Options of a command that calls over TLS: `ca`, `cert` and `cert_key`."""
 
@@ -41,16 +24,11 @@ SHOWN = "--cert"
 
 
 def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLContext:
-    """Make a client's TLS context.
+    """Make a client's TLS context. Raises SettingError if a file is unusable.
 
-    Arguments:
-        ca: file of authorities to trust; empty for the system's.
-        cert: file of a certificate to show, or empty.
-        cert_key: file of its key; empty if it is in `cert`.
-        own: certificate file of a process on this host. Without `ca`, only that is trusted, whatever its name.
-
-    Raises:
-        SettingError: a file is unusable.
+    `ca` is a file of authorities to trust; empty for the system's. Or, with `own`, the certificate file of a process on this host,
+    that alone is trusted, whatever its name. `cert` is a certificate to show, or empty; `cert_key`, its key, is empty if `cert`
+    holds it.
     """
     import ssl
 

@@ -57,12 +57,9 @@ def holds_arrays(input: object) -> bool:
 
 
 def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
-    """Split `inputs`, and return them with a function for each result.
+    """Split `inputs`, and return them with a function for each result. Raises InvalidInput if they are no collection.
 
     Each row of an array is an input. It is sent as an array of one row, and the function takes the row out of the result.
-
-    Raises:
-        InvalidInput: it is not a collection of inputs.
     """
     if not is_array(inputs):
         return check_inputs(inputs), _whole
@@ -86,8 +83,7 @@ def inference_of(
 ) -> tuple[Request, Callable[[Answer], Result]]:
     """Build the request for one inference, with arrays or JSON, and return it with the function that reads its answer.
 
-    Raises:
-        InvalidInput: the input, parameters or output names cannot be sent.
+    Raises InvalidInput if the input, parameters or output names cannot be sent.
     """
     if holds_arrays(input):
         return array_inference(input, model, parameters, key, outputs), read_arrays
@@ -101,17 +97,9 @@ def inference_of(
 def array_inference(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
 ) -> Request:
-    """Build the request for one inference with arrays.
+    """Build the request for one inference with an array, or several by name. `outputs` names those to return; None for all.
 
-    Arguments:
-        input: an array, or several by name.
-        model: None for the service's default model.
-        parameters: parameters for the target.
-        key: idempotency key, or empty.
-        outputs: names of the outputs to return; None for all.
-
-    Raises:
-        InvalidInput: the arrays or parameters cannot be sent, or numpy is missing.
+    Raises InvalidInput if the arrays or parameters cannot be sent, or numpy is missing.
     """
     arrays = {name: as_array(label, value) for name, value, label in _named(input)}
     heads, data = [], []
@@ -140,8 +128,7 @@ def array_inference(
 def as_array(what: str, value: Any) -> Any:
     """Convert a value to a numpy array, without copying if possible. `what` names it in messages.
 
-    Raises:
-        InvalidInput: numpy doesn't accept it, or is missing.
+    Raises InvalidInput if numpy doesn't accept it, or is missing.
     """
     try:
         import numpy
@@ -157,11 +144,7 @@ def as_array(what: str, value: Any) -> Any:
 
 
 def read_arrays(answer: Answer) -> Result:
-    """Read the answer to `array_inference`: an array, or several by name, which the caller may modify.
-
-    Raises:
-        ApiError: the answer is malformed.
-    """
+    """Read the answer to `array_inference`: an array, or several by name, which the caller may modify. Raises ApiError."""
     try:
         length = int(answer.header.get(LENGTH.lower()) or answer.header[LENGTH])
         parsed = _decode(answer.body[:length])

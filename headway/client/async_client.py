@@ -177,11 +177,7 @@ class AsyncClient(AnyClient):
             await asyncio.sleep(pause)
 
     async def _exchange(self, call: Call, attempt: Attempt) -> Answer:
-        """Make one attempt.
-
-        Raises:
-            Unreachable, TimedOut: there is no answer.
-        """
+        """Make one attempt. Raises Unreachable or TimedOut if there is no answer."""
         import aiohttp
         import yarl
 
@@ -205,11 +201,7 @@ class AsyncClient(AnyClient):
             raise lost(service.url, exc) from exc
 
     def _open(self) -> ClientSession:
-        """Return the session of the running loop.
-
-        Raises:
-            RuntimeError: the client is closed, or belongs to another loop.
-        """
+        """Return the session of the running loop. Raises RuntimeError if the client is closed, or belongs to another loop."""
         import aiohttp
 
         if self._closed:

@@ -50,13 +50,8 @@ class Attempt(msgspec.Struct, frozen=True):
 class Call:
     """A call over all its attempts.
 
-    Arguments:
-        request: what to send.
-        timeout: seconds until the call is given up.
-        retries: most attempts beyond the first.
-        now: time in seconds.
-        rng: uniform in [0, 1), for pauses.
-        patient: True if a refusal that says when to come back doesn't count as a retry.
+    `timeout` is in seconds from `now`. `retries` are the most attempts beyond the first; if the call is `patient`, a refusal that
+    says when to come back doesn't count as one. `rng` is uniform in [0, 1), for pauses.
     """
 
     def __init__(
@@ -87,11 +82,7 @@ class Call:
         return Attempt(header, min(CONNECT, left + GRACE), left + GRACE)
 
     def answered(self, answer: Answer, now: float) -> float | None:
-        """Return None if an answer is a success, else the seconds until the next attempt.
-
-        Raises:
-            ApiError: it is an error, and there is no next attempt.
-        """
+        """Return None if an answer is a success, else the seconds until the next attempt. Raises its ApiError if there is none."""
         if 200 <= answer.status < 300:
             return None
         error = read_error(answer)
@@ -102,11 +93,7 @@ class Call:
         return self._pause(error, error.retry_after, now)
 
     def failed(self, error: ClientError, now: float) -> float:
-        """Return the seconds to wait before retrying an attempt that got no answer.
-
-        Raises:
-            ClientError: `error`, if there is no next attempt.
-        """
+        """Return the seconds to wait before retrying an attempt that got no answer. Raises `error` if there is no next attempt."""
         if error.hopeless:
             raise error
         return self._pause(error, None, now)
@@ -131,13 +118,7 @@ class Call:
 
 
 class Polling:
-    """A caller's wait for the outcome of a task.
-
-    Arguments:
-        task_id: id of the task.
-        timeout: seconds until the caller gives up; None for never.
-        now: time in seconds.
-    """
+    """A caller's wait for the outcome of a task, for `timeout` seconds from `now`; None for ever."""
 
     def __init__(self, task_id: str, timeout: float | None, now: float) -> None:
         self._id = task_id
@@ -156,9 +137,7 @@ class Polling:
     def answered(self, answer: Answer, now: float) -> Result | float:
         """Return the task's result, or the seconds until the next poll.
 
-        Raises:
-            ApiError: the task failed.
-            TimedOut: the caller's time is up and the task still runs.
+        Raises ApiError if the task failed, and TimedOut if the caller's time is up and the task still runs.
         """
         _, outcome = read_outcome(answer)
         if isinstance(outcome, Result):

@@ -226,11 +226,7 @@ class Client(AnyClient):
             time.sleep(pause)
 
     def _exchange(self, call: Call, attempt: Attempt) -> Answer:
-        """Make one attempt.
-
-        Raises:
-            Unreachable, TimedOut: there is no answer.
-        """
+        """Make one attempt. Raises Unreachable or TimedOut if there is no answer."""
         import urllib3
         from urllib3 import exceptions
 
@@ -281,11 +277,7 @@ class Task(AnyTask["Client"]):
     """Task: an input whose result is fetched later. `client.task(id)` finds it from any client of the tenant."""
 
     def status(self) -> State:
-        """Return the state of the task.
-
-        Raises:
-            NotFound: the task is unknown, or its outcome is no longer kept.
-        """
+        """Return the state of the task. Raises NotFound if it is unknown, or its outcome is no longer kept."""
         status, _ = read_outcome(self._client._send(poll(self.id, 0.0), self._client._service.timeout))
         return status
 
@@ -311,10 +303,7 @@ class Task(AnyTask["Client"]):
             time.sleep(result)
 
     def cancel(self) -> None:
-        """Cancel the task and forget its outcome. If it isn't on a GPU yet, it never will be.
-
-        Does nothing if the task is unknown or already forgotten.
-        """
+        """Cancel the task and forget its outcome, if it is known. If it isn't on a GPU yet, it never will be."""
         with contextlib.suppress(NotFound):
             self._client._send(forget(self.id), self._client._service.timeout)
 

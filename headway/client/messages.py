@@ -63,11 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def inference(input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str) -> Request:
-    """Build the request for one inference. `key` is its idempotency key, or empty.
-
-    Raises:
-        InvalidInput: the input or the parameters are not JSON.
-    """
+    """Build the request for one inference; `key` is its idempotency key, or empty. Raises InvalidInput if it cannot be JSON."""
     return Request("POST", ROUTE, _json_header(key), _body(input, model, parameters), timed=True)
 
 
@@ -94,8 +90,7 @@ def forget(task_id: str) -> Request:
 def check_inputs(inputs: Iterable[Any]) -> Iterable[Any]:
     """Return `inputs` if it is a collection of inputs, not a single input that happens to be iterable.
 
-    Raises:
-        InvalidInput: it is a text, bytes, a mapping, or not iterable.
+    Raises InvalidInput if it is a text, bytes, a mapping, or not iterable.
     """
     kind = type(inputs).__name__
     if isinstance(inputs, str | bytes | bytearray | memoryview | Mapping):

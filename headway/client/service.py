@@ -77,11 +77,7 @@ class Service:
         return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
     def seconds(self, given: float | None) -> float:
-        """Return the seconds for a call: as given, or the client's default.
-
-        Raises:
-            InvalidArgument: they are not a number above 0.
-        """
+        """Return the seconds for a call: as given, or the client's default. Raises InvalidArgument unless they are above 0."""
         if given is None:
             return self.timeout
         check_seconds("timeout", given)

@@ -27,10 +27,8 @@ Terms = Sequence[tuple[str, str | int | float | bool]]
 def fallbacks_of(settings: Settings) -> dict[str, Settings]:
     """Return the settings of each model with a fallback. Their `fallback` is the target alone.
 
-    A target without a name is for the default model, or else for the first. A model's own table beats it.
-
-    Raises:
-        SettingError: a fallback names a model that this process has no settings for.
+    A target without a name is for the default model, or else for the first. A model's own table beats it. Raises SettingError if
+    one is for a model that this process has no settings for.
     """
     if not settings.broker:
         return {}

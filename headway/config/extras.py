@@ -49,16 +49,9 @@ def install_hint(extra: str) -> str:
 
 @contextlib.contextmanager
 def needing(extra: str, setting: str, value: object, reason: str) -> Iterator[None]:
-    """Run the block, which imports an extra's packages, and turn their absence into a SettingError.
+    """Run the block, which imports an extra's packages. If one is missing, raise SettingError for `setting`, which asks for it.
 
-    Arguments:
-        extra: name of the extra.
-        setting: setting that asks for it.
-        value: its value, fit to be printed.
-        reason: what is missing, in words.
-
-    Raises:
-        SettingError: a package is missing.
+    `value` must be fit to be printed. `reason` says in words what is missing.
     """
     try:
         yield

@@ -61,17 +61,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a setting.
 
     Attributes:
-        default: value if none is given.
         group: heading that it is listed under.
-        help: what it does.
         unit: unit of its value; empty if it has none.
         within: bounds of a number, both allowed.
         among: the only texts allowed; empty if others are, too.
-        form: form of its text.
         needs: setting without which it does nothing.
         parts: parts of a process that use it; None if every process does.
-        own: who may have a value of its own.
-        term: whether workers report it.
         show: makes a text with a secret fit to be printed; None if nothing in it is secret.
         common: True to list it in the short help of commands with many settings.
     """

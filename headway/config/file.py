@@ -31,13 +31,7 @@ class FileTable:
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Table `[models.NAME]` of a file.
-
-    Attributes:
-        target: text of the target; empty if the table has none.
-        own: settings with their values.
-        spelling: how errors name each setting.
-    """
+    """Table `[models.NAME]` of a file: its target ("" if it has none), own settings, and how errors name each setting."""
 
     target: str = field(repr=False)
     own: tuple[tuple[str, Any], ...] = field(repr=False)
@@ -45,14 +39,10 @@ class ModelTable:
 
 
 def read_file(file: Path | None, source: str) -> FileTable:
-    """Read a file of settings.
+    """Read a file of settings; None for `headway.toml` in the working directory, if there is one. Errors name `source`.
 
-    Arguments:
-        file: the file; None for `headway.toml` in the working directory, if there is one.
-        source: what names the file, for errors.
-
-    Raises:
-        SettingError: there is no such file, or it is no regular file, or not TOML. An existing `headway.toml` must be good, too.
+    Raises SettingError if there is no such file, or it is no regular file, or not TOML. An existing `headway.toml` must be good,
+    too.
     """
     path = file or Path("headway.toml")
     if not is_file(path):
@@ -110,8 +100,7 @@ def values_of(file: FileTable) -> Given:
 def model_tables(file: FileTable) -> dict[str, ModelTable]:
     """Return a file's tables of models, by model.
 
-    Raises:
-        SettingError: a table is malformed, has a key that models don't have, or one that belongs to the model's versions.
+    Raises SettingError if a table is malformed, has a key that models don't have, or one that belongs to the model's versions.
     """
     content = file.content.get("models", {})
     if not isinstance(content, dict) or len(content) > MOST_MODELS:

@@ -27,13 +27,10 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.:/-]{1,128}(@[A-Za-z0-9_.:/@-]{0,128}
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """One model of several, or one version of a model.
+    """One model of several, or one version of a model (`name` is the version then).
 
-    Attributes:
-        name: name that it is served under, or the version.
-        target: text of its target; empty if the process runs none, or a Python object.
-        values: settings of its own.
-        versions: versions of it that this process names; empty if there is one, which `model_version` names.
+    `target` is empty if the process runs none, or a Python object. `versions` are those that this process names; empty if there is
+    one, which `model_version` names.
     """
 
     name: str
@@ -52,10 +49,7 @@ def named_targets(texts: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
     """Return the targets of a command by model; None for a single one that names no model.
 
     The name of a table means that model, with its table's target (an empty text here). The name of a model with tables for its
-    versions means all of these.
-
-    Raises:
-        SettingError: a text names no model beside others, or a name comes twice.
+    versions means all of these. Raises SettingError if a text names no model beside others, or a name comes twice.
     """
     known = {*tables, *(table.partition("@")[0] for table in tables)}
     if len(texts) == 1 and texts[0] not in known and split_target(texts[0]) is None:

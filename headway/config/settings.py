@@ -114,17 +114,17 @@ class Settings:
         "Certificate of all ports, which then use TLS: a PEM file, with the intermediate certificates; read again when it changes.",
         common=True)
     tls_key: str = setting("", _SERVICE,
-        "File of its private key, not encrypted; left out: it is in the file of `tls_cert`.")
+        "File of its private key, not encrypted; if left out: it is in the file of `tls_cert`.")
     tls_client_ca: str = setting("", _SERVICE,
-        "File of the authorities that must have signed client certificates; left out: clients need none.")
+        "File of the authorities that must have signed client certificates; if left out: clients need none.")
     model: str = setting("default", _SERVICE, "Name under which the target is served.", form=NAME, common=True)
     model_version: str = setting("1", _SERVICE,
         "Version reported in answers.", form=NAME, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.MODEL, term=Term.ALWAYS)
     version_weights: str = setting("", _SERVICE,
-        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; left out: by their workers. SIGHUP reads them again.",
+        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; if left out: by their workers. SIGHUP reads them again.",
         needs="broker", parts=RolePart.GATEWAY, own=Own.MODEL)
     default_model: str = setting("", _SERVICE,
-        "With several models, the one for requests that name none; left out: such requests get 400, unless a model has the name in `model`.",
+        "With several models, the one for requests that name none; if left out: such requests get 400, unless a model has the name in `model`.",
         common=True)
     chat_template: str = setting("plain", _SERVICE,
         "How a chat becomes one text: plain, a line `role: content` per message; or a file with a Jinja template as models on the Hugging "
@@ -138,10 +138,10 @@ class Settings:
         parts=RolePart.BATCHERS, common=True)
 
     workers: int = setting(1, _WORKERS,
-        "Worker processes, one per GPU; for a remote API: calls in flight at once; left out: as many as `devices` names.",
+        "Worker processes, one per GPU; for a remote API: calls in flight at once; if left out: as many as `devices` names.",
         within=(1, MOST_WORKERS), parts=RolePart.BATCHERS, own=Own.VERSION, common=True)
     devices: str = setting("", _WORKERS,
-        "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); left out: those "
+        "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); if left out: those "
         "that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
         parts=RolePart.BATCHERS, own=Own.VERSION, common=True)
     models_per_gpu: int = setting(0, _WORKERS,
@@ -185,8 +185,8 @@ class Settings:
 
     broker: str = setting("", _FLEET,
         "URL of the Redis or Valkey that gateways and workers share: redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for TLS, "
-        "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT. Better set in the environment if it has a password. Left "
-        "out: the queue is in this process.",
+        "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT. Better set in the environment if it has a password. "
+        "If left out: the queue is in this process.",
         show=shown_url, common=True)
     broker_prefix: str = setting("headway", _FLEET,
         "Beginning of all keys in the broker; each installation needs its own.", form=NAME, needs="broker")
@@ -197,7 +197,7 @@ class Settings:
     shards: int = setting(1, _FLEET,
         "Queues that each model is split into; 16 is usual when one Redis is too few.", within=(1, 256), needs="broker")
     name: str = setting("", _FLEET,
-        "Name of this process, unique in the fleet; left out: host name and process id.", form=NAME_OR_NONE)
+        "Name of this process, unique in the fleet; if left out: host name and process id.", form=NAME_OR_NONE)
     expected_workers: int = setting(0, _FLEET,
         "Healthy workers that the fleet should have, for status, readiness and alerts; 0: unknown.", "workers", within=(0, 1_000_000))
     fallback: str = setting("", _FLEET,
@@ -236,7 +236,7 @@ class Settings:
 
     ledger: str = setting("", _LEDGER,
         "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Better set in the environment "
-        "if it has a password. Left out: nowhere.",
+        "if it has a password. If left out: nowhere.",
         show=shown_url, common=True)
     keep_days: float = setting(30.0, _LEDGER,
         "Age at which records of requests, and files and ended jobs of bulk jobs, are removed; 0: never.", "days", within=(0, 36_500))
@@ -246,7 +246,7 @@ class Settings:
         "Record inputs and outputs, too, which are otherwise never written to disk.", needs="ledger")
 
     bulk_dir: str = setting("", _BULK,
-        "Folder for the files of bulk jobs (see docs/bulk.md), or a bucket, such as s3://BUCKET/FOLDER, shared by all gateways. Left out: "
+        "Folder for the files of bulk jobs (see docs/bulk.md), or a bucket, such as s3://BUCKET/FOLDER, shared by all gateways. If left out: "
         "no bulk jobs.",
         parts=RolePart.GATEWAY, common=True)
     bulk_max_bytes: int = setting(10 << 30, _BULK,
@@ -269,7 +269,7 @@ class Settings:
         "Largest request body.", "bytes", within=(64, 1 << 30), parts=RolePart.GATEWAY)
     input_policy: str = setting("", _LIMITS,
         "TOML file of rules on inputs: length, normalisation, control and invisible characters, patterns, a function (see "
-        "docs/input-policy.md); left out: none.",
+        "docs/input-policy.md); if left out: none.",
         parts=RolePart.GATEWAY)
     memory_mb: int = setting(1024, _LIMITS,
         "Most memory for unanswered inputs; a tenant may hold at most as much as remains free. With a broker, that is for all processes "
@@ -281,7 +281,7 @@ class Settings:
         "Most open client connections; with keys or tokens, a tenant may have at most nine times as many as remain free.",
         within=(1, 1_000_000), parts=RolePart.GATEWAY)
     cors_origins: str = setting("", _LIMITS,
-        "Comma-separated origins whose pages may send requests from a browser; *: all; left out: none.",
+        "Comma-separated origins whose pages may send requests from a browser; *: all; if left out: none.",
         form=ORIGINS, parts=RolePart.GATEWAY, common=True)
     read_timeout_ms: float = setting(10_000.0, _LIMITS,
         "Longest time to receive a request's header, and as long again for its body.", "ms", within=(10, 600_000), parts=RolePart.GATEWAY)
@@ -305,13 +305,13 @@ class Settings:
         parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION)
     remote_ca: str = setting("", _REMOTE,
         "PEM file of the authorities that must have signed the certificate of a remote API at https:// or grpcs://; read again when it "
-        "changes; left out: those of the system.",
+        "changes; if left out: those of the system.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS)
     remote_cert: str = setting("", _REMOTE,
-        "Certificate shown to the remote API: a PEM file, with the intermediate certificates; read again when it changes; left out: none.",
+        "Certificate shown to the remote API: a PEM file, with the intermediate certificates; read again when it changes; if left out: none.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS)
     remote_key: str = setting("", _REMOTE,
-        "File of its private key, not encrypted; left out: it is in the file of `remote_cert`.", parts=RolePart.GATEWAY | RolePart.BATCHERS)
+        "File of its private key, not encrypted; if left out: it is in the file of `remote_cert`.", parts=RolePart.GATEWAY | RolePart.BATCHERS)
 
     admin_host: str = setting("127.0.0.1", _ADMIN_LOG,
         "Address of the admin port; anything but loopback needs an admin token.", form=ADDRESS)
@@ -353,7 +353,7 @@ class Settings:
         "s", within=(0, 86_400), parts=RolePart.CONTROLLER, own=Own.MODEL)
     scale_rules: str = setting("", _SCALING,
         "Rules, in the file a list of tables, else as JSON: "
-        '[{"queue_above": 500, "for_s": 30, "add": 3}, {"utilisation_below": 0.4, "for_s": 900, "remove": 1}]; left out: '
+        '[{"queue_above": 500, "for_s": 30, "add": 3}, {"utilisation_below": 0.4, "for_s": 900, "remove": 1}]; if left out: '
         f"{'; '.join(f'{rule}: {rule.change:+d}' for rule in scale_rules_of.USUAL)}.",
         parts=RolePart.CONTROLLER, own=Own.MODEL)
     # fmt: on
@@ -450,8 +450,7 @@ class Settings:
     def runs(self) -> Mapping[str, Settings]:
         """Settings of the workers of each model, by NAME or, for a model with versions here, by NAME@VERSION.
 
-        Raises:
-            SettingError: a model's own setting is wrong; it is named `models.NAME.FIELD`.
+        Raises SettingError if a model's own setting is wrong; it is named `models.NAME.FIELD`.
         """
         if not self.models:
             return MappingProxyType({self.model: self})

@@ -70,10 +70,8 @@ def _read_named(file: Path | None, environ: Mapping[str, str], spell: Callable[[
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:
-    """Read the weights of versions from the settings file again, by model; "" stands for models without a table.
-
-    Raises:
-        SettingError: the file cannot be used.
+    """Read the weights of versions from the settings file again, by model; "" stands for models without a table. Raises
+    SettingError.
     """
     table = read_file(Path(settings.weights_file), "config")
     whole = str(values_of(table).get("version_weights", ("", ""))[1])
@@ -99,12 +97,8 @@ def _merged(
 ) -> Settings:
     """Return the settings of several sources. A later source beats an earlier one.
 
-    Arguments:
-        sources: values of each source.
-        spell: see `load`.
-        tables: tables of models.
-        targets: targets by model, if the caller named models; "" for that of the table, None if the caller has it itself.
-        single_target: True if the caller gave one target without a name.
+    `targets` are by model, if the caller named models: "" for that of the table, None if the caller has it itself. `single_target`
+    is True if the caller gave one without a name.
     """
     values: dict[str, Any] = {}
     spelling: dict[str, str] = {name: spell(name) for name in FIELDS}
@@ -141,11 +135,7 @@ def _respelt(
 def _chosen(
     tables: Mapping[str, ModelTable], targets: Mapping[str, str | None] | None, alone: str | None
 ) -> tuple[ModelSettings, ...]:
-    """Return the process's models: those that are named, or all with a table. `alone` is the model of a single target.
-
-    Raises:
-        SettingError: a model is named with a version and without one.
-    """
+    """Return the process's models: those that are named, or all with a table. `alone` is the model of a single target."""
     if targets is None and alone is not None:
         return (ModelSettings(alone, "", tables[alone].own),) if alone in tables else ()
     no_table = ModelTable("", (), {})

@@ -5,8 +5,7 @@
     http(s)://host/path      RemoteTarget, a remote API that takes a batch
     grpc(s)://host:port/NAME RemoteTarget, a model that is called over gRPC
 
-`attr` may be dotted (`app:models.small`). A class may get literal arguments:
-`path/to/file.py:Model(size='small', layers=3)`.
+`attr` may be dotted (`app:models.small`). A class may get literal arguments: `path/to/file.py:Model(size='small', layers=3)`.
 """
 
 from __future__ import annotations
@@ -26,13 +25,9 @@ from headway.errors import TargetError
 
 @dataclass(frozen=True, slots=True)
 class ModuleTarget:
-    """An attribute of an importable module.
+    """An attribute of an importable module, both dotted. `arguments` are for its class, as `core.arguments` reads them.
 
-    Attributes:
-        module: dotted name of the module.
-        attribute: name in it, may be dotted.
-        arguments: arguments for its class, as `core.arguments` reads them.
-        folder: folder to import from; empty for the working directory.
+    `folder` is the one to import from; empty for the working directory.
     """
 
     module: str
@@ -79,11 +74,9 @@ class RemoteTarget(msgspec.Struct, frozen=True):
 
 
 class ObservedTarget(msgspec.Struct, frozen=True, eq=False):
-    """Target of a test that records batches.
+    """Target of a test that records the inputs of each batch.
 
-    Attributes:
-        subject: target for a worker process, or a function, class or other object for a thread of this process.
-        batches: inputs of each batch so far.
+    `subject` is a target for a worker process, or a function, class or other object for a thread of this process.
     """
 
     subject: ModuleTarget | FileTarget | Callable[..., Any]
@@ -118,8 +111,7 @@ _CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")
 def parse_target(text: str) -> Target:
     """Return the spec that `text` names.
 
-    Raises:
-        TargetError: `text` is malformed, names a file that doesn't exist, or its arguments aren't literals.
+    Raises TargetError if it is malformed, names a file that doesn't exist, or its arguments aren't literals.
     """
     if (called := _called(text)) is not None:
         named, rest = called

@@ -16,16 +16,13 @@ class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
     """Option that sets a field of what a tool runs.
 
     Attributes:
-        flag: how it is written.
         metavar: stands for its value in the help.
         group: heading that it is listed under.
-        help: what it does.
         type: type of its value; str if the tool parses the text.
         default: value if none is given, in the option's unit.
         unit: the option's unit, for errors.
         per: how many of the option's units make one of the field's, such as 1000 for ms of a field in seconds.
         within: bounds of its value, both allowed; None if it has none or the tool checks them.
-        multiple: True if it may be given several times.
     """
 
     flag: str

@@ -34,11 +34,11 @@ LEFT_FOR = 30.0
 
 
 class ScaledModel(msgspec.Struct):
-    """State of one model's scaling in this process.
+    """State of one model's scaling in this process. Times are monotonic seconds.
 
     Attributes:
-        since: when scaling it began here, in monotonic seconds.
-        there_at: when it last had a worker that wasn't told to stop, in monotonic seconds.
+        since: when scaling it began here.
+        there_at: when it last had a worker that wasn't told to stop.
         scaler: makes the decisions; None until the number to start from is known.
         live: workers that are not offline, at the last look.
         follows: True while nothing was decided, so that the number follows the workers that turn up elsewhere.
@@ -116,13 +116,8 @@ class Autoscaler:
     ) -> Capacity:
         """Decide on one model, and return its capacity with the scaling to publish.
 
-        Arguments:
-            capacity: measured capacity of the model.
-            load: load of the model; None if unknown.
-            queue: entries that wait for it.
-            workers: all workers of the fleet.
-            members: all processes of the fleet.
-            bulk: lines of bulk jobs that wait for it.
+        `queue` counts the model's waiting entries, `bulk` its waiting lines of bulk jobs. `workers` and `members` are all of the
+        fleet.
         """
         model = capacity.model
         limits = self._bounded(model, members)

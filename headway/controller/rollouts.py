@@ -55,12 +55,7 @@ class RolloutLeader:
         self._seen = None
 
     async def look(self, kept: Sequence[Rollout], members: Sequence[ProcessInfo]) -> Mapping[str, Rollout]:
-        """Move all rollouts on, and return them by model as they should be published.
-
-        Arguments:
-            kept: rollouts as the broker has them.
-            members: processes of the fleet.
-        """
+        """Move the rollouts that the broker has on, and return them by model as they should be published."""
         now = self._clock()
         seconds, self._looked_at = min(now - self._looked_at, LONGEST_LOOK), now
         first, news = self._seen is None, self._news(members)

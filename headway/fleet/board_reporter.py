@@ -78,13 +78,7 @@ class FlowMeter:
 
 
 class BoardReporter(PeriodicResource):
-    """Report one process to the board; a resource, see `headway.app.lifecycle.Resource`.
-
-    Arguments:
-        process: id of the process.
-        tiers: number of tiers.
-        pace: pace of the process; None if it never rests.
-    """
+    """Report one process to the board; a resource, see `headway.app.lifecycle.Resource`. Without a `pace` it never rests."""
 
     def __init__(
         self,
@@ -112,8 +106,7 @@ class BoardReporter(PeriodicResource):
     async def report(self) -> None:
         """Post one notice, unless there is nothing to say. A resting process leaves the fleet's figures to others.
 
-        Raises:
-            BrokerUnavailable: the board does not answer.
+        Raises BrokerUnavailable if the board does not answer.
         """
         departures, changes, untold = self._counters.departures.take()
         scalings = self._counters.departures.take_scalings()

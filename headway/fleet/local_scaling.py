@@ -72,13 +72,7 @@ class LocalScaling:
 
 
 class ScalingFollower(PeriodicResource):
-    """Follow the published numbers of workers in one process; a resource, see `headway.app.lifecycle.Resource`.
-
-    Arguments:
-        process: id of the process.
-        models: models that this process runs workers of.
-        pools: pools to resize.
-    """
+    """Follow the published numbers of workers of `models` in one process; a resource, see `headway.app.lifecycle.Resource`."""
 
     def __init__(
         self, process: str, models: Collection[str], pools: LocalScaling, fleet: Fleet, clock: Callable[[], float]

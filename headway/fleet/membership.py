@@ -63,8 +63,7 @@ class Membership:
     async def enter(self) -> None:
         """Send the first heartbeat, once the name is free. Wait for a killed process of that name to expire.
 
-        Raises:
-            SettingError: another process is alive under this name.
+        Raises SettingError if another process is alive under this name.
         """
         for attempt in range(int(NAMESAKE_SECONDS / PERIOD) + 1):
             namesake = await self._namesake()

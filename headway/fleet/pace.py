@@ -17,12 +17,7 @@ RESTS_AFTER = 5.0
 
 
 class Pace:
-    """Pace of one process.
-
-    Arguments:
-        clock: monotonic seconds.
-        may_rest: False for a process that never rests.
-    """
+    """Pace of one process by a clock in monotonic seconds. `may_rest` is False for a process that never rests."""
 
     def __init__(self, clock: Callable[[], float], *, may_rest: bool = True) -> None:
         self._clock, self._may_rest = clock, may_rest

@@ -60,10 +60,8 @@ class Owner(Protocol):
 class Connection(asyncio.Protocol):
     """Connection that carries one request after the other.
 
-    Attributes:
-        number, due, tier: the request in flight, set by `send`. The owner sets `number` to IDLE once it has an outcome.
-        idle_since: when the owner put it aside.
-        open: whether it can carry a request.
+    `send` sets `number`, `due` and `tier` of the request in flight; the owner sets `number` to IDLE once that has an outcome.
+    `idle_since` is when the owner put the connection aside; `open` is True while it can carry a request.
     """
 
     __slots__ = ("_cause", "_owner", "_reader", "due", "idle_since", "number", "open", "tier", "transport")
@@ -172,11 +170,8 @@ class AnswerReader:
     """Reader of one answer's bytes.
 
     Attributes:
-        complete: True once the answer is whole.
-        malformed: True if the bytes aren't HTTP, so that it will never be complete.
-        reusable: whether the connection may carry another request; set when complete.
-        status: HTTP status; set when complete.
-        retry_after: whether it has a Retry-After header.
+        malformed: True if the bytes aren't HTTP, so that the answer will never be complete.
+        reusable: True if the connection may carry another request; set when complete, as is `status`.
     """
 
     def __init__(self) -> None:
@@ -246,7 +241,6 @@ class ConnectionPool:
     """Pool of connections to one address.
 
     Arguments:
-        host, port: address.
         most: most connections; None for as many as the process may open files, up to 10,000.
         build: makes the protocol of a new connection.
         tried: called after each attempt that `grow` began, with the error's text or "".
@@ -275,8 +269,7 @@ class ConnectionPool:
     async def warm(self, count: int) -> None:
         """Open `count` connections, or as many as possible. All go to the address that answered first.
 
-        Raises:
-            Unreachable: not even one could be opened.
+        Raises Unreachable if not even one could be opened.
         """
         try:
             await self._connect()

@@ -43,13 +43,9 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 class Payload:
-    """Makes requests, all different, and checks their answers.
+    """Makes requests, all different, and checks their answers. `nonce` is in every input, so that two runs never send the same.
 
     What all requests have in common is encoded once, so that each costs one formatting step.
-
-    Arguments:
-        spec: the load test.
-        nonce: letters and digits in every input, so that two runs never send the same.
     """
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
@@ -124,18 +120,10 @@ class _Problem(msgspec.Struct, gc=False):
 
 
 class Generator:
-    """Load test. Build it in a running loop, and call `run` once.
+    """Load test. Build it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read.
 
-    Arguments:
-        spec: the load test.
-        nonce: letters and digits that make this run's inputs differ from every other run's.
-
-    Attributes:
-        record: outcomes so far.
-        started_at: when due times count from, by `time.perf_counter`; infinite before the start.
-
-    Raises:
-        SettingError: the arrivals are a trace that cannot be read.
+    `nonce` makes this run's inputs differ from every other run's. Due times count from `started_at`, by `time.perf_counter`; it is
+    infinite before the start.
     """
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
@@ -147,12 +135,7 @@ class Generator:
         self._tiers = _tier_draws(spec)
         self._backlog: deque[tuple[int, float, int]] = deque()
         self._pool = ConnectionPool(
-            spec.target.host,
-            spec.target.port,
-            spec.connections,
-            lambda: Connection(self),
-            self._tried,
-            spec.tls,
+            spec.target.host, spec.target.port, spec.connections, lambda: Connection(self), self._tried, spec.tls
         )
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
@@ -163,11 +146,7 @@ class Generator:
         self.started_at = self._due = inf
 
     async def run(self) -> Record:
-        """Send the whole load, and return once every request has its outcome.
-
-        Raises:
-            Unreachable: no first connection could be opened.
-        """
+        """Send the whole load, and return once every request has its outcome. Raises Unreachable."""
         spec, record = self._spec, self.record
         sweep = self._loop.create_task(self._sweep())
         try:
@@ -344,13 +323,8 @@ class Generator:
 def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
     """Run a load test in an event loop of its own. Ctrl-C ends it early, with the outcomes so far.
 
-    Arguments:
-        spec: the load test.
-        progress: seconds between two lines of progress on standard error; None to go by the kind of stream, 0 for none.
-
-    Raises:
-        SettingError: the arrivals are a trace that cannot be read.
-        Unreachable: no first connection could be opened.
+    `progress` is the seconds between two lines on standard error; None to go by the kind of stream, 0 for none. Raises SettingError
+    if a trace cannot be read, and Unreachable if no first connection could be opened.
     """
 
     async def drive() -> Record:

@@ -367,11 +367,8 @@ def line(record: Record, seconds: float, duration: float) -> str:
 async def report_on(record: Record, elapsed: Callable[[], float], duration: float, every: float | None = None) -> None:
     """Write a line of progress now and then, until cancelled. Clear it from a terminal at the end.
 
-    Arguments:
-        record: record of the load.
-        elapsed: returns the seconds since its start; below 0 before.
-        duration: seconds of load.
-        every: seconds between two lines; None to go by the kind of stream.
+    `elapsed` returns the seconds since the load's start, below 0 before it. `duration` is in seconds, as is `every`, between two
+    lines; None to go by the kind of stream.
     """
     live = sys.stderr.isatty()
     before, after = (_CLEAR, "") if live else ("", "\n")

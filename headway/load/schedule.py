@@ -26,22 +26,16 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
 class TraceFile:
-    """Times of a trace file in seconds, read anew whenever it is iterated.
+    """Times in seconds of a CSV file that `headway.core.arrivals` describes. Each iteration reads it anew.
 
-    Arguments:
-        path: a CSV file as `headway.core.arrivals` describes it.
-        setting: setting that the path came from, for errors.
+    `setting` names, in errors, where the path came from.
     """
 
     def __init__(self, path: Path, setting: str = "--arrivals") -> None:
         self._path, self._setting = path, setting
 
     def __iter__(self) -> Iterator[float]:
-        """Yield the times.
-
-        Raises:
-            SettingError: the file cannot be read, or is no trace.
-        """
+        """Yield the times. Raises SettingError if the file cannot be read, or is no trace."""
         shown = str(self._path)
         try:
             with self._path.open(encoding="utf-8-sig", newline="") as lines:
@@ -55,11 +49,7 @@ class TraceFile:
 
 
 def due_times(spec: LoadSpec) -> Iterator[float]:
-    """Yield the due times of a load test, in seconds from its start, until its duration is over.
-
-    Raises:
-        SettingError: the arrivals are a trace that cannot be read.
-    """
+    """Yield the due times of a load test, in seconds from its start, until its duration is over. Raises SettingError."""
     if spec.arrivals == "poisson":
         stream = poisson(spec.rate, random.Random(spec.seed))  # noqa: S311 - the same seed, the same load
     elif spec.arrivals == "uniform":
@@ -70,13 +60,7 @@ def due_times(spec: LoadSpec) -> Iterator[float]:
 
 
 class Alarm:
-    """Calls `ring` once after each `arm`. Close it when done.
-
-    Arguments:
-        loop: the running loop.
-        ring: function to call.
-        precise: False to use the loop's own timer in any case.
-    """
+    """Calls `ring` once after each `arm`. Close it when done. `precise` False uses the loop's own timer in any case."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None], *, precise: bool = True) -> None:
         self._loop, self._ring = loop, ring

@@ -31,14 +31,7 @@ _MAX_DATA = 1 << 30
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go.
-
-    Attributes:
-        host, port: address to connect to.
-        authority: value of the Host header.
-        path: path and query.
-        tls: whether to use TLS.
-    """
+    """Where requests go: to `host` and `port`, with `authority` as the Host header, and for `path`, which includes the query."""
 
     host: str
     port: int
@@ -87,7 +80,7 @@ class LoadSpec:
     timeout: float = tool_option(10.0, "--timeout", "S", _LOAD,
         "Give a request up after S seconds.", unit="s", within=(0.001, 3_600))
     promise: float | None = tool_option(None, "--promise", "MS", _RESULT,
-        "Latency promise, to count the answers in time.", unit="ms", per=1000, within=(0.001, 3_600_000))
+        "Promised latency; answers within it are counted.", unit="ms", per=1000, within=(0.001, 3_600_000))
     expect: str = tool_option("none", "--expect", "none|upper|echo", _RESULT,
         "Check each answer against its own request: the input in capitals, or as it is.", type=str)
     connections: int | None = tool_option(None, "--connections", "N", _LOAD,
@@ -123,11 +116,7 @@ class LoadSpec:
 
 
 def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
-    """Parse `http://host[:port][/path]`, or https. Without a scheme it is http, without a path `default`.
-
-    Raises:
-        SettingError: it is no such URL.
-    """
+    """Parse `http://host[:port][/path]`, or https. Without a scheme it is http, without a path `default`. Raises SettingError."""
     example = "For example http://127.0.0.1:8000/v1/inference."
     if not url.isascii() or not url.isprintable() or " " in url:
         raise SettingError("URL", url, "has characters no URL has", example)
@@ -147,11 +136,7 @@ def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
 
 
 def parse_mix(text: str) -> dict[str, float]:
-    """Parse tier weights such as `enterprise=5,paid=25,free=70`; empty text for no mix.
-
-    Raises:
-        SettingError: the text is malformed, has a tier twice, or no weight above 0.
-    """
+    """Parse tier weights such as `enterprise=5,paid=25,free=70`; empty text for no mix. Raises SettingError."""
     mix: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, weight = (piece.strip() for piece in part.partition("="))
@@ -172,8 +157,7 @@ def parse_mix(text: str) -> dict[str, float]:
 def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
     """Parse API keys: `TIER=KEY` or, for all tiers, `KEY`.
 
-    Raises:
-        SettingError: a tier is not in `tiers`, a tier has two keys, or no header can carry a key. Keys are not shown.
+    Raises SettingError if a tier is not in `tiers`, has two keys, or no header can carry a key. Keys are not shown.
     """
     keys: dict[str, str] = {}
     known = list(tiers)
@@ -196,14 +180,10 @@ def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
 def make_body(path: str, text: str | None, model: str | None, content: bytes | None) -> tuple[dict[str, Any], str]:
     """Return the body of the requests, and its member that holds the input ("" if none does).
 
-    Arguments:
-        path: route; `/v1/predict` and `/v1/completions` have their own names for members.
-        text: the input; None for that of `content`, or a short sentence.
-        model: name of the model; None for that of `content`, or none.
-        content: a JSON object to start from; None for the least that the route takes.
+    `/v1/predict` and `/v1/completions` have their own names for members. `content` is a JSON object to start from; None for the
+    least that the route takes. `text` and `model` replace its own; without either, the text is a short sentence.
 
-    Raises:
-        SettingError: the content is not a JSON object, or the route needs a model and none is named.
+    Raises SettingError if the content is not a JSON object, or the route needs a model and none is named.
     """
     route = path.partition("?")[0]
     model_member = "model_id" if route.endswith("/v1/predict") else "model"
@@ -228,11 +208,8 @@ def make_body(path: str, text: str | None, model: str | None, content: bytes | N
 def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
     """Return the body of requests with tensors of zeros, and the data after it, by the Open Inference Protocol.
 
-    Arguments:
-        texts: `[NAME=]DATATYPE:SHAPE` for each tensor; the first axis are the rows.
-
-    Raises:
-        SettingError: a text is malformed, or has another number of rows than the first.
+    Each text is `[NAME=]DATATYPE:SHAPE`; the first axis are the rows. Raises SettingError if a text is malformed, or has another
+    number of rows than the first.
     """
     heads: list[dict[str, Any]] = []
     data = []

@@ -71,11 +71,8 @@ class _Known(NamedTuple):
 class BatchTimes:
     """Run times drawn from recorded batches, of which there is at least one.
 
-    Attributes:
-        weights: weights of all recorded inputs.
-        largest: size of the largest batch.
-        heaviest: weight of the heaviest input.
-        padded: whether a worker would find out that the model pads the inputs of a call to the longest.
+    `weights` are those of all recorded inputs. `padded` is True if a worker would find out that the model pads the inputs of a call
+    to the longest.
     """
 
     def __init__(self, batches: Sequence[RecordedBatch]) -> None:
@@ -101,13 +98,10 @@ class BatchTimes:
         return self._formula(weights) * near[int(rng() * len(near))].ratio
 
     def mean(self, count: int, weights: tuple[int, ...], max_weight: int, near: int = 1) -> float:
-        """Return the mean run time, in seconds, of batches of inputs drawn from these weights.
+        """Return the mean run time, in seconds, of batches of at most `count` inputs, and `max_weight` (0 for no bound).
 
-        Arguments:
-            count: most inputs in a batch.
-            weights: weights of inputs, all equally likely.
-            max_weight: most weight of a batch; 0 for no bound.
-            near: batches whose inputs are drawn together and sorted, so that each gets inputs of similar weight.
+        Their weights are drawn from `weights`, all equally likely. The inputs of `near` batches are drawn together and sorted, so
+        that each gets inputs of similar weight.
         """
         key = (count, weights, max_weight, near)
         if key not in self._means:
@@ -147,8 +141,7 @@ class BatchTimes:
 def read_batch_times(path: Path, setting: str = "--batch-times") -> BatchTimes:
     """Read a file of recorded batches. `setting` is the option that names it, for errors.
 
-    Raises:
-        SettingError: it cannot be read, a line is no batch, or there are too few or too many.
+    Raises SettingError if it cannot be read, a line is no batch, or there are too few or too many.
     """
     shown = str(path)
     try:

@@ -49,17 +49,15 @@ FEW = 20.0
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """What a day to simulate is like.
+    """What a day to simulate is like. Times are in seconds.
 
     Attributes:
         rate: mean arrivals per second before the doubling.
-        cost: cost of a batch.
-        promise: promised latency in seconds.
-        start: seconds until a new worker serves.
-        trace: recorded times in seconds; empty for a steady rate.
+        promise: promised latency.
+        start: time until a new worker serves.
+        trace: recorded times; empty for a steady rate.
         limits: bounds and rules of the autoscaler; its policy and promise are replaced.
-        timeout: seconds that a request may take overall.
-        seed: seed of the arrivals.
+        timeout: longest overall time of a request.
     """
 
     rate: float
@@ -86,15 +84,13 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one policy.
+    """Result of one policy: RULES, PLAN or FIXED.
 
     Attributes:
-        policy: RULES, PLAN or FIXED.
         gpu_hours: hours of all workers, their starts included.
         within: share of the requests answered within the promise.
         refused: share of the requests that were refused.
-        ups, downs: changes of the number of workers.
-        most, fewest: most and fewest workers.
+        ups, downs: changes of the number of workers, which lies between `fewest` and `most`.
         utilisation: mean load divided by the capacity of the workers that serve.
         zero_hours: hours without a worker, starts from zero included.
         starts: starts from zero.
@@ -123,13 +119,9 @@ def simulate_day(
     progress: Callable[[str], None] = lambda text: None,
     traffic: tuple[Sequence[float], float] | None = None,
 ) -> DayReport:
-    """Run one policy through the day.
+    """Run one policy, RULES, PLAN or FIXED, through the day. `progress` is called with a text on how far it is.
 
-    Arguments:
-        day: the day.
-        policy: RULES, PLAN or FIXED.
-        progress: called with a text on how far it is.
-        traffic: result of `day_arrivals`, if it is known already.
+    `traffic` is the result of `day_arrivals`, if it is known already.
     """
     arrivals, dispersion = traffic or day_arrivals(day)
     return _Run(day, policy, arrivals, dispersion).report(progress)

@@ -58,14 +58,9 @@ _LOOKS_AT = attrgetter("looks_at")
 
 
 def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
-    """Run a scenario until every request has its outcome.
+    """Run a scenario until every request has its outcome. Raises SettingError if its trace has no rate.
 
-    Arguments:
-        scenario: the scenario.
-        choose: picks shards for entries, for contrast; None for the production rule.
-
-    Raises:
-        SettingError: the trace has no rate.
+    `choose` picks shards for entries, for contrast; None for the production rule.
     """
     return _Simulation(scenario, choose).run()
 

@@ -114,10 +114,7 @@ class Gateway:
     def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
         """Send the gathered entries: yield shards by number, each with its entries.
 
-        Arguments:
-            slots: workers known to live.
-            active: shards in use.
-            now: the time.
+        `slots` counts the workers known to live, `active` the shards in use.
         """
         gathered, self.gathered = self.gathered, []
         self._open_at = now + self._gather

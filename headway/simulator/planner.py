@@ -46,16 +46,11 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What to plan for.
+    """What to plan for. The planner chooses the workers, times and seed of the scenario.
 
-    Attributes:
-        scenario: load and model; the planner chooses workers, times and seed.
-        p95: highest 95th percentile of latency in seconds; None for any.
-        p99: highest 99th percentile of latency in seconds; None for any.
-        gpu_hour_cost: price of a GPU-hour in any currency; None for none.
-        max_gpus: most GPUs to consider.
-        target_utilisation: share of its capacity, 0.1 to 1, that a fleet with room to spare uses.
-        bulk: whether to say how many lines of bulk jobs go beside the load.
+    `p95` and `p99` are the highest percentiles of latency in seconds; None for any. `gpu_hour_cost` is in any currency. `max_gpus`
+    are the most to consider. `target_utilisation`, 0.1 to 1, is the share of its capacity that a fleet with room to spare uses.
+    `bulk` asks how many lines of bulk jobs go beside the load.
     """
 
     scenario: Scenario
@@ -115,11 +110,9 @@ class ConfidenceInterval(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a number of GPUs would do at a rate.
+    """What a number of GPUs would do at a rate of requests per second.
 
     Attributes:
-        gpus: number of GPUs.
-        rate: requests per second.
         p50_ms, p95_ms, p99_ms: percentiles over all requests; without an answer a request is infinitely late (null in JSON).
         doubt_ms: half-widths of their confidence intervals.
         unanswered: share of requests without an answer.
@@ -181,14 +174,9 @@ class Plan(Prediction, frozen=True, kw_only=True):
 
 
 def make_plan(goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Plan:
-    """Find the least number of GPUs.
+    """Find the least number of GPUs; `progress` is called with a line on each step.
 
-    Arguments:
-        goal: what to plan for.
-        progress: called with a line on each step.
-
-    Raises:
-        SettingError: no number of GPUs up to the limit meets the targets.
+    Raises SettingError if no number of GPUs up to the limit meets the targets.
     """
     return _Planner(goal, progress).plan()
 

@@ -32,8 +32,7 @@ STYLES = ("-", "--", ":", "-.")
 def check(path: Path) -> None:
     """Check before a run that its picture can be written, as far as can be seen.
 
-    Raises:
-        SettingError: the ending is no picture's, no file can be made there, or matplotlib is missing.
+    Raises SettingError if the ending is no picture's, no file can be made there, or matplotlib is missing.
     """
     if path.suffix.lower() not in FORMATS:
         hint = f"Let it end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
@@ -56,12 +55,8 @@ def check(path: Path) -> None:
 def draw(records: Sequence[Record], path: Path) -> None:
     """Write a picture: each tier's latency and the batches' fill over time, and the distribution of latency.
 
-    Arguments:
-        records: records of one scenario under one or more policies.
-        path: path of the picture; its ending decides the format.
-
-    Raises:
-        SettingError: the file cannot be written.
+    The records are of one scenario under one or more policies. The ending of `path` decides the format. Raises SettingError if it
+    cannot be written.
     """
     import matplotlib
 

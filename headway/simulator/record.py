@@ -102,13 +102,7 @@ class Record:
             self.harmed += not poison
 
     def departed(
-        self,
-        size: int,
-        reason: str,
-        now: float,
-        shard: int = 0,
-        stolen: bool = False,
-        fill: float | None = None,
+        self, size: int, reason: str, now: float, shard: int = 0, stolen: bool = False, fill: float | None = None
     ) -> None:
         """Note a batch that left. `fill` is its share of a full batch, if entries are weighed."""
         if self.scenario.warmup <= now < self.scenario.duration:

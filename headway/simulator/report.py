@@ -27,7 +27,6 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """Outcomes of the requests of one tier, or of all. The four kinds of outcome add up to `requests`.
 
     Attributes:
-        requests: requests that came.
         answered: requests answered before their deadline.
         refused: requests that were not admitted.
         expired: requests that were admitted but not answered before their deadline.
@@ -207,14 +206,7 @@ def describe(scenario: Scenario) -> dict[str, object]:
 
 
 def show(scenario: Scenario, reports: Sequence[Report], arrivals: str, console: Console | None = None) -> None:
-    """Print the reports of one scenario under one or more policies.
-
-    Arguments:
-        scenario: the scenario.
-        reports: a report for each policy.
-        arrivals: name of the arrivals, for example `poisson`.
-        console: console to print on; None for standard output.
-    """
+    """Print the reports of one scenario, one for each policy. `arrivals` names what its requests follow, for example `poisson`."""
     console = console or standard_console()
     first = reports[0]
     console.print(

@@ -94,28 +94,28 @@ class Scenario:
     rate: float = tool_option(0.0, "--rate", "R", _LOAD,
         "Mean requests per second.", unit="requests/s", within=(0.001, _MAX_RATE))
     clients: int = tool_option(0, "--clients", "N", _LOAD,
-        "Instead: clients, each of which sends its next request when it has the answer to the last one.",
+        "In place of --rate: number of clients, each of which sends its next request when it has the answer to the last one.",
         type=int, within=(1, _MAX_CLIENTS))
     alpha: float = tool_option(0.0, "--batch-ms", "MS", _MODEL,
         "Fixed part of a batch's time (α).", unit="ms", per=1000, within=(0.001, 3_600_000))
     beta: float = tool_option(0.0, "--beta-ms", "MS", _MODEL,
-        "Time that each entry, or each unit of --weights, adds to a batch (β).", unit="ms", per=1000, within=(0, 3_600_000))
+        "Time that each input, or each unit of its weight, adds to a batch (β).", unit="ms", per=1000, within=(0, 3_600_000))
     times: BatchTimes | None = tool_option(None, "--batch-times", "FILE", _MODEL,  # noqa: RUF009 - it makes a field
-        "Instead: times that `headway check --record` has written. Entries weigh what those in FILE do, unless --weights says otherwise.",
+        "In place of --batch-ms: run times recorded by `headway check --record`. Inputs weigh what those in FILE do, unless --weights is given.",
         type=str, repr=False)
     weights: tuple[int, ...] = tool_option((), "--weights", "LOW-HIGH|FILE", _LOAD,
-        "What entries weigh: evenly between two whole numbers, or as the lines of FILE. A batch's time then goes by weight. Of a model "
-        "that takes arrays it is their rows, and --max-batch-weight is as much as --max-batch-size.",
+        "Weights of inputs: evenly between two whole numbers, or one per line of FILE. A batch's time then depends on its weight. For a "
+        "model that takes arrays, an input weighs as much as it has rows, and --max-batch-weight is the same number as --max-batch-size.",
         type=str, repr=False)
     padded: bool = tool_option(False, "--padded", "", _MODEL,
-        "The model fills all inputs of a call up to the longest: it takes --batch-ms and number × longest of --lengths times --beta-ms.",
+        "The model pads all inputs of a call to the longest: a call takes --batch-ms + number × longest of --lengths × --beta-ms.",
         type=bool)
     first_come: bool = tool_option(False, "--first-come", "", _BATCHING,
-        "With --padded, to compare with: inputs ride as they come, all in one call.", type=bool)
+        "With --padded, for comparison: run inputs in the order of arrival, all in one call.", type=bool)
     max_weight: int = tool_option(0, "--max-batch-weight", "N", _MODEL,
         "Most weight of a batch; 0: no bound.", type=int, within=(0, MOST_WEIGHT))
     jitter: float = tool_option(0.0, "--jitter", "X", _MODEL,
-        "Standard deviation of a batch's time over its mean.", within=(0, 10))
+        "How much batch times vary: their standard deviation, as a share of the mean.", within=(0, 10))
     slow: float = tool_option(1.0, "--slow", "X", _FAILURES,
         "How many times as long the first of the GPUs takes.", within=(0.01, 100))
     overhead: float = tool_option(0.0015, "--overhead-ms", "MS", _MODEL,
@@ -145,7 +145,7 @@ class Scenario:
         "Share of the measured capacity above which the lowest of several tiers is held to what the others leave.", within=(0.1, 1))
     max_queue: int = 20_000
     promise: float | None = tool_option(None, "--promise", "MS", _RESULT,
-        "Latency promise, to count the answers in time.", unit="ms", per=1000, within=(0.001, 3_600_000))
+        "Promised latency; answers within it are counted.", unit="ms", per=1000, within=(0.001, 3_600_000))
     fail_every: float = tool_option(0.0, "--fail-every", "S", _FAILURES,
         "Mean seconds between two deaths of one worker; 0: never.", unit="s", within=(0, 31_536_000))
     kills: tuple[Kill, ...] = tool_option((), "--kill", "S=N", _FAILURES,

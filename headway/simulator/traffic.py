@@ -24,11 +24,7 @@ POISON = "poison"
 
 
 def read_trace(path: Path) -> tuple[float, ...]:
-    """Read the times of a recorded trace in seconds; `headway.core.arrivals` describes the format.
-
-    Raises:
-        SettingError: the file cannot be read, or is no trace.
-    """
+    """Read the times of a recorded trace in seconds; `headway.core.arrivals` describes the format. Raises SettingError."""
     hint = "Name a CSV file with a column TIMESTAMP, or of one column of seconds."
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -43,15 +39,10 @@ def read_trace(path: Path) -> tuple[float, ...]:
 
 
 def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT) -> tuple[int, ...]:
-    """Read weights of entries, all equally likely: `LOW-HIGH` for all from LOW to HIGH, or a file's.
+    """Read weights of entries, all equally likely: `LOW-HIGH` for all whole numbers from LOW to HIGH, or the path of a file.
 
-    Arguments:
-        text: range, or path of a file with a weight per line, or one written by `headway check --record`.
-        setting: option with this value, for errors.
-        hint: what to give instead, for errors.
-
-    Raises:
-        SettingError: it is neither a range nor a file with a whole number above 0 in each line.
+    The file has a weight, a whole number above 0, per line, or was written by `headway check --record`. Raises SettingError with
+    `setting`, the option that has this value, and `hint`, what to give instead.
     """
     low, dash, high = text.partition("-")
     if dash and low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
@@ -75,8 +66,7 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
 def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
     """Yield when requests come, until the scenario's duration is over; nothing for clients of a closed loop.
 
-    Raises:
-        SettingError: the trace has no rate.
+    Raises SettingError if the trace has no rate.
     """
     if scenario.clients:
         return iter(())

@@ -113,11 +113,7 @@ class BatchedTarget:
         self._service.stop(drain=False)
 
     def __call__(self, input: Any, parameters: Mapping[str, Any] | None = None) -> Any:
-        """Return the output for an input.
-
-        Raises:
-            ApiError: the error that a client would get, such as RejectedByModel.
-        """
+        """Return the output for an input. Raises the ApiError that a client would get, such as RejectedByModel."""
         return self.many([input], parameters)[0]
 
     @overload
@@ -137,15 +133,9 @@ class BatchedTarget:
     def many(
         self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool = False
     ) -> list[Any]:
-        """Return the outputs for several inputs that arrive together, in their order.
+        """Return the outputs for several inputs that arrive together, in their order; each has the same `parameters`.
 
-        Arguments:
-            inputs: the inputs.
-            parameters: parameters of each input.
-            return_errors: True to put errors into the list; else the first one is raised.
-
-        Raises:
-            ApiError: the error that a client would get.
+        Errors are put into the list with `return_errors`; else the first one is raised, an ApiError as a client would get it.
         """
         requests = [inference(input, None, parameters, "") for input in check_inputs(inputs)]
         outcomes = [_outcome(answer) for answer in self._service.call(self._ask(requests))]

@@ -289,7 +289,7 @@ class _Batches:
         )
         limit = self._jobs.settings.bulk_max_jobs
         if not await self._jobs.store.add_job(job, limit):
-            message = f"{limit} of your batches have not ended; wait for one, or cancel one (bulk_max_bytes)"
+            message = f"{limit} of your batches have not ended (one is allowed per 100 MiB of bulk_max_bytes); wait for one, or cancel one"
             raise RequestError(message, code=RATE_LIMITED, retry_after=60.0)
         self._jobs.feeder.tell()
         return _as_json(_batch_object(job, wall))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway import dialects
 from headway.config import FIELDS, Settings, flag, idle, is_loopback, kind, load, misspelt
 from headway.config.urls import shown_url
 from headway.errors import SettingError
@@ -103,7 +104,7 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"remote_format": "xml"},
         "--remote-format = 'xml':",
-        "Use auto or list or inputs or oip or oip-grpc or openai-completions or openai-embeddings.",
+        f"Use auto or {' or '.join(dialects.NAMES)}.",
     ),
 ]
 
@@ -328,7 +329,7 @@ def test_a_url_of_each_kind_of_broker_is_taken(url: str) -> None:
     ("url", "reason", "hint"),
     [
         ("127.0.0.1:6379", "is not the URL of a Redis or Valkey", "Begin it with redis://, rediss://"),
-        ("http://broker", "is not the URL of a Redis or Valkey", "or rediss+cluster://."),
+        ("http://broker", "is not the URL of a Redis or Valkey", "Begin it with redis://, "),
         ("REDIS://broker", "is not the URL of a Redis or Valkey", "redis://"),
         ("redis://", "names no host and port", "For example redis://127.0.0.1:6379/0."),
         ("redis://broker:99999", "names no host and port", "For example"),

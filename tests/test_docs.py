@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import headway
-from headway import errors
+from headway import dialects, errors
 from headway.cli import COMMANDS
 from headway.config.extras import PACKAGES
+from headway.core import policies
 from headway.grpc.statuses import pushback, status_of
 from headway.runtime.counters import Counters
 from headway.telemetry.figures import ProcessFigures, State
@@ -106,6 +107,17 @@ def test_every_metric_is_in_its_page_and_no_other() -> None:
     texts = "".join(page.read_text(encoding="utf-8") for page in FOR_USERS)
     used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bheadway_[a-z_]+", texts)}
     assert used - names - TABLES - {"headway_"} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "head", "names"),
+    [("batching", "| `--policy` |", policies.NAMES), ("remote", "| dialect | URL |", dialects.NAMES)],
+)
+def test_every_policy_and_every_dialect_is_in_the_table_of_its_page(
+    page: str, head: str, names: tuple[str, ...]
+) -> None:
+    table = content(page).split(head, 1)[1].split("\n\n", 1)[0]
+    assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == set(names)
 
 
 def test_every_flag_in_the_documents_is_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@
       └──── release ◀──┘ failed
             (retry plan)
 
-Nothing decides here when a batch leaves or who rides: the broker does, at the claim. A slot counts as capacity
 The batcher doesn't decide when a batch leaves or which entries ride in it: the broker does, at the claim. A slot counts as
 capacity only while it is healthy: its backend is up and warm, and its breaker is closed.
 

@@ -18,6 +18,7 @@ from headway.app.roles import ROLES as PARTS
 from headway.cli import COMMANDS
 from headway.cli.flags import with_settings
 from headway.config import FIELDS, Settings, flag, kind
+from headway.core import policies
 from headway.errors import SettingError
 from headway.model import Role
 from tests.cli.command import ROOT, code_of, run
@@ -306,7 +307,7 @@ def test_what_will_not_do_later_is_named_as_it_was_given(
         (["--port", "http"], "headway: --port = 'http': is not a whole number. Write digits only.\n"),
         (
             ["--policy", "windw"],
-            "headway: --policy = 'windw': is not known. Did you mean window? Use paced or window or table or pid.\n",
+            f"headway: --policy = 'windw': is not known. Did you mean window? Use {' or '.join(policies.NAMES)}.\n",
         ),
         (["--config", "none.toml"], "headway: --config = 'none.toml': no such file. Name an existing TOML file"),
     ],

@@ -16,12 +16,14 @@ class Addition:
         files: the new files and their texts.
         lines: file, a text that is there once, and what takes its place.
         words: the same for documents and lists in tests.
+        renewed: documents that a program writes from the code.
     """
 
     kind: str
     files: Mapping[str, str] = field(default_factory=dict)
     lines: Sequence[tuple[str, str, str]] = ()
     words: Sequence[tuple[str, str, str]] = ()
+    renewed: Sequence[str] = ()
 
     def make(self, root: Path) -> None:
         """Make it in a copy of the repository."""
@@ -47,6 +49,9 @@ def before(name: str, there: str, more: str) -> tuple[str, str, str]:
     """`more` in front of the text `there`."""
     return name, there, more + there
 
+
+SETTINGS = ("docs/settings.md", "deploy/helm/headway/values.schema.json")
+"""Documents that are made from the settings."""
 
 POLICY = Addition(
     "policy",
@@ -82,6 +87,8 @@ class Patient:
             '    "patient": Kind(Patient, wait=0.020),\n',
         ),
     ],
+    [before("docs/batching.md", "| `pid` | as `window`,", "| `patient` | when it is late | if you have time |\n")],
+    SETTINGS,
 )
 
 BROKER = Addition(
@@ -125,6 +132,19 @@ class KettleBroker(MemoryBroker):
 
 BROKERS: Mapping""",
         ),
+    ],
+    [
+        before(
+            "tests/contracts/brokers.py",
+            "from headway.brokers.memory.broker import",
+            "from headway.brokers.kettle import KettleBroker\n",
+        ),
+        before(
+            "tests/contracts/brokers.py",
+            '    "valkey": lambda servers: RedisHarness(servers.of("valkey")),\n',
+            '    "kettle": lambda _: MemoryHarness(kind=KettleBroker),\n',
+        ),
+        after("tests/contracts/brokers.py", 'EXAMPLES = ("memory", "near", ', '"kettle", '),
     ],
 )
 
@@ -203,6 +223,21 @@ Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget | KettleTarge
             '    KettleTarget: BackendKind(lambda target, plan: KettleBackend(), "kettle", ("kettle", "kettles")),\n',
         ),
     ],
+    [
+        before(
+            "tests/contracts/test_backend.py",
+            "BUILDS = {\n",
+            """@asynccontextmanager
+async def kettle() -> AsyncIterator[Backend]:
+    from headway.backends.kettle import KettleBackend
+
+    yield KettleBackend()
+
+
+""",
+        ),
+        after("tests/contracts/test_backend.py", '    "process": process,\n', '    "kettle": kettle,\n'),
+    ],
 )
 
 DIALECT = Addition(
@@ -241,6 +276,17 @@ class KettleList(TextList, frozen=True):
             'NAMES = ("list", "kettle-list", ',
         ),
     ],
+    [
+        before(
+            "docs/remote.md", "| `inputs` | by name only |", "| `kettle-list` | `…/kettle` | as `list` | the same |\n"
+        ),
+        after(
+            "tests/backends/speakers.py",
+            '    "list": Speaker("/batch", lambda body: list(body), list, _PLAIN, str.upper),\n',
+            '    "kettle-list": Speaker("/kettle", lambda body: list(body), list, _PLAIN, str.upper),\n',
+        ),
+    ],
+    SETTINGS,
 )
 
 ERROR = Addition(
@@ -273,26 +319,48 @@ METRIC = Addition(
     [
         before(
             "headway/runtime/counters.py",
-            "        self.ledger_dropped = 0\n",
+            "        self.client_retries = 0\n",
             "        self.cups: defaultdict[str, int] = defaultdict(int)\n",
         ),
-        (
+        after("headway/runtime/counters.py", "            self.failed_seconds, self.last_answer,", " self.cups,"),
+        before(
             "headway/telemetry/metrics.py",
             '    Row(GAUGE, "broker_up",',
-            (
-                '    Row(COUNTER, "cups", "model", "Cups poured.", lambda of: of.counters.store.cups, lambda own: own.models),\n'
-                '    Row(GAUGE, "broker_up",'
-            ),
+            '    Row(COUNTER, "cups", "model", "Cups poured.", lambda of: of.counters.gateway.cups, lambda own: own.models),\n',
         ),
     ],
     [
-        (
-            "docs/metrics.md",
-            "| `headway_retries_total` |",
-            "| `headway_cups_total` | model | cups poured |\n| `headway_retries_total` |",
-        ),
+        before("docs/metrics.md", "| `headway_retries_total` |", "| `headway_cups_total` | model | cups poured |\n"),
         after("tests/test_metrics.py", "NAMES = {\n", '    "headway_cups": ("counter", {"model"}),\n'),
-        after("tests/test_metrics.py", "    counters.store.ledger_dropped = 8\n", '    counters.store.cups["m"] = 2\n'),
+        after(
+            "tests/test_metrics.py", "    counters.store.ledger_dropped = 8\n", '    counters.gateway.cups["m"] = 2\n'
+        ),
+    ],
+)
+
+GAUGE = Addition(
+    "gauge",
+    {},
+    [
+        before("headway/telemetry/figures.py", "    exports_fleet: bool = True\n", "    tea: float | None = None\n"),
+        before(
+            "headway/app/process_figures.py",
+            "            exports_fleet=alone or",
+            "            tea=settings.steep_s,\n",
+        ),
+        before(
+            "headway/telemetry/metrics.py",
+            '    Row(GAUGE, "broker_up",',
+            '    Row(GAUGE, "tea_seconds", "", "How long tea draws.", lambda of: of.own.tea),\n',
+        ),
+    ],
+    [
+        before(
+            "docs/metrics.md", "| `headway_retries_total` |", "| `headway_tea_seconds` | – | how long tea draws |\n"
+        ),
+        after("tests/test_metrics.py", "NAMES = {\n", '    "headway_tea_seconds": ("gauge", set()),\n'),
+        after("tests/test_metrics.py", "        ledger_backlog=15,\n", "        tea=4.0,\n"),
+        after("tests/test_metrics.py", "        ledger_backlog=0,\n", "        tea=0.0,\n"),
     ],
 )
 
@@ -306,6 +374,7 @@ SETTING = Addition(
             '    steep_s: float = setting(180.0, _SERVICE, "How long tea draws.", "s", within=(1, 600))\n    reload: bool = setting(',
         ),
     ],
+    renewed=SETTINGS,
 )
 
 ROUTE = Addition(
@@ -319,12 +388,12 @@ from __future__ import annotations
 from headway import errors
 from headway.errors import RequestError
 from headway.http.requests import JSON, Request, RouteAnswer
-from headway.http.routing import Route
+from headway.http.routing import Authentication, Route
 
 
-def routes() -> list[Route]:
-    """The route."""
-    return [Route("/tea", _tea)]
+def routes(known: Authentication) -> list[Route]:
+    """One route for everybody, and one for those who have a key."""
+    return [Route("/tea", _tea), Route("/tea/best", known(_tea))]
 
 
 async def _tea(request: Request) -> RouteAnswer:
@@ -342,20 +411,41 @@ async def _tea(request: Request) -> RouteAnswer:
         after(
             "headway/http/public.py",
             "            *tasks.routes(gateway, known),\n",
-            "            *tea.routes(),\n",
+            "            *tea.routes(known),\n",
         ),
         before(
             "headway/http/contract.json",
             '      "/livez": {\n',
-            '      "/tea": {"get": {"operationId": "tea", "responses": {"200": {"description": "It is hot."}}, "security": []}},\n',
+            """      "/tea": {"get": {"operationId": "tea", "responses": {"200": {"description": "It is hot."}}, "security": []}},
+      "/tea/best": {
+        "get": {
+          "operationId": "bestTea",
+          "responses": {"200": {"description": "It is hot.", "headers": {"...": ["limited"]}}},
+          "security": "${security}"
+        }
+      },
+""",
+        ),
+        after(
+            "headway/http/__init__.py",
+            "tasks              GET and DELETE /v1/result/{task_id}\n",
+            "tea                GET /tea\n",
         ),
     ],
     [
-        (
-            "tests/http/test_public.py",
-            '"/livez", "/readyz", "/healthz",\n        "/v1/completions"',
-            '"/livez", "/readyz", "/healthz", "/tea",\n        "/v1/completions"',
-        )
+        after(
+            "docs/http.md",
+            "a connection carries one request at a time.\n",
+            "- `GET /tea` and `GET /tea/best` pour tea.\n",
+        ),
+        after("tests/http/test_public.py", '"/v1/result/{task_id}", ', '"/tea", "/tea/best", '),
+        ("tests/e2e/test_contract.py", '    "others": (29, ', '    "others": (31, '),
+        after("tests/clients/openapi_python_program.py", 'for name in ("live", ', '"tea", "best_tea", '),
+        before(
+            "tests/clients/openapi_calls.ts",
+            "  await of('live', made.live());\n",
+            "  await of('tea', made.tea());\n  await of('bestTea', made.bestTea());\n",
+        ),
     ],
 )
 
@@ -494,7 +584,21 @@ def _encode_error(error: AnyError, shown: str) -> tuple[dict[str, str], bytes]:
 """,
         ),
     ],
-    [before("tests/http/test_public.py", '"/livez", "/readyz", "/healthz",', '"/brew", ')],
+    [
+        after("docs/http.md", "- `GET /tea` and `GET /tea/best` pour tea.\n", "- `POST /brew` takes `leaves`.\n"),
+        before("tests/http/test_public.py", '"/livez", "/readyz", "/healthz",', '"/brew", '),
+        ("tests/e2e/test_contract.py", '    "others": (31, ', '    "others": (32, '),
+        before(
+            "tests/clients/openapi_python_program.py",
+            '    for name in ("live", ',
+            '    call("brew", body=made_of.BrewBody())\n',
+        ),
+        before(
+            "tests/clients/openapi_calls.ts",
+            "  await of('live', made.live());\n",
+            "  await of('brew', made.brew({ body: { leaves: 'oolong' } }));\n",
+        ),
+    ],
 )
 
 ROLE = Addition(
@@ -536,4 +640,4 @@ def butler(settings: Settings, targets: Sequence[str]) -> None:
     ],
 )
 
-ADDITIONS = (POLICY, BROKER, BACKEND, DIALECT, ERROR, METRIC, SETTING, ROUTE, GRPC_METHOD, INFERENCE_ROUTE, ROLE)
+ADDITIONS = (POLICY, BROKER, BACKEND, DIALECT, ERROR, METRIC, GAUGE, SETTING, ROUTE, GRPC_METHOD, INFERENCE_ROUTE, ROLE)

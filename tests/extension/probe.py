@@ -24,7 +24,7 @@ from headway.dialects.table import reach
 from headway.errors import SettingError
 from headway.grpc import messages
 from headway.model import Role
-from headway.runtime.counters import BrokerCounts
+from headway.runtime.counters import BrokerCounts, GatewayCounts
 
 ANYWHERE = {"port": "0", "admin_port": "0", "broker": "kettle://here", "policy": "patient", "steep_s": "4"}
 CODE = "x-headway-error"
@@ -96,7 +96,10 @@ async def serve(seen: dict[str, Any]) -> None:
         seen["paths"] = sorted(contract["paths"])
         seen["method of gRPC"] = [await asyncio.to_thread(poured, port, leaves) for leaves in ("oolong", "coffee")]
         seen["policy"] = (await ask("admin", "/internal/health"))[1]["policy"]
-        seen["metric"] = "# TYPE headway_cups_total counter" in (await ask("admin", "/metrics"))[1]
+        seen["best route"] = await ask("public", "/tea/best")
+        exported = (await ask("admin", "/metrics"))[1]
+        seen["metric"] = "# TYPE headway_cups_total counter" in exported
+        seen["gauge"] = "\nheadway_tea_seconds 4.0\n" in exported
     finally:
         await process.service.stop()
 
@@ -122,6 +125,10 @@ def main() -> None:
     seen["bounds"] = refusal(steep_s="601")
     seen["unknown policy"] = refusal(policy="impatient")
     seen["refusal"] = "TEAPOT" in errors.REFUSALS
+    counts = GatewayCounts()
+    counts.cups["m"] += 1  # type: ignore[attr-defined]
+    counts.forget("m")
+    seen["forgotten"] = not counts.cups  # type: ignore[attr-defined]
     seen["help"] = {name: shown(name, "--help-all") for name in ("serve", "simulate", "butler")}
     seen["no broker"] = ""
     try:

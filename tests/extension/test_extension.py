@@ -22,11 +22,16 @@ from tests.test_floors import problems
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("headway", "docs", "tests")
+COPIED = ("headway", "docs", "tests", "deploy")
 CHECKS = (
     "tests/test_errors.py",
     "tests/test_metrics.py",
+    "tests/test_config.py",
     "tests/client/test_messages.py",
+    "tests/cli/test_main.py::test_a_bad_setting_is_exit_code_3",
+    "tests/backends/test_dialects.py",
+    "tests/contracts/test_backend.py::test_starting_tells_how_long_the_warm_up_took[kettle]",
+    "tests/contracts/test_broker.py::test_an_admitted_entry_is_claimed_run_and_answered[kettle]",
     "tests/http/test_public.py",
     "tests/http/test_contract_words.py",
     "tests/grpc/test_port.py::test_health_tells_of_the_process_and_of_each_service",
@@ -37,6 +42,7 @@ CHECKS = (
     "tests/test_docs.py::test_every_error_is_in_the_page_of_grpc_with_its_status",
     "tests/test_docs.py::test_every_refusal_is_in_the_page_of_the_ledger",
     "tests/test_docs.py::test_every_metric_is_in_its_page_and_no_other",
+    "tests/test_docs.py::test_every_policy_and_every_dialect_is_in_the_table_of_its_page",
 )
 """Tests that compare lists of what there is; the additions must not need more than the table says to pass them."""
 
@@ -66,6 +72,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for addition in ADDITIONS:
         addition.make(root)
     in_it(root, "docs/settings.py")
+    in_it(root, "deploy/helm/schema.py")
     bin = os.path.relpath(Path(sys.executable).parent, root)
     shown(root, "make", "--silent", "--assume-old=.venv/.ready", "protos", f"BIN={bin}")
     return root
@@ -96,7 +103,7 @@ def test_the_table_names_all_that_an_addition_touches(addition: Addition) -> Non
     new = {f"{Path(name).parent.relative_to('headway')}/" for name in addition.files}
     changed = {str(Path(name).relative_to("headway")) for name, _, _ in addition.lines}
     assert new | changed == touch
-    assert {name for name, _, _ in addition.words} <= say
+    assert {*(name for name, _, _ in addition.words), *addition.renewed} == say
 
 
 def test_the_table_has_no_other_rows() -> None:
@@ -134,8 +141,13 @@ def test_an_error_reaches_the_client_and_the_contract(seen: dict[str, Any]) -> N
     assert (entry["status"], entry["when"], entry["retry"]) == (418, "Coffee was asked for.", False)
 
 
-def test_a_metric_is_exported(seen: dict[str, Any]) -> None:
+def test_a_metric_is_exported_and_forgets_models_that_are_gone(seen: dict[str, Any]) -> None:
     assert seen["metric"]
+    assert seen["forgotten"]
+
+
+def test_a_gauge_shows_a_figure_of_the_process(seen: dict[str, Any]) -> None:
+    assert seen["gauge"]
 
 
 def test_a_setting_has_flag_environment_and_bounds(seen: dict[str, Any]) -> None:
@@ -146,7 +158,8 @@ def test_a_setting_has_flag_environment_and_bounds(seen: dict[str, Any]) -> None
 
 def test_a_route_is_served_and_in_the_contract(seen: dict[str, Any]) -> None:
     assert seen["route"] == [200, {"tea": "hot"}]
-    assert "/tea" in seen["paths"]
+    assert seen["best route"] == seen["route"]
+    assert {"/tea", "/tea/best"} <= set(seen["paths"])
 
 
 def test_a_method_of_grpc_is_answered_and_its_error_has_a_status(seen: dict[str, Any]) -> None:

@@ -213,7 +213,7 @@ class MemoryBroker(Broker, NearQueue):
             self._dedup.start(offered, flights)
         if limits:
             tats = self._rate_debts.tats
-            for limit, tat in zip(limits, charged):  # noqa: B905 - see below
+            for limit, tat in zip(limits, charged):  # noqa: B905 - a check of the lengths would double the time
                 tats[limit.id] = tat
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             self._look_soon(entry.queue)
@@ -544,7 +544,7 @@ class MemoryBroker(Broker, NearQueue):
         refusal = self._join(entry, now) if entry.dedup_keys else self._offer(entry, now)
         if limits and (refusal is None or refusal.reason == failures.CULPRIT):
             tats = self._rate_debts.tats
-            for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
+            for limit, tat in zip(limits, charged):  # noqa: B905 - as in `enter`
                 tats[limit.id] = tat
         if reservation is not None and refusal is None:
             self._give(reservation, entry)

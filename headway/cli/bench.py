@@ -50,21 +50,9 @@ _REQUEST, _RESULT = "Requests", "Results"
 @option("--out", type=Path, metavar="FILE", group=_RESULT, help="Write the results as JSON to FILE.")
 @option("--quiet", "-q", is_flag=True, group=_RESULT, help="No progress on standard error.")
 def bench(
-    url: str,
-    mix: str,
-    key: Sequence[str],
-    ca: str,
-    cert: str,
-    cert_key: str,
-    text: str | None,
-    body: Path | None,
-    tensors: Sequence[str],
-    model: str | None,
-    json: bool,
-    out: Path | None,
-    quiet: bool,
-    **given: Any,
-) -> None:
+    url: str, mix: str, key: Sequence[str], ca: str, cert: str, cert_key: str, text: str | None, body: Path | None,
+    tensors: Sequence[str], model: str | None, json: bool, out: Path | None, quiet: bool, **given: Any,
+) -> None:  # fmt: skip
     """Send requests to a URL at a fixed rate; print latency, errors and how many answers came in time.
 
     headway bench http://127.0.0.1:8000 --rate 100 --duration 30
@@ -89,15 +77,9 @@ def bench(
     if values["seed"] is None:
         values["seed"] = secrets.randbelow(1 << 32)
     spec = LoadSpec(
-        target=target,
-        mix=weights,
-        keys=order.parse_keys(key, weights),
-        body=members,
-        member=member,
-        data=data,
-        tls=make_context(ca, cert, cert_key) if target.tls else None,
-        **values,
-    )
+        target=target, mix=weights, keys=order.parse_keys(key, weights), body=members, member=member, data=data,
+        tls=make_context(ca, cert, cert_key) if target.tls else None, **values,
+    )  # fmt: skip
     _run(spec, out, json=json, quiet=quiet)
 
 

@@ -168,15 +168,8 @@ def bulk() -> None:
 @with_public
 @as_json
 def submit(
-    port: PublicPort,
-    file: Path,
-    model: str | None,
-    endpoint: str | None,
-    texts: bool,
-    window: str,
-    wait: bool,
-    json: bool,
-) -> None:
+    port: PublicPort, file: Path, model: str | None, endpoint: str | None, texts: bool, window: str, wait: bool, json: bool,
+) -> None:  # fmt: skip
     """Send a file, and begin a job of it. Prints the job's id.
 
     Exit codes: 0 done, 1 it was refused, or with --wait did not come to its end, or lines of it failed.

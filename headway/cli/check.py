@@ -70,15 +70,9 @@ _FAR, _TINY_MS = 0.3, 0.5
 @option("--json", is_flag=True, help="Print the findings as JSON.")
 @with_settings(_SETTINGS)
 def check(
-    target: str,
-    settings: Settings,
-    texts: Sequence[str],
-    inputs: Path | None,
-    parameters: str,
-    repeats: int,
-    record: Path | None,
+    target: str, settings: Settings, texts: Sequence[str], inputs: Path | None, parameters: str, repeats: int, record: Path | None,
     json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
 
     It checks that the target returns one output for each input, of the kind that it is annotated with, in the order of the inputs

@@ -42,15 +42,9 @@ _FIELDS = (
 )
 @option("--json", is_flag=True, group="Results", help="Print the plan as JSON.")
 def plan(
-    p95: float | None,
-    p99: float | None,
-    gpu_hour_cost: float | None,
-    target_utilisation: float,
-    max_gpus: int,
-    bulk: bool,
-    json: bool,
-    **given: Any,
-) -> None:
+    p95: float | None, p99: float | None, gpu_hour_cost: float | None, target_utilisation: float, max_gpus: int, bulk: bool,
+    json: bool, **given: Any,
+) -> None:  # fmt: skip
     """Find out how many GPUs you need to answer --rate requests per second within --p95 or --p99.
 
     headway plan --rate 2000 --batch-ms 100 --p95 300

@@ -30,16 +30,8 @@ def rollout() -> None:
 @with_admin
 @as_json
 def start(
-    port: Admin,
-    model: str,
-    version: str,
-    steps: str,
-    every: str,
-    rollback_on: str,
-    slower: float,
-    beside: str,
-    json: bool,
-) -> None:
+    port: Admin, model: str, version: str, steps: str, every: str, rollback_on: str, slower: float, beside: str, json: bool,
+) -> None:  # fmt: skip
     """Begin a rollout: the new version gets its first share of the requests at once.
 
     It gets the next one when a step is over, and none once there is enough evidence that it fails more or is slower.

@@ -51,17 +51,9 @@ _DAY_TAKES = _DAY_ONLY | {
     ".pdf. Needs matplotlib.")  # fmt: skip
 @click.pass_context
 def simulate(
-    ctx: click.Context,
-    /,
-    compare: bool,
-    autoscale: bool,
-    cold_start_s: float,
-    scale_rules: str,
-    scale_to_zero_after_s: float,
-    json: bool,
-    plot: Path | None,
-    **given: Any,
-) -> None:
+    ctx: click.Context, /, compare: bool, autoscale: bool, cold_start_s: float, scale_rules: str, scale_to_zero_after_s: float,
+    json: bool, plot: Path | None, **given: Any,
+) -> None:  # fmt: skip
     """Try a load, a model and settings without a GPU: simulate requests that go through Headway's own queue.
 
     headway simulate --rate 200 --workers 2 --batch-ms 100 --promise 400

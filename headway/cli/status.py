@@ -194,20 +194,11 @@ def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapp
     """
     head = ("PROCESS", "ROLE", "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
     rows = [
-        (
-            member["id"],
-            member["role"],
-            member["host"],
-            str(member["pid"]),
-            str(member["pending"]),
-            f"{member['requests_per_second'] if rates is None else rates.get(member['id'], 0.0):g}",
-            "yes" if member["leads"] else "-",
-            member["version"],
-            member["admin"],
-            f"{member['age_seconds']:.1f} s ago",
-        )
+        (member["id"], member["role"], member["host"], str(member["pid"]), str(member["pending"]),
+         f"{member['requests_per_second'] if rates is None else rates.get(member['id'], 0.0):g}", "yes" if member["leads"] else "-",
+         member["version"], member["admin"], f"{member['age_seconds']:.1f} s ago")
         for member in sorted(members, key=lambda member: (member["role"], member["id"]))
-    ]
+    ]  # fmt: skip
     return table(*narrowed(head, rows, width, ("VERSION", "PID", "ADMIN", "HOST", "LEADS", "ROLE", "SEEN", "HELD")))
 
 
@@ -255,18 +246,11 @@ def gpus_table(workers: Sequence[dict[str, Any]]) -> list[str]:
     gpus = [(worker["worker_id"], gpu) for worker in workers if (gpu := worker.get("gpu_figures"))]
     head = ("WORKER", "GPU", "MEMORY", "COMPUTES", "POWER", "TEMPERATURE", "ECC ERRORS", "XIDS")
     rows = [
-        (
-            worker,
-            gpu["name"] or "-",
-            _memory(gpu),
-            _figure(gpu["utilisation"], ".0%"),
-            _figure(gpu["power_watts"], ".0f", " W"),
-            _figure(gpu["temperature_celsius"], ".0f", " °C"),
-            _figure(gpu["ecc_errors"], "d"),
-            ", ".join(f"{xid} ({count})" for xid, count in gpu["xids"].items()) or "-",
-        )
+        (worker, gpu["name"] or "-", _memory(gpu), _figure(gpu["utilisation"], ".0%"), _figure(gpu["power_watts"], ".0f", " W"),
+         _figure(gpu["temperature_celsius"], ".0f", " °C"), _figure(gpu["ecc_errors"], "d"),
+         ", ".join(f"{xid} ({count})" for xid, count in gpu["xids"].items()) or "-")
         for worker, gpu in sorted(gpus, key=lambda row: str(row[0]))
-    ]
+    ]  # fmt: skip
     return [table(head, rows)] if rows else []
 
 
@@ -287,30 +271,13 @@ def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort 
     failed = any(worker.get("failed", 0.0) >= FAILED for worker in workers)  # Processes of earlier versions lack it.
     versions = failed or len({worker.get("version") for worker in workers}) > 1
     head = (
-        "WORKER",
-        "MODEL",
-        *(("VERSION",) if versions else ()),
-        "STATUS",
-        *(("FAILED",) if failed else ()),
-        "BUSY",
-        "IN FLIGHT",
-        "RESTARTS",
-        "PID",
-        "LAST HEARTBEAT",
-    )
+        "WORKER", "MODEL", *(("VERSION",) if versions else ()), "STATUS", *(("FAILED",) if failed else ()), "BUSY", "IN FLIGHT",
+        "RESTARTS", "PID", "LAST HEARTBEAT",
+    )  # fmt: skip
     rows = [
-        (
-            worker["worker_id"],
-            worker["model"],
-            *((worker.get("version") or "-",) if versions else ()),
-            worker["status"],
-            *((f"{worker.get('failed', 0.0):.0%}",) if failed else ()),
-            f"{worker['utilisation']:.0%}",
-            str(worker["in_flight"]),
-            str(worker["restarts"]),
-            str(worker["pid"] or "-"),
-            worker["last_heartbeat"],
-        )
+        (worker["worker_id"], worker["model"], *((worker.get("version") or "-",) if versions else ()), worker["status"],
+         *((f"{worker.get('failed', 0.0):.0%}",) if failed else ()), f"{worker['utilisation']:.0%}", str(worker["in_flight"]),
+         str(worker["restarts"]), str(worker["pid"] or "-"), worker["last_heartbeat"])
         for worker in workers
-    ]
+    ]  # fmt: skip
     return table(*narrowed(head, rows, width, ("LAST HEARTBEAT", "PID", "MODEL", "RESTARTS", "IN FLIGHT", "VERSION")))

@@ -99,18 +99,10 @@ class Trial:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        choose: Callable[[Signature], Sequence[Value]],
-        parameters: bytes,
-        timeout: float,
-        model: str,
-        repeats: int,
-        clock: Callable[[], float] = time.monotonic,
-        limits: Mapping[str, float] = MappingProxyType({}),
-        record: Callable[[Signature], Iterable[Sequence[Value]]] | None = None,
-        weights: WeightEstimate | None = None,
-    ) -> None:
+        self, backend: Backend, choose: Callable[[Signature], Sequence[Value]], parameters: bytes, timeout: float, model: str,
+        repeats: int, clock: Callable[[], float] = time.monotonic, limits: Mapping[str, float] = MappingProxyType({}),
+        record: Callable[[Signature], Iterable[Sequence[Value]]] | None = None, weights: WeightEstimate | None = None,
+    ) -> None:  # fmt: skip
         self._backend = backend
         self._choose = choose
         self._inputs: Sequence[Value] = ()

@@ -40,27 +40,7 @@ from headway.client.errors import (
 from headway.client.messages import Result
 
 __all__ = [
-    "Client",
-    "AsyncClient",
-    "Result",
-    "Task",
-    "AsyncTask",
-    "ClientError",
-    "InvalidArgument",
-    "InvalidInput",
-    "Unreachable",
-    "TimedOut",
-    "ApiError",
-    "BadRequest",
-    "Unauthenticated",
-    "Forbidden",
-    "NotFound",
-    "Conflict",
-    "PayloadTooLarge",
-    "RejectedByModel",
-    "RejectedByPolicy",
-    "RateLimited",
-    "Overloaded",
-    "ModelFailed",
-    "DeadlineExceeded",
-]
+    "Client", "AsyncClient", "Result", "Task", "AsyncTask", "ClientError", "InvalidArgument", "InvalidInput", "Unreachable",
+    "TimedOut", "ApiError", "BadRequest", "Unauthenticated", "Forbidden", "NotFound", "Conflict", "PayloadTooLarge",
+    "RejectedByModel", "RejectedByPolicy", "RateLimited", "Overloaded", "ModelFailed", "DeadlineExceeded",
+]  # fmt: skip

@@ -48,56 +48,32 @@ class AsyncClient(AnyClient):
             await session.close()
 
     async def infer(
-        self,
-        input: Any,
-        model: str | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        *,
-        idempotency_key: str | None = None,
-        outputs: Sequence[str] | None = None,
-    ) -> Result:
+        self, input: Any, model: str | None = None, parameters: Mapping[str, Any] | None = None, timeout: float | None = None, *,
+        idempotency_key: str | None = None, outputs: Sequence[str] | None = None,
+    ) -> Result:  # fmt: skip
         """Run the model on one input; see `Client.infer`."""
         request, read = inference_of(input, model, parameters, self._service.key(idempotency_key), outputs)
         return read(await self._send(request, self._service.seconds(timeout)))
 
     @overload
     async def infer_many(
-        self,
-        inputs: Iterable[Any],
-        model: str | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        *,
-        concurrency: int = CONCURRENCY,
-        return_errors: Literal[False] = False,
+        self, inputs: Iterable[Any], model: str | None = None, parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: Literal[False] = False,
         outputs: Sequence[str] | None = None,
-    ) -> list[Result]: ...
+    ) -> list[Result]: ...  # fmt: skip
 
     @overload
     async def infer_many(
-        self,
-        inputs: Iterable[Any],
-        model: str | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        *,
-        concurrency: int = CONCURRENCY,
-        return_errors: Literal[True],
+        self, inputs: Iterable[Any], model: str | None = None, parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: Literal[True],
         outputs: Sequence[str] | None = None,
-    ) -> list[Result | ClientError]: ...
+    ) -> list[Result | ClientError]: ...  # fmt: skip
 
     async def infer_many(
-        self,
-        inputs: Iterable[Any],
-        model: str | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        *,
-        concurrency: int = CONCURRENCY,
-        return_errors: bool = False,
+        self, inputs: Iterable[Any], model: str | None = None, parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: bool = False,
         outputs: Sequence[str] | None = None,
-    ) -> list[Result] | list[Result | ClientError]:
+    ) -> list[Result] | list[Result | ClientError]:  # fmt: skip
         """Run the model on several inputs; see `Client.infer_many`. The first error cancels the other requests."""
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
@@ -140,14 +116,9 @@ class AsyncClient(AnyClient):
         return results
 
     async def submit(
-        self,
-        input: Any,
-        model: str | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        *,
+        self, input: Any, model: str | None = None, parameters: Mapping[str, Any] | None = None, timeout: float | None = None, *,
         idempotency_key: str | None = None,
-    ) -> AsyncTask:
+    ) -> AsyncTask:  # fmt: skip
         """Submit an input as a task; see `Client.submit`."""
         if timeout is not None:
             check_seconds("timeout", timeout)

@@ -55,15 +55,8 @@ class Call:
     """
 
     def __init__(
-        self,
-        request: Request,
-        timeout: float,
-        retries: int,
-        now: float,
-        rng: Callable[[], float],
-        *,
-        patient: bool = False,
-    ) -> None:
+        self, request: Request, timeout: float, retries: int, now: float, rng: Callable[[], float], *, patient: bool = False,
+    ) -> None:  # fmt: skip
         self.request = request
         self._timeout = timeout
         self._until = now + timeout

@@ -96,41 +96,23 @@ class Client(AnyClient):
 
     @overload
     def infer_many(
-        self,
-        inputs: Iterable[Any],
-        model: str | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        *,
-        concurrency: int = CONCURRENCY,
-        return_errors: Literal[False] = False,
+        self, inputs: Iterable[Any], model: str | None = None, parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: Literal[False] = False,
         outputs: Sequence[str] | None = None,
-    ) -> list[Result]: ...
+    ) -> list[Result]: ...  # fmt: skip
 
     @overload
     def infer_many(
-        self,
-        inputs: Iterable[Any],
-        model: str | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        *,
-        concurrency: int = CONCURRENCY,
-        return_errors: Literal[True],
+        self, inputs: Iterable[Any], model: str | None = None, parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: Literal[True],
         outputs: Sequence[str] | None = None,
-    ) -> list[Result | ClientError]: ...
+    ) -> list[Result | ClientError]: ...  # fmt: skip
 
     def infer_many(
-        self,
-        inputs: Iterable[Any],
-        model: str | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        *,
-        concurrency: int = CONCURRENCY,
-        return_errors: bool = False,
+        self, inputs: Iterable[Any], model: str | None = None, parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: bool = False,
         outputs: Sequence[str] | None = None,
-    ) -> list[Result] | list[Result | ClientError]:
+    ) -> list[Result] | list[Result | ClientError]:  # fmt: skip
         """Run the model on several inputs, one request each, and return the results in their order.
 
         Arguments:

@@ -85,15 +85,9 @@ class ApiError(ClientError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 0,
-        code: str = "",
-        request_id: str = "",
-        retry_after: float | None = None,
+        self, message: str, *, status: int = 0, code: str = "", request_id: str = "", retry_after: float | None = None,
         hopeless: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.message, self.status, self.code = message, status, code
         self.request_id, self.retry_after, self.hopeless = request_id, retry_after, hopeless

@@ -114,25 +114,13 @@ class AnyClient:
     """Base of both clients; see `Client` for the arguments."""
 
     def __init__(
-        self,
-        url: str = URL,
-        api_key: str | None = None,
-        *,
-        timeout: float = TIMEOUT,
-        retries: int = RETRIES,
-        connections: int = CONNECTIONS,
-        headers: Mapping[str, str] | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
+        self, url: str = URL, api_key: str | None = None, *, timeout: float = TIMEOUT, retries: int = RETRIES,
+        connections: int = CONNECTIONS, headers: Mapping[str, str] | None = None, ssl_context: ssl.SSLContext | None = None,
+    ) -> None:  # fmt: skip
         self._service = Service(
-            url=url,
-            api_key=api_key,
-            timeout=timeout,
-            retries=retries,
-            connections=connections,
-            headers=headers,
+            url=url, api_key=api_key, timeout=timeout, retries=retries, connections=connections, headers=headers,
             ssl_context=ssl_context,
-        )
+        )  # fmt: skip
         self._closed = False
         self._begin()
 

@@ -23,24 +23,7 @@ from headway.config.sources import load, load_arguments, misspelt, read_weights_
 from headway.config.urls import shown_url
 
 __all__ = [
-    "ALL_ROWS",
-    "CHARS",
-    "FIELDS",
-    "PREFIX",
-    "Setting",
-    "Settings",
-    "fallback_batches",
-    "fallbacks_of",
-    "flag",
-    "idle",
-    "is_loopback",
-    "kind",
-    "load",
-    "load_arguments",
-    "misspelt",
-    "on_terms",
-    "read_weights_again",
-    "shown_url",
-    "spelling_of",
+    "ALL_ROWS", "CHARS", "FIELDS", "PREFIX", "Setting", "Settings", "fallback_batches", "fallbacks_of", "flag", "idle",
+    "is_loopback", "kind", "load", "load_arguments", "misspelt", "on_terms", "read_weights_again", "shown_url", "spelling_of",
     "terms_of",
-]
+]  # fmt: skip

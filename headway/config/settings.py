@@ -801,25 +801,6 @@ def is_file(path: Path) -> bool:
 
 
 CHECKS: tuple[Callable[[Settings], None], ...] = (
-    _remote_headers,
-    _remote_key,
-    _tiers,
-    _devices,
-    _versions,
-    _min_warm,
-    _times,
-    _policy,
-    _admin,
-    _grpc_port,
-    _files,
-    _tls,
-    _ledger,
-    _bulk,
-    _shed_depths,
-    _room,
-    _tier_rates,
-    _version_weights,
-    _scale_rules,
-    _scaling,
-    _broker,
-)
+    _remote_headers, _remote_key, _tiers, _devices, _versions, _min_warm, _times, _policy, _admin, _grpc_port, _files, _tls,
+    _ledger, _bulk, _shed_depths, _room, _tier_rates, _version_weights, _scale_rules, _scaling, _broker,
+)  # fmt: skip

@@ -42,16 +42,9 @@ class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tool_option(
-    default: Any,
-    flag: str,
-    metavar: str,
-    group: str,
-    help: str,
-    *,
-    repr: bool = True,
-    default_factory: Any = MISSING,
+    default: Any, flag: str, metavar: str, group: str, help: str, *, repr: bool = True, default_factory: Any = MISSING,
     **attributes: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return a field with a ToolOption, which has these further attributes. Pass `dataclasses.MISSING` for no default."""
     per = attributes.get("per", 1.0)
     shown = default if isinstance(default, int | float | str) else None

@@ -68,14 +68,9 @@ class Autoscaler:
     """
 
     def __init__(
-        self,
-        pools: LocalScaling | None,
-        limits: Callable[[str], ScaleLimits | None],
-        counters: ControllerCounts,
-        clock: Callable[[], float],
-        name: str = NONE,
-        named: Collection[str] = (),
-    ) -> None:
+        self, pools: LocalScaling | None, limits: Callable[[str], ScaleLimits | None], counters: ControllerCounts,
+        clock: Callable[[], float], name: str = NONE, named: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self._pools, self._limits, self._counters, self._clock, self._name = pools, limits, counters, clock, name
         self._named = named
         self._own_scalings: dict[str, Scaling] = {}
@@ -106,14 +101,9 @@ class Autoscaler:
         self._own_scalings.pop(model, None)
 
     def look(
-        self,
-        capacity: Capacity,
-        load: Load | None,
-        queue: int,
-        workers: Sequence[WorkerInfo],
-        members: Sequence[ProcessInfo],
+        self, capacity: Capacity, load: Load | None, queue: int, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo],
         bulk: int = 0,
-    ) -> Capacity:
+    ) -> Capacity:  # fmt: skip
         """Decide on one model, and return its capacity with the scaling to publish.
 
         `queue` counts the model's waiting entries, `bulk` its waiting lines of bulk jobs. `workers` and `members` are all of the

@@ -67,19 +67,10 @@ class Controller:
     """
 
     def __init__(
-        self,
-        id: str,
-        broker: Broker,
-        fleet: Fleet,
-        target_utilisation: float,
-        clock: Callable[[], float],
-        pace: Pace,
-        *,
-        alone: bool = False,
-        counters: ControllerCounts | None = None,
-        models: Callable[[], Collection[str]] | None = None,
+        self, id: str, broker: Broker, fleet: Fleet, target_utilisation: float, clock: Callable[[], float], pace: Pace, *,
+        alone: bool = False, counters: ControllerCounts | None = None, models: Callable[[], Collection[str]] | None = None,
         autoscaler: Autoscaler | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.leads = False
         self.models, self.autoscaler = models, autoscaler
         self._clock, self._pace = clock, pace

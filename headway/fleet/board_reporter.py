@@ -81,16 +81,9 @@ class BoardReporter(PeriodicResource):
     """Report one process to the board; a resource, see `headway.app.lifecycle.Resource`. Without a `pace` it never rests."""
 
     def __init__(
-        self,
-        process: str,
-        board: Board,
-        registry: Registry,
-        fleet: Fleet,
-        counters: Counters,
-        clock: Callable[[], float],
-        tiers: int,
-        pace: Pace | None = None,
-    ) -> None:
+        self, process: str, board: Board, registry: Registry, fleet: Fleet, counters: Counters, clock: Callable[[], float],
+        tiers: int, pace: Pace | None = None,
+    ) -> None:  # fmt: skip
         self._process, self._board, self._registry, self._fleet = process, board, registry, fleet
         self._counters, self._clock, self._tiers, self._pace = counters, clock, tiers, pace
         self._meter = FlowMeter(counters, clock)

@@ -39,16 +39,10 @@ class Membership:
     """
 
     def __init__(
-        self,
-        fleet: Fleet,
-        describe: Callable[[], ProcessInfo],
-        clock: Callable[[], float],
-        broker: Registry,
-        slots: Collection[str] = (),
-        every: Callable[[], float] = lambda: PERIOD,
-        drained: Callable[[Collection[str]], Awaitable[None]] | None = None,
-        killed: Callable[[], Mapping[str, str]] = dict,
-    ) -> None:
+        self, fleet: Fleet, describe: Callable[[], ProcessInfo], clock: Callable[[], float], broker: Registry,
+        slots: Collection[str] = (), every: Callable[[], float] = lambda: PERIOD,
+        drained: Callable[[Collection[str]], Awaitable[None]] | None = None, killed: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:  # fmt: skip
         self.reason = "ended by its program"
         self.leaving = False
         self._broker = broker

@@ -42,14 +42,8 @@ class FleetModels:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        serve: Serve,
-        clock: Callable[[], float],
-        forget: Callable[[str], None],
-        *,
-        presumes: bool = True,
-    ) -> None:
+        self, settings: Settings, serve: Serve, clock: Callable[[], float], forget: Callable[[str], None], *, presumes: bool = True,
+    ) -> None:  # fmt: skip
         self._settings = settings
         presumed = _is_presumed(settings)
         self.named: Collection[str] = () if presumed else settings.served.keys()

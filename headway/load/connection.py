@@ -248,14 +248,9 @@ class ConnectionPool:
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        most: int | None,
-        build: Callable[[], Connection],
-        tried: Callable[[str], None],
+        self, host: str, port: int, most: int | None, build: Callable[[], Connection], tried: Callable[[str], None],
         tls: ssl.SSLContext | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._host, self._port = host, port
         self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "server_hostname": host}
         self._most = most or min(_MOST, _file_limit() - _SPARE_FILES)

@@ -32,27 +32,21 @@ COMMANDS = {
     "serve": Lazy("headway.cli.roles:serve", "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
     "gateway": Lazy("headway.cli.roles:gateway", "Serve", "Take requests for workers in other processes."),
     "worker": Lazy("headway.cli.roles:worker", "Serve", "Run TARGET for gateways in other processes."),
-    "controller": Lazy(
-        "headway.cli.roles:controller", "Serve", "Count the workers, and tell the gateways what they can carry."
-    ),
+    "controller": Lazy("headway.cli.roles:controller", "Serve", "Count the workers, and limit what gateways admit."),
     "init": Lazy("headway.cli.init:init", "Serve", "Make a folder with a target, its test and its settings."),
     "check": Lazy("headway.cli.check:check", "Serve", "Load TARGET, try it in batches, and say what it costs."),
     "status": Lazy("headway.cli.status:status", "Operate", "Show how a running service is doing."),
     "top": Lazy("headway.cli.top:top", "Operate", "Show it live: load, latency, refusals, workers."),
     "rollout": Lazy("headway.cli.rollout:rollout", "Operate", "Give a new version more and more requests."),
-    "drain": Lazy(
-        "headway.cli.drain:drain", "Operate", "Have a worker, process or host claim nothing more, to patch it."
-    ),
+    "drain": Lazy("headway.cli.drain:drain", "Operate", "Take a worker, process or host out of service."),
     "undrain": Lazy("headway.cli.drain:undrain", "Operate", "Give a drained worker, process or host work again."),
     "bulk": Lazy("headway.cli.bulk:bulk", "Operate", "Run files of lines in seats that would stay empty."),
     "failover": Lazy("headway.cli.failover:failover", "Operate", "Have a replica of the broker's Redis take over."),
     "dlq": Lazy("headway.cli.dlq:dlq", "Operate", "List, show, replay and purge dead letters."),
     "keys": Lazy("headway.cli.keys:keys", "Operate", "Create, list, revoke and rotate API keys."),
-    "bench": Lazy("headway.cli.bench:bench", "Measure and plan", "Put open-loop load on a URL; latency and errors."),
-    "plan": Lazy("headway.cli.plan:plan", "Measure and plan", "Say how many GPUs a load and a promise need."),
-    "simulate": Lazy(
-        "headway.cli.simulate:simulate", "Measure and plan", "Run the production policies under virtual time."
-    ),
+    "bench": Lazy("headway.cli.bench:bench", "Measure and plan", "Send requests at a fixed rate, and measure."),
+    "plan": Lazy("headway.cli.plan:plan", "Measure and plan", "Find out how many GPUs you need."),
+    "simulate": Lazy("headway.cli.simulate:simulate", "Measure and plan", "Try a load and settings without a GPU."),
 }
 """Commands by name: where each is, the heading that lists it, and what it does in one line."""
 

@@ -53,7 +53,8 @@ def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
 @with_admin
 @as_json
 def undrain(port: Admin, name: str, wait: float, json: bool) -> None:
-    """Give a worker, or all workers of a process or host, work again after a drain. A GPU process that has ended loads its model first.
+    """Let a worker, or all workers of a process or host, work again after a drain. A GPU process that has ended loads its model
+    first.
 
     Exit codes: 0 they claim again, or start; 1 refused or not heard of yet; 3 a setting is wrong.
     """

@@ -94,15 +94,9 @@ def _of_field(name: str, field: ToolOption, defaults: Mapping[str, Any], require
     if field.type is bool:
         return option(field.flag, name, group=field.group, is_flag=True, help=field.help, **given)
     return option(
-        field.flag,
-        name,
-        group=field.group,
-        type=field.type,
-        metavar=field.metavar,
-        multiple=field.multiple,
-        help=field.help,
+        field.flag, name, group=field.group, type=field.type, metavar=field.metavar, multiple=field.multiple, help=field.help,
         **given,
-    )
+    )  # fmt: skip
 
 
 def fields_from(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:

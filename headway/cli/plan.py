@@ -69,14 +69,10 @@ def plan(
     if given["alpha"] is None and given["times"] is None:
         raise SettingError("--batch-ms", None, "nothing tells how long a batch takes", BATCH_MS_HINT)
     goal = Goal(
-        scenario=Scenario(workers=1, **scenario_values(given)),
-        p95=None if p95 is None else p95 / 1000,
-        p99=None if p99 is None else p99 / 1000,
-        gpu_hour_cost=gpu_hour_cost,
-        max_gpus=max_gpus,
-        target_utilisation=target_utilisation,
-        bulk=bulk,
-    )
+        scenario=Scenario(workers=1, **scenario_values(given)), p95=None if p95 is None else p95 / 1000,
+        p99=None if p99 is None else p99 / 1000, gpu_hour_cost=gpu_hour_cost, max_gpus=max_gpus,
+        target_utilisation=target_utilisation, bulk=bulk,
+    )  # fmt: skip
     with waiting("simulating") as progress:
         result = make_plan(goal, lambda text: progress.tell(f"simulating {text}"))
     if json:

@@ -205,15 +205,11 @@ def _simulate_day(
         raise SettingError("--scale-rules", scale_rules, f"cannot be read: {exc}", hint) from None
     values, trace = fields_from(Scenario, given), given["trace"]
     day = Day(
-        rate=values["rate"],
-        cost=BatchCost(values["alpha"] + values["overhead"], values["beta"], values["max_batch"]),
-        promise=0.2 if values["promise"] is None else values["promise"],
-        start=cold_start_s,
-        trace=read_trace(Path(trace)) if trace else (),
-        limits=ScaleLimits(rules=chosen),
-        timeout=values["timeout"],
+        rate=values["rate"], cost=BatchCost(values["alpha"] + values["overhead"], values["beta"], values["max_batch"]),
+        promise=0.2 if values["promise"] is None else values["promise"], start=cold_start_s,
+        trace=read_trace(Path(trace)) if trace else (), limits=ScaleLimits(rules=chosen), timeout=values["timeout"],
         seed=values["seed"],
-    )
+    )  # fmt: skip
     traffic = day_arrivals(day)
     with waiting("simulating a day") as progress:
 

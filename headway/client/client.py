@@ -215,15 +215,11 @@ class Client(AnyClient):
         request = call.request
         try:
             response = self._connections().urlopen(
-                request.method,
-                self._service.base + request.path,
-                body=request.body,
+                request.method, self._service.base + request.path, body=request.body,
                 headers={**self._header, **request.header, **attempt.header},
-                timeout=urllib3.Timeout(connect=attempt.connect, read=attempt.read),
-                pool_timeout=attempt.read,
-                retries=False,
+                timeout=urllib3.Timeout(connect=attempt.connect, read=attempt.read), pool_timeout=attempt.read, retries=False,
                 redirect=False,
-            )
+            )  # fmt: skip
         except (exceptions.ReadTimeoutError, exceptions.EmptyPoolError) as exc:
             raise call.overdue() from exc
         except (exceptions.ConnectTimeoutError, exceptions.NewConnectionError, exceptions.ProxyError) as exc:

@@ -244,13 +244,8 @@ def _error(problem: _Problem, status: int, hopeless: bool) -> ApiError:
     after = None if problem.retry_after_ms is None else problem.retry_after_ms / 1000
     kind = BY_CODE.get(problem.error) or BY_STATUS.get(status, ApiError)
     return kind(
-        problem.message,
-        status=status,
-        code=problem.error,
-        request_id=problem.request_id,
-        retry_after=after,
-        hopeless=hopeless,
-    )
+        problem.message, status=status, code=problem.error, request_id=problem.request_id, retry_after=after, hopeless=hopeless,
+    )  # fmt: skip
 
 
 def _pause(answer: Answer) -> float | None:

@@ -224,14 +224,9 @@ class Autoscaler:
             ScalingChange(model, decision.before, decision.desired, decision.direction, decision.reason)
         )
         log.info(
-            "workers are wanted" if self._name == NONE else "workers are scaled",
-            model=model,
-            workers=decision.desired,
-            before=decision.before,
-            direction=decision.direction,
-            reason=decision.reason,
-            driver=self._name,
-        )
+            "workers are wanted" if self._name == NONE else "workers are scaled", model=model, workers=decision.desired,
+            before=decision.before, direction=decision.direction, reason=decision.reason, driver=self._name,
+        )  # fmt: skip
 
     def _begin(self, model: str, state: ScaledModel, limits: ScaleLimits) -> Scaler | None:
         """Make the scaler from the published number, or from the workers that run; None while that is too early."""

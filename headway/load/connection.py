@@ -45,12 +45,7 @@ class Owner(Protocol):
     def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
         """Note the answer to the request in flight.
 
-        Arguments:
-            connection: the connection.
-            status: HTTP status.
-            body: body of the answer.
-            retry_after: whether a 429 or 503 had that header; False for others.
-            reusable: whether the connection can carry another request.
+        `retry_after` is True if a 429 or 503 had that header; `reusable`, if the connection can carry another request.
         """
 
     def lost(self, connection: Connection, cause: str) -> None:

@@ -84,8 +84,7 @@ class Self(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lag_ms: how late the generator was for each request, which is part of every latency.
-        cpu_us_per_request: CPU time, user and system, in microseconds.
-        cpu_share: share of a core that it used.
+        cpu_us_per_request: CPU time, user and system, in microseconds; `cpu_share` is the share of a core.
         connections_opened, connections_peak: connections in total, and at once.
         waited_for_connection: requests for which no connection was free when they were due.
     """
@@ -105,17 +104,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         command: command line without API keys.
         started_at: ISO 8601, UTC.
         url, rate, duration_s, arrivals, seed, promise_ms, expect: as given.
-        interrupted: whether it was stopped early.
+        interrupted: True if it was stopped early.
         arrivals_cv: coefficient of variation of the gaps between due times: 0 even, about 1 Poisson.
         offered_rate: requests due per second.
         rows: rows of each request; null if its body has no tensors.
         answered_rows_rate: rows of 2xx answers per second, until the last answer came; null without tensors.
         elapsed_s: seconds until every request had its outcome.
-        total: figures of all requests.
         tiers: figures of each tier, if there is a mix.
         mismatches: 2xx answers that are not the right answer to their request; null if not checked.
         mismatched: the first few of them.
-        generator: measurements of the generator itself.
     """
 
     command: list[str]
@@ -206,18 +203,13 @@ def _flow(streams: Sequence[Stream], requests: int, promise: float | None, secon
     if promise is not None:
         in_time = sum(latency <= promise for stream in streams for latency in stream.answered)
     return Flow(
-        requests=requests,
-        answered=answered,
-        refused=refused,
-        failed=failed,
-        answered_rate=answered / until,
-        in_time=in_time,
+        requests=requests, answered=answered, refused=refused, failed=failed, answered_rate=answered / until, in_time=in_time,
         goodput=None if in_time is None else in_time / seconds,
         latency_ms=latency_ms(chain.from_iterable(stream.answered for stream in streams)),
         refusal_ms=latency_ms(chain.from_iterable(stream.refused for stream in streams)),
         refused_without_retry_after=sum(stream.refused_without_retry_after for stream in streams),
         outcomes=dict(outcomes.most_common()),
-    )
+    )  # fmt: skip
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
@@ -234,15 +226,9 @@ def latency_ms(seconds: Iterable[float]) -> Latency:
         return Latency(count=0)
     p50, p90, p95, p99, p999 = (percentile(ascending, share) * 1000 for share in (0.5, 0.9, 0.95, 0.99, 0.999))
     return Latency(
-        count=len(ascending),
-        mean=math.fsum(ascending) / len(ascending) * 1000,
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
-        p999=p999,
+        count=len(ascending), mean=math.fsum(ascending) / len(ascending) * 1000, p50=p50, p90=p90, p95=p95, p99=p99, p999=p999,
         max=ascending[-1] * 1000,
-    )
+    )  # fmt: skip
 
 
 def show(report: Report, console: Console | None = None) -> None:

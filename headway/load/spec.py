@@ -53,8 +53,7 @@ class LoadSpec:
         arrivals: `poisson`, `uniform`, or the path of a trace file.
         mix: weights of tiers, which are sent as X-Request-Tier; empty to send none.
         keys: API keys by tier; the key under "" serves all tiers.
-        body: members of the JSON body. `member` is made different in each request.
-        member: the body's member with the input; "" if there is none to vary.
+        member: member of the JSON body with the input, which differs in each request; "" if there is none to vary.
         data: bytes after the JSON body, which are its tensors.
         timeout: counts from the due time.
         expect: check of the answer's `output`: `none`, `upper` (the input in capitals) or `echo`.

@@ -114,11 +114,9 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate_day(
-    day: Day,
-    policy: str,
-    progress: Callable[[str], None] = lambda text: None,
+    day: Day, policy: str, progress: Callable[[str], None] = lambda text: None,
     traffic: tuple[Sequence[float], float] | None = None,
-) -> DayReport:
+) -> DayReport:  # fmt: skip
     """Run one policy, RULES, PLAN or FIXED, through the day. `progress` is called with a text on how far it is.
 
     `traffic` is the result of `day_arrivals`, if it is known already.
@@ -257,20 +255,11 @@ class _Run:
             self._gpu_seconds += scaler.desired
             most, fewest = max(most, scaler.desired), min(fewest, scaler.desired)
         return DayReport(
-            policy=self._policy,
-            gpu_hours=self._gpu_seconds / 3600,
-            within=self._served_within / self._offered,
-            refused=self._refused / self._offered,
-            ups=self._counts[UP],
-            downs=self._counts[DOWN],
-            most=most,
-            fewest=fewest,
-            utilisation=self._busy / max(DAY - self._at_zero, 1),
-            zero_hours=self._at_zero / 3600,
-            starts=self._starts,
-            held=self._held,
-            sent_away=self._sent_away,
-        )
+            policy=self._policy, gpu_hours=self._gpu_seconds / 3600, within=self._served_within / self._offered,
+            refused=self._refused / self._offered, ups=self._counts[UP], downs=self._counts[DOWN], most=most, fewest=fewest,
+            utilisation=self._busy / max(DAY - self._at_zero, 1), zero_hours=self._at_zero / 3600, starts=self._starts,
+            held=self._held, sent_away=self._sent_away,
+        )  # fmt: skip
 
     def _step(self, arrivals: float, second: float) -> None:
         """Serve one second."""

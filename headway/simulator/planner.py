@@ -142,20 +142,18 @@ class Plan(Prediction, frozen=True, kw_only=True):
     """Result of a plan: the prediction for the least number of GPUs, and more about it.
 
     Attributes:
-        capacity: most requests per second that these GPUs can answer, in full batches.
-        load: rate divided by capacity.
+        capacity: most requests per second that these GPUs can answer, in full batches; `load` is the rate divided by it.
         arrivals_cv: coefficient of variation of the gaps between arrivals: 1 for Poisson, more for burstier.
         meets_up_to: highest rate, in requests per second, at which these GPUs still meet the targets.
         one_less: prediction for one GPU less; null if that could not carry the load at all.
-        on_the_edge: whether it is so near to a target that a real run may miss it.
+        on_the_edge: True if it is so near to a target that a real run may miss it.
         one_more: prediction for one GPU more, if it is on the edge; else null.
         with_room: least number of GPUs that the load uses to no more than the target utilisation.
         cost: cost of the GPUs; null without a price.
         first_come: least number of GPUs for a model that pads if inputs ran in the order of arrival, in one call; null if it
             doesn't pad, or if they exceed the limit.
         bulk: lines of bulk jobs per second that go into empty seats; null if nobody asked.
-        seeds: simulations behind the figures.
-        requests: requests measured in those.
+        seeds: simulations behind the figures, which measured so many `requests`.
     """
 
     capacity: float
@@ -344,16 +342,10 @@ class _Planner:
         if given.trace:
             warmup = measured = len(given.trace) / rate
         return replace(
-            given,
-            rate=rate,
-            workers=gpus,
-            trace=_turned(given.trace, seed / SEEDS),
-            warmup=warmup,
-            duration=warmup + measured,
-            queue_timeout=max(given.queue_timeout, least_timeout),
-            timeout=max(given.timeout, least_timeout),
+            given, rate=rate, workers=gpus, trace=_turned(given.trace, seed / SEEDS), warmup=warmup, duration=warmup + measured,
+            queue_timeout=max(given.queue_timeout, least_timeout), timeout=max(given.timeout, least_timeout),
             seed=given.seed + seed,
-        )
+        )  # fmt: skip
 
     def _run(self, scenario: Scenario) -> _Run:
         record = simulate(scenario)
@@ -364,15 +356,9 @@ class _Planner:
         p50, p95, p99 = (percentile(ascending, share) * 1000 for share in (0.50, 0.95, 0.99))
         unanswered = missing / flow.requests if flow.requests else 0.0
         return _Run(
-            p50=p50,
-            p95=p95,
-            p99=p99,
-            unanswered=unanswered,
-            fill=report.batches.fill,
-            utilisation=report.utilisation,
-            arrivals_cv=report.arrivals_cv,
-            requests=flow.requests,
-        )
+            p50=p50, p95=p95, p99=p99, unanswered=unanswered, fill=report.batches.fill, utilisation=report.utilisation,
+            arrivals_cv=report.arrivals_cv, requests=flow.requests,
+        )  # fmt: skip
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -389,16 +375,11 @@ class _Run(msgspec.Struct, frozen=True):
 def _prediction(gpus: int, rate: float, runs: Sequence[_Run], doubt: ConfidenceInterval | None = None) -> Prediction:
     """Return the means of some runs. Their spread gives the doubt, unless it is known from other runs."""
     return Prediction(
-        gpus=gpus,
-        rate=rate,
-        p50_ms=statistics.fmean(run.p50 for run in runs),
-        p95_ms=statistics.fmean(run.p95 for run in runs),
-        p99_ms=statistics.fmean(run.p99 for run in runs),
-        doubt_ms=doubt or _interval(runs),
-        unanswered=statistics.fmean(run.unanswered for run in runs),
-        fill=statistics.fmean(run.fill for run in runs),
+        gpus=gpus, rate=rate, p50_ms=statistics.fmean(run.p50 for run in runs), p95_ms=statistics.fmean(run.p95 for run in runs),
+        p99_ms=statistics.fmean(run.p99 for run in runs), doubt_ms=doubt or _interval(runs),
+        unanswered=statistics.fmean(run.unanswered for run in runs), fill=statistics.fmean(run.fill for run in runs),
         utilisation=statistics.fmean(run.utilisation for run in runs),
-    )
+    )  # fmt: skip
 
 
 def _interval(runs: Sequence[_Run]) -> ConfidenceInterval:

@@ -52,7 +52,6 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of the batches that left.
 
     Attributes:
-        count: number of batches.
         mean_size: mean entries of a batch.
         fill: mean share of a full batch, by number or by weight.
         reasons: number of batches by why they left.
@@ -85,19 +84,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one simulation without its warm-up.
 
     Attributes:
-        policy: name of the policy.
         workers: number of GPUs.
         capacity: most requests per second that they can answer, in full batches.
         arrivals_cv: coefficient of variation of the gaps between arrivals: 0 even, 1 Poisson, more for burstier.
         offered_rate: requests per second that came.
-        total: figures of all requests.
         tiers: figures of each tier, highest first, if there are several.
-        batches: figures of the batches that left.
-        utilisation: share of the GPUs' time in which they ran batches.
-        down: share of the GPUs' time in which they were dead.
-        deaths: deaths of workers.
+        utilisation: share of the GPUs' time in which they ran batches; `down`, in which they were dead.
         retried: entries that ran again as their batch failed.
-        estimates: the queue's estimates at the end.
         bulk: lines of bulk jobs answered per second; null without such jobs.
     """
 
@@ -160,16 +153,10 @@ def _flow(record: Record, tiers: Sequence[int], latencies: Sequence[float], seco
             reasons[f"{kind}: {reason}"] += count
     in_time = None if promise is None else sum(latency <= promise for latency in latencies)
     return Flow(
-        requests=sum(record.offered[tier] for tier in tiers),
-        answered=len(latencies),
-        refused=kinds[REFUSED],
-        expired=kinds[EXPIRED],
-        failed=kinds[FAILED],
-        reasons=dict(reasons.most_common()),
-        in_time=in_time,
-        goodput=(len(latencies) if in_time is None else in_time) / seconds,
-        latency_ms=latency_ms(latencies),
-    )
+        requests=sum(record.offered[tier] for tier in tiers), answered=len(latencies), refused=kinds[REFUSED],
+        expired=kinds[EXPIRED], failed=kinds[FAILED], reasons=dict(reasons.most_common()), in_time=in_time,
+        goodput=(len(latencies) if in_time is None else in_time) / seconds, latency_ms=latency_ms(latencies),
+    )  # fmt: skip
 
 
 def _batches(record: Record) -> Batches:
@@ -177,15 +164,10 @@ def _batches(record: Record) -> Batches:
     mean_size = sum(record.size) / count if count else 0.0
     gap, variation = spacing(record.left_at)
     return Batches(
-        count=count,
-        mean_size=mean_size,
-        fill=record.filled / count if count else 0.0,
-        reasons=dict(record.reasons.most_common()),
-        gap_ms=gap * 1000,
-        gap_cv=variation,
-        shard_gap_cv=_shard_variation(record) if record.scenario.shards > 1 else None,
+        count=count, mean_size=mean_size, fill=record.filled / count if count else 0.0, reasons=dict(record.reasons.most_common()),
+        gap_ms=gap * 1000, gap_cv=variation, shard_gap_cv=_shard_variation(record) if record.scenario.shards > 1 else None,
         stolen=record.stolen / count if count else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _shard_variation(record: Record) -> float | None:
@@ -253,16 +235,9 @@ def _departures(reports: Sequence[Report]) -> Table:
         batches = report.batches
         reasons = " ".join(f"{name} {count / batches.count:.0%}" for name, count in batches.reasons.items())
         table.add_row(
-            report.policy,
-            f"{batches.count:,}",
-            f"{batches.mean_size:.1f}",
-            f"{batches.fill:.0%}",
-            figure(batches.gap_ms),
-            f"{batches.gap_cv:.2f}",
-            *(_shard_cells(batches) if sharded else ()),
-            f"{report.utilisation:.1%}",
-            reasons,
-        )
+            report.policy, f"{batches.count:,}", f"{batches.mean_size:.1f}", f"{batches.fill:.0%}", figure(batches.gap_ms),
+            f"{batches.gap_cv:.2f}", *(_shard_cells(batches) if sharded else ()), f"{report.utilisation:.1%}", reasons,
+        )  # fmt: skip
     return table
 
 
@@ -294,15 +269,8 @@ def show_day(reports: Sequence[DayReport], title: str) -> None:
             f"{report.zero_hours:,.1f} h", str(report.starts), f"{report.held:,.0f}", f"{report.sent_away:,.0f}",
         )  # fmt: skip
         table.add_row(
-            report.policy,
-            f"{report.gpu_hours:,.{1 if zero else 0}f}",
-            f"{report.gpu_hours / reports[0].gpu_hours:.2f}",
-            f"{report.within:.2%}",
-            f"{report.refused:.2%}",
-            str(report.ups),
-            str(report.downs),
-            f"{report.fewest}–{report.most}",
-            f"{report.utilisation:.0%}",
-            *(zero_cells if zero else ()),
-        )
+            report.policy, f"{report.gpu_hours:,.{1 if zero else 0}f}", f"{report.gpu_hours / reports[0].gpu_hours:.2f}",
+            f"{report.within:.2%}", f"{report.refused:.2%}", str(report.ups), str(report.downs), f"{report.fewest}–{report.most}",
+            f"{report.utilisation:.0%}", *(zero_cells if zero else ()),
+        )  # fmt: skip
     standard_console().print(table)

@@ -139,12 +139,6 @@ def _drawing(kinds: list[Entry], weights: list[float], rng: random.Random) -> Ca
 
 def _entry(scenario: Scenario, tier: int, tenant: str, text: str) -> Entry:
     return Entry(
-        id="",
-        model="",
-        input=text,
-        tier=tier,
-        tenant=tenant,
-        gateway="",
-        queue_timeout=scenario.queue_timeout,
+        id="", model="", input=text, tier=tier, tenant=tenant, gateway="", queue_timeout=scenario.queue_timeout,
         timeout=scenario.timeout,
-    )
+    )  # fmt: skip

@@ -47,11 +47,8 @@ _TELLTALE = frozenset(("token", "access_token", "admin_token", "service_token", 
 
 
 class ServiceTokens:
-    """Service tokens of a process: none, one, or two during a rotation. `text` is the setting `admin_token`.
-
-    Attributes:
-        guessable: True if trial and error could find one of them.
-    """
+    """Service tokens of a process: none, one, or two during a rotation. `text` is the setting `admin_token`. `guessable` is True
+    if trial and error could find one of them."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [token.encode() for token in text.split(",") if token]
@@ -66,16 +63,8 @@ class ServiceTokens:
 
 
 class Guard:
-    """Guard before the admin routes.
-
-    Arguments:
-        router: answers the requests that pass.
-        tokens: service tokens.
-        names: names, besides loopback and IP addresses, under which the port may be used.
-        sessions: sessions of browsers that have signed in.
-        tries: limit on wrong tokens in the header.
-        starting: returns True until the process is up.
-    """
+    """Guard before the admin routes. `router` answers the requests that pass. `names` are those, besides loopback and IP
+    addresses, under which the port may be used. `starting` returns True until the process is up."""
 
     def __init__(
         self,

@@ -23,16 +23,7 @@ class ProcessView(msgspec.Struct, frozen=True):
     """What the admin port sees of its process.
 
     Attributes:
-        settings: settings of the process.
-        role: role of the process.
-        id: id of the process in the fleet.
-        counters: counters of the process.
-        broker: broker whose queues and workers are shown.
-        letters: dead letters.
-        fleet: the other processes.
-        board: departure board.
-        clock: monotonic seconds of this process.
-        now: asks for the broker's time, which all its instants are in.
+        now: asks for the broker's time, which all its instants are in; `clock` is this process's, monotonic.
         gateway: has the pending requests and replays dead letters; None if this process is no gateway.
         ledger: has requests that memory no longer holds; None if nothing is recorded.
         starting: returns True until the process is up.

@@ -73,10 +73,8 @@ class Tries:
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def check(self, address: str, *, right: bool, guessable: bool) -> float:
-        """Count a token from an address, and return the seconds until its next try; 0 if this token counts.
-
-        `right` is True for the right token, `guessable` if that token can be guessed.
-        """
+        """Count a token from an address, and return the seconds until its next try; 0 if this token counts. `right` is True for
+        the right token, `guessable` if that token can be guessed."""
         wait = self.wait(address)
         if right and not (wait and guessable and address not in self._known):
             self._passed(address)

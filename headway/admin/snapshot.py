@@ -181,16 +181,10 @@ class ScalingLine(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The fleet at one instant.
+    """The fleet at one instant `now` of the broker. `age_seconds` is the time since; 0 if just now.
 
-    Attributes:
-        now: broker time.
-        departed: what has ended in the last minutes and not come back, newest first.
-        age_seconds: time since the snapshot was taken; 0 if just now.
-        away: why the broker is out of reach; empty if it isn't.
-        scaling: by model.
-        bulk: queues that have had bulk entries.
-    """
+    `departed` is what has ended in the last minutes and not come back, newest first. `away` says why the broker is out of reach;
+    empty if it isn't. `scaling` is by model. `bulk` are the queues that have had bulk entries."""
 
     now: float
     queues: list[QueueLine]

@@ -19,12 +19,7 @@ The first pause is 1 s and each is twice as long as the last, because a fleet ch
 
 
 class SnapshotSource(PeriodicResource):
-    """Source of one process's snapshots.
-
-    Arguments:
-        process: view of the process.
-        learn: called with the workers of each snapshot.
-    """
+    """Source of one process's snapshots. `learn` is called with the workers of each."""
 
     def __init__(self, process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> None:
         self._process = process
@@ -41,11 +36,8 @@ class SnapshotSource(PeriodicResource):
         return self._last
 
     async def latest(self) -> Snapshot:
-        """Return the fleet as it is now; while the broker is out of reach, as it was last known.
-
-        Raises:
-            BrokerUnavailable: the broker doesn't answer, and nothing is known.
-        """
+        """Return the fleet as it is now; while the broker is out of reach, as it was last known. Raises BrokerUnavailable if
+        nothing is known."""
         try:
             return await self.fresh()
         except BrokerUnavailable as exc:

@@ -30,13 +30,8 @@ class BadMetadata(Exception):
 
 
 class RemoteCall(msgspec.Struct, frozen=True, gc=False):
-    """One request to a remote API.
-
-    Attributes:
-        body: empty for a GET request.
-        headers: beside the header fields that every request has.
-        place: URL, or gRPC method; empty for the one that batches go to.
-    """
+    """One request to a remote API. An empty body makes it a GET request. `headers` come beside the header fields that every
+    request has. `place` is a URL, or a gRPC method; empty for the one that batches go to."""
 
     body: bytes
     headers: Mapping[str, str] = JSON_BODY
@@ -55,11 +50,8 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Return where the API is and how to speak to it. `model` is the remote model's name, or empty.
-
-        Raises:
-            SettingError: the URL or a setting doesn't fit the dialect.
-        """
+        """Return where the API is and how to speak to it. `model` is the remote model's name, or empty. Raises SettingError if
+        the URL or a setting doesn't fit the dialect."""
         raise NotImplementedError
 
     @property
@@ -68,11 +60,8 @@ class Dialect(msgspec.Struct, frozen=True):
         return Signature()
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode a batch.
-
-        Arguments:
-            inputs: texts, or tensors that differ only in their number of rows.
-            parameters: a JSON object, or nothing, for each input; all equal if `shared_parameters`.
+        """Encode a batch: texts, or tensors that differ only in their number of rows. For each input, `parameters` has a JSON
+        object, or nothing; all equal if `shared_parameters`.
 
         Raises:
             UnicodeEncodeError: an input contains a lone surrogate.
@@ -83,9 +72,8 @@ class Dialect(msgspec.Struct, frozen=True):
     def decode(
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
-        """Decode an answer into one result for each input, in order. A bad output fails only its own input.
-
-        If the API reports tokens for the whole batch, the first result carries them.
+        """Decode an answer into one result for each input, in order. A bad output fails only its own input. If the API reports
+        tokens for the whole batch, the first result carries them.
 
         Arguments:
             body: the answer.
@@ -93,9 +81,7 @@ class Dialect(msgspec.Struct, frozen=True):
             json_bytes: length of the JSON part if binary data follow it; -1 if the answer doesn't say.
             rows: rows of each input, 0 for an input without a row axis; empty if no input has one.
 
-        Raises:
-            NoOutputs: the answer doesn't hold that many outputs, or they can't be told apart.
-        """
+        Raises NoOutputs if the answer doesn't hold that many outputs, or they can't be told apart."""
         raise NotImplementedError
 
     def is_light(self, json_bytes: int) -> bool:
@@ -107,24 +93,16 @@ class Dialect(msgspec.Struct, frozen=True):
         return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
-        """Return a copy of this dialect that follows the remote model's metadata.
-
-        Raises:
-            BadMetadata: the model takes or gives something that this dialect can't send or read.
-        """
+        """Return a copy of this dialect that follows the remote model's metadata. Raises BadMetadata if the model takes or gives
+        something that this dialect can't send or read."""
         return self
 
 
 class Remote(msgspec.Struct, frozen=True):
     """A remote API and its dialect. The repr leaves the URL out because its query may hold a secret.
 
-    Attributes:
-        url: where batches go.
-        dialect: how to speak to the API.
-        metadata: request for the model's metadata; None if the API has none.
-        models: request for the list of models; None if the API has none.
-        model: name of the remote model; empty if not known.
-    """
+    `metadata` and `models` ask for the model's metadata and the list of models; None if the API has none. `model` is empty if not
+    known."""
 
     url: str
     dialect: Dialect

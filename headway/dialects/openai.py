@@ -141,13 +141,10 @@ def _items(
     expected: int,
     read: Callable[[msgspec.Raw], ItemResult],
 ) -> list[ItemResult]:
-    """Read the objects in the list `member`, in the order of their `index` fields.
+    """Read the objects in the list `member`, in the order of their `index` fields. Raises NoOutputs unless there is one for each
+    index.
 
-    `decode` reads the answer into an object with that member and `usage`, both undecoded; `read` reads one list element.
-
-    Raises:
-        NoOutputs: there isn't exactly one object for each index.
-    """
+    `decode` reads the answer into an object with that member and `usage`, both undecoded; `read` reads one list element."""
     try:
         answer = decode(body)
         return with_usage(_by_index(getattr(answer, member), expected, read), answer.usage)

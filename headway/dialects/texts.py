@@ -79,11 +79,8 @@ _decode_text: Any = msgspec.json.Decoder(str).decode
 
 
 def read(body: bytes | bytearray, expected: int) -> list[ItemResult]:
-    """Read one result for each input. An element that isn't a text fails only its own input.
-
-    Raises:
-        NoOutputs: the body doesn't hold `expected` outputs.
-    """
+    """Read one result for each input. An element that isn't a text fails only its own input. Raises NoOutputs if the body doesn't
+    hold `expected` outputs."""
     try:
         if json_lists.first(body) == "[":
             return _items(body, expected)

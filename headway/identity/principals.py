@@ -42,15 +42,12 @@ def make_principal(
         settings: settings of tiers and rates.
         user: unique within the tenant.
         tenant: account that pays.
-        tier: name of a tier.
+        tier: name of a tier. Raises ValueError if there is no such tier.
         key: id of the API key; empty if there is none.
         rate: requests per minute of this key alone; None to count towards its user's limit; 0 for no limit.
         burst: requests of this key at once; None for ten seconds' worth.
         models: the only models that the principal may use; empty for all.
         model_limits: limits for single models: of this key alone or, without a key, of the user.
-
-    Raises:
-        ValueError: there is no such tier.
     """
     user_limit, key_limit = f"user\0{tenant}\0{user}", f"key\0{key}"
     limits = []

@@ -20,18 +20,8 @@ MOST = 1e9
 
 
 def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable: str) -> list[dict[str, object]]:
-    """Read the tables of a file, unchecked.
-
-    Arguments:
-        path: the file.
-        setting: setting that names the file.
-        kind: shape of the whole file.
-        name: member of `kind` that holds the tables.
-        unreadable: hint for a file that cannot be read.
-
-    Raises:
-        SettingError: the file cannot be read, or has another shape.
-    """
+    """Read the tables of a file, unchecked: the member `name` of its shape `kind`. `setting` names the file, `unreadable` is the
+    hint if it cannot be read. Raises SettingError if it cannot, or has another shape."""
     try:
         tables: list[dict[str, object]] = getattr(
             msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), kind), name
@@ -52,16 +42,8 @@ def is_name(text: str) -> bool:
 
 
 def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) -> ModelLimit:
-    """Check a limit, and return it.
-
-    Arguments:
-        where: where it was written, for the error.
-        limit: the limit.
-        models: the only models that the credential may use; empty for all.
-
-    Raises:
-        SettingError: the limit cannot be used.
-    """
+    """Return a limit that was written at `where`. Raises SettingError if it cannot be used: `models` are the only ones that the
+    credential may use; empty for all."""
     model = limit.model
     if not is_name(model):
         reason = f"must be the name of a model, of 1 to {MOST_NAME} printable characters"

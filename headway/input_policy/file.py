@@ -80,12 +80,8 @@ class PolicyFile(msgspec.Struct, frozen=True):
 
 
 def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> PolicyFile:
-    """Read the rules of a file, and compile their patterns.
-
-    Arguments:
-        path: the file.
-        tiers: names of all tiers.
-        models: models that are served; empty if others may come, so that a rule may name any.
+    """Read the rules of a file, and compile their patterns. `models` is empty if others than those served may come, so that a
+    rule may name any.
 
     Raises:
         SettingError: the file cannot be read, or something in it is wrong; names the key, its value, why, and what to do.

@@ -67,13 +67,9 @@ class Sent(NamedTuple):
 class TensorDialect(Dialect, frozen=True):
     """Base of both dialects.
 
-    Attributes:
-        input: name of the input of texts.
-        column: True if the shape of texts is [n, 1] instead of [n].
-        output: name of the output of texts; empty for whatever the only output is called.
-        inputs: inputs of a model that takes tensors; empty if it takes texts.
-        outputs: outputs of a model that gives tensors; empty if unknown, or if it gives texts.
-    """
+    `input` and `output` name the tensors of texts (an empty `output` is whatever the only output is called), and with `column`
+    the shape of texts is [n, 1] instead of [n]. `inputs` and `outputs` are those of a model that takes or gives tensors; empty
+    for texts, and `outputs` also if unknown."""
 
     shared_parameters: ClassVar[bool] = True
     input: str = INPUT
@@ -100,11 +96,8 @@ class TensorDialect(Dialect, frozen=True):
         return bool(self.inputs or self.outputs)
 
     def adapted(self, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]) -> Self:
-        """Return a copy of the dialect that follows the model's metadata, as far as they name tensors.
-
-        Raises:
-            BadMetadata: the model takes or gives something that cannot be sent or read.
-        """
+        """Return a copy of the dialect that follows the model's metadata, as far as they name tensors. Raises BadMetadata if the
+        model takes or gives something that cannot be sent or read."""
         changes: dict[str, Any] = {}
         if inputs:
             changes |= _known_inputs(inputs)
@@ -127,11 +120,8 @@ class TensorDialect(Dialect, frozen=True):
         return sent
 
     def check_outputs(self, heads: Sequence[TensorHead], expected: int, rows: Sequence[int]) -> list[int]:
-        """Check the heads of an answer's outputs, and return the positions of those that count, in order.
-
-        Raises:
-            NoOutputs: an output is missing, or differs from the metadata, or doesn't have one row for each row of the inputs.
-        """
+        """Check the heads of an answer's outputs, and return the positions of those that count, in order. Raises NoOutputs if an
+        output is missing, differs from the metadata, or doesn't have one row for each row of the inputs."""
         if not self._gives_tensors:
             self._check_texts(heads[0], expected)
             return [0]
@@ -149,16 +139,8 @@ class TensorDialect(Dialect, frozen=True):
         return places
 
     def results(self, tensors: Sequence[Tensor], expected: int, rows: Sequence[int]) -> list[ItemResult]:
-        """Cut checked outputs into one result for each input.
-
-        Arguments:
-            tensors: the outputs that count.
-            expected: number of inputs.
-            rows: rows of each input; see `decode`.
-
-        Raises:
-            NoOutputs: the data of an output don't match its shape.
-        """
+        """Cut checked outputs into one result for each of the `expected` inputs; for `rows` see `decode`. Raises NoOutputs if the
+        data of an output don't match its shape."""
         if not self._gives_tensors:
             return element_items(_elements(memoryview(tensors[0].data), expected))
         for tensor in tensors:

@@ -45,12 +45,7 @@ _CONTENTS = {
 
 
 class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
-    """Texts or tensors in and out.
-
-    Attributes:
-        model: name of the remote model.
-        version: version to ask for; empty for the server's choice.
-    """
+    """Texts or tensors in and out, for the remote model `model`. An empty `version` leaves the choice to the server."""
 
     schemes: ClassVar[tuple[str, ...]] = ("grpc", "grpcs")
     model: str
@@ -189,11 +184,7 @@ def _typed(contents: Any, datatype: str) -> bytes:
 
 
 def _parameter(name: str, value: Any) -> tuple[str, Any]:
-    """Return the member of a parameter message that holds this kind of value, and the value.
-
-    Raises:
-        NotSendable: no member does.
-    """
+    """Return the member of a parameter message that holds this kind of value, and the value. Raises NotSendable if none does."""
     if isinstance(value, bool):
         return "bool_param", value
     if isinstance(value, int) and -_INT64 <= value < _UINT64:

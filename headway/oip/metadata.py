@@ -70,10 +70,8 @@ class TensorConfig(msgspec.Struct, frozen=True):
 class ModelConfig(msgspec.Struct, frozen=True):
     """Configuration of a model, as far as the protocol's tools read it.
 
-    Attributes:
-        max_batch_size: most rows, or elements, of one request. (Batches combine the rows of many requests.)
-        dynamic_batching: an empty object, whose presence means that requests are batched.
-    """
+    `max_batch_size` is the most rows, or elements, of one request; batches combine the rows of many. `dynamic_batching` is an
+    empty object, whose presence means that requests are batched."""
 
     name: str
     max_batch_size: int
@@ -125,13 +123,8 @@ NEVER = Duration()
 class InferenceStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model's inferences.
 
-    Attributes:
-        success: answers with an output.
-        fail: error answers, including refusals and requests whose clients left.
-        queue: waits in the queue.
-        compute_infer, compute_input, compute_output: runs of batches.
-        cache_hit: answers that used the outcome of an identical request, or of one with the same idempotency key.
-    """
+    `fail` counts error answers, including refusals and requests whose clients left. The three `compute_…` count runs of batches.
+    `cache_hit` counts answers that used the outcome of an identical request, or of one with the same idempotency key."""
 
     success: Duration
     fail: Duration
@@ -155,11 +148,8 @@ class BatchStatistics(msgspec.Struct, frozen=True):
 class ModelStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model.
 
-    Attributes:
-        last_inference: time of the last answer in milliseconds since 1970; 0 if there is none.
-        inference_count: inputs, or rows of tensors, that ran and got an output.
-        execution_count: batches that ran.
-    """
+    `last_inference` is the time of the last answer in milliseconds since 1970, or 0. `inference_count` counts inputs, or rows of
+    tensors, that ran and got an output; `execution_count` counts batches that ran."""
 
     name: str
     version: str
@@ -173,10 +163,8 @@ class ModelStatistics(msgspec.Struct, frozen=True):
 def statistics_of(
     counters: GatewayCounts, model: str, version: str, clock: Callable[[], float], wall_clock: Callable[[], float]
 ) -> ModelStatistics:
-    """Return the statistics of a model from the counters of the process, or of one tenant.
-
-    `clock` returns monotonic seconds, `wall_clock` seconds since 1970.
-    """
+    """Return the statistics of a model from the counters of the process, or of one tenant. `clock` returns monotonic seconds,
+    `wall_clock` seconds since 1970."""
     outcomes = {"ok": 0, "failed": 0}
     for (name, _, outcome), count in counters.requests.items():
         if name == model:

@@ -34,13 +34,8 @@ class WantedOutput(NamedTuple):
 
 
 class OutputTensor(NamedTuple):
-    """Tensor of an answer.
-
-    Attributes:
-        head: name, datatype and shape as clients see them.
-        parts: data in the binary form, in pieces of whole rows.
-        binary: True if the binary form was asked for.
-    """
+    """Tensor of an answer: its head as clients see it, its data in the binary form in pieces of whole rows, and whether that form
+    was asked for."""
 
     head: TensorHead
     parts: Sequence[bytes | memoryview]
@@ -52,11 +47,8 @@ class OutputTensor(NamedTuple):
         return sum(map(len, self.parts))
 
     def json_pieces(self) -> Iterator[bytes]:
-        """Yield the data as one flat JSON array.
-
-        Raises:
-            RequestError: they contain NaN, an infinity or octets that are not UTF-8, which JSON cannot hold.
-        """
+        """Yield the data as one flat JSON array. Raises RequestError if they contain NaN, an infinity or octets that are not
+        UTF-8, which JSON cannot hold."""
         begin = b"["
         try:
             for part in self.parts:
@@ -71,15 +63,8 @@ class OutputTensor(NamedTuple):
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """Check the names of the outputs that a request asks for.
-
-    Arguments:
-        names: none for all outputs.
-        known: names of the model's outputs; empty while not known.
-
-    Raises:
-        BadRequest: an output is named twice or doesn't exist.
-    """
+    """Check the names of the outputs that a request asks for; none for all. While the model's outputs are not known, `known` is
+    empty. Raises BadRequest if an output is named twice or doesn't exist."""
     known = list(known)
     for name in names:
         if known and name not in known:
@@ -100,15 +85,12 @@ def are_tensors(outputs: Sequence[Value]) -> TypeGuard[Sequence[Tensors]]:
 
 
 def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: bool) -> list[OutputTensor]:
-    """Concatenate the outputs of all inputs along their rows.
+    """Concatenate the outputs of all inputs (at least one) along their rows.
 
-    Arguments:
-        outputs: one for each input, in order; at least one.
-        wanted: outputs that are asked for, in the order of the answer; none for all.
-        binary: True if outputs that are not named come in the binary form.
+    The answer has the `wanted` outputs in that order, or all if none are named, which come in the binary form if `binary`.
 
     Raises:
-        BadRequest: an output that is asked for doesn't exist, or outputs differ in more than their number of rows.
+        BadRequest: a wanted output doesn't exist, or outputs differ in more than their number of rows.
         RequestError: an output is damaged.
     """
     try:
@@ -134,13 +116,8 @@ def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *
 
 
 class OutputForm(NamedTuple):
-    """Everything in an answer but its data, for all outputs with one header.
-
-    Attributes:
-        tensors: tensors of the answer, without their data.
-        places: where the data of each lie in the output's value.
-        length: bytes of that value.
-    """
+    """Everything in an answer but its data, for all outputs with one header: the tensors without their data, where the data of
+    each lie in the output's value, and the length of that value in bytes."""
 
     tensors: Sequence[OutputTensor]
     places: Sequence[slice]
@@ -151,9 +128,7 @@ def form_of_output(
     opening: bytes, wanted: Sequence[WantedOutput], *, binary: bool, max_bytes: int
 ) -> OutputForm | None:
     """Return the form of answers with one output; None if it holds texts, no elements, or more than `max_bytes` bytes of data.
-
-    `opening` is the output's value up to its data. For the rest, and for errors, see `answer_tensors`.
-    """
+    `opening` is the output's value up to its data. For the rest, and for errors, see `answer_tensors`."""
     heads = header_of(Octets(opening)).heads if opening else ()
     sizes = [SIZES.get(head.datatype, 0) * count_of(head.shape) for head in heads]
     if not heads or min(sizes) <= 0 or sum(sizes) > max_bytes:

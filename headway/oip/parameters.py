@@ -57,12 +57,8 @@ NONE = Wishes()
 def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
     """Read a request's wishes from its parameters, given the number of tiers.
 
-    `priority` 1 is the highest tier; 0, as in the protocol, is the principal's own. `timeout` is in microseconds; 0 is
-    no timeout.
-
-    Raises:
-        BadRequest: a parameter has a wrong type or is out of range.
-    """
+    `priority` 1 is the highest tier; 0, as in the protocol, is the principal's own. `timeout` is in microseconds; 0 is no
+    timeout. Raises BadRequest if a parameter has a wrong type or is out of range."""
     priority = _whole_number(parameters, PRIORITY, tiers)
     microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
     timeout = microseconds / 1e6 if microseconds else None

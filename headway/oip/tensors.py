@@ -65,11 +65,8 @@ def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -
 
 
 def check_outputs(names: Sequence[str]) -> None:
-    """Check the names of the outputs that a request asks for; none for all.
-
-    Raises:
-        BadRequest: an output is named twice or doesn't exist.
-    """
+    """Check the names of the outputs that a request asks for; none for all. Raises BadRequest if one is named twice or doesn't
+    exist."""
     for name in names:
         if name != OUTPUT:
             raise BadRequest(f"there is no output {_quoted(name)}; the only one is `{OUTPUT}`")
@@ -147,11 +144,8 @@ def _shown_shape(shape: Sequence[int]) -> str:
 
 
 def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Value]:
-    """Convert the elements of an input to values that the model takes.
-
-    Raises:
-        BadRequest: an element is not such a value; the message says which.
-    """
+    """Convert the elements of an input to values that the model takes. Raises BadRequest, which names the element, if one is no
+    such value."""
     converted: list[Value] = []
     try:
         for element in elements:
@@ -178,11 +172,7 @@ def values_in_steps(elements: Sequence[Element], takes: ValueKind | None) -> Ste
 
 
 def element_of(output: Value, gives: ValueKind | None) -> bytes:
-    """Return the element for an output of a model that gives values of this kind.
-
-    Raises:
-        UnicodeEncodeError: the output contains a lone surrogate.
-    """
+    """Return the element for an output of a model that gives values of this kind. Raises UnicodeEncodeError on a lone surrogate."""
     if isinstance(output, Octets):
         return output.content
     if gives is ValueKind.JSON:

@@ -96,11 +96,8 @@ _decode = msgspec.json.Decoder(BulkJob).decode
 
 
 class BulkRows(BulkStore):
-    """Store of bulk jobs, but for the way to run a statement. See `headway.ports.BulkStore`.
-
-    Attributes:
-        now: SQL for the database's clock, as Unix time in seconds.
-    """
+    """Store of bulk jobs, but for the way to run a statement. See `headway.ports.BulkStore`. `now` is SQL for the database's
+    clock, as Unix time in seconds."""
 
     now: str
 
@@ -186,9 +183,5 @@ def _job(row: Sequence[Any]) -> BulkJob:
     """Decode a job. Its columns are newer than its document."""
     document, status, cancelling_at, owner, generation = row
     return replace(
-        _decode(document),
-        status=JobStatus(status),
-        cancelling_at=cancelling_at,
-        owner=owner,
-        generation=generation,
+        _decode(document), status=JobStatus(status), cancelling_at=cancelling_at, owner=owner, generation=generation
     )

@@ -203,16 +203,8 @@ POSTGRES: Steps = (
 
 
 def missing(steps: Steps, version: int, shown: str) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the steps that a database lacks, with their numbers.
-
-    Arguments:
-        steps: all steps.
-        version: number of the last step done; 0 for none.
-        shown: name of the database, without its password.
-
-    Raises:
-        SettingError: more steps were done than there are.
-    """
+    """Return the steps that a database (`shown` without its password) lacks after its last step, `version`, with their numbers.
+    Raises SettingError if more steps were done than there are."""
     if version > len(steps):
         reason = f"has tables of a later version of Headway (step {version}; this one knows {len(steps)})"
         raise SettingError("ledger", shown, reason, "Run that version, or name another database.")

@@ -17,10 +17,7 @@ class ProcessFigures(msgspec.Struct, frozen=True):
     """Figures of one process besides its counters, and the label values that it may count under.
 
     Attributes:
-        tiers: names of the tiers, highest first.
         models: models that it serves or runs; counts of other models are not exported.
-        version: version of Headway.
-        draining: True while it shuts down.
         connections: open connections by port.
         pending: requests that it holds; None without a gateway.
         promise: latency in seconds that is promised for 95 % of the requests; None without a gateway.
@@ -33,7 +30,6 @@ class ProcessFigures(msgspec.Struct, frozen=True):
         gpus: figures of the slots' GPUs, by model and worker.
         versions: models that it runs, each with its version.
         leader: whether its controller leads; None without one.
-        exports_fleet: whether it exports the figures of the fleet.
         secure: its ports that use TLS.
         worker_label: returns the label of a worker's id.
     """
@@ -60,15 +56,10 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """Figures of the whole fleet.
+    """Figures of the whole fleet; `depths` are those of the queues.
 
     Attributes:
-        depths: depths of the queues.
-        workers: all workers.
-        letters: dead letters kept, by model.
-        letters_ever: dead letters ever kept, by model.
-        capacities: capacities by model.
-        members: processes of the fleet.
+        letters, letters_ever: dead letters kept, and ever kept, by model.
         expected: healthy workers that the fleet should have; 0 if nobody has said.
         memory: bytes that the broker's servers use, and may use (0 for no limit); None for a broker in this process.
         bulk: bulk entries of the queues that have had any.
@@ -86,12 +77,7 @@ class FleetState(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What one process exports.
-
-    Attributes:
-        fleet: figures of the fleet; None if another process exports them, or the broker did not answer.
-        broker_up: whether the broker answered.
-    """
+    """What one process exports. `fleet` is None if another process exports its figures, or the broker did not answer."""
 
     counters: Counters
     own: ProcessFigures
@@ -100,11 +86,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 async def collect(
-    broker: Broker,
-    letters: DeadLetters,
-    fleet: Fleet,
-    expected: int = 0,
-    memory: tuple[int, int] | None = None,
+    broker: Broker, letters: DeadLetters, fleet: Fleet, expected: int = 0, memory: tuple[int, int] | None = None
 ) -> FleetState:
     """Read the fleet's figures from broker, dead letters and fleet. Raises BrokerUnavailable."""
     (depths, bulk), (workers, letters_kept, letters_ever, capacities, members) = await asyncio.gather(

@@ -228,18 +228,11 @@ COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMet
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One metric.
+    """One metric: the class of its family, its name without `headway_` and a counter's `_total`, its labels separated by spaces,
+    and its help.
 
-    Attributes:
-        kind: class of its family.
-        name: its name without `headway_` and a counter's `_total`.
-        labels: names of its labels, separated by spaces.
-        text: its help.
-        values: reads its values.
-        known: label values that it has from the start, with 0.
-        served: True to export only served models.
-        bounds: bounds of a histogram.
-    """
+    `values` reads its values. `known` are label values that it has from the start, with 0. With `served`, only served models are
+    exported."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
     name: str
@@ -420,10 +413,8 @@ def asks_for_exemplars(accept: str) -> bool:
 
 
 async def exposition(state: State, *, exemplars: bool = False) -> bytes:
-    """Return the state as Prometheus text, or with exemplars as OpenMetrics text.
-
-    Let other tasks run after each family and after every few histograms: a scrape of many workers must not hold up a batch.
-    """
+    """Return the state as Prometheus text, or with exemplars as OpenMetrics text. Let other tasks run after each family and after
+    every few histograms: a scrape of many workers must not hold up a batch."""
     parts: list[bytes] = []
     previous = ""
     write = openmetrics.generate_latest if exemplars else generate_latest

@@ -16,13 +16,8 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 
 class FleetHistory:
-    """Rows of the last half hour, and current rates and percentiles.
-
-    Arguments:
-        tiers: names of the tiers, highest first.
-        rows: initial rows.
-        notices: notices that `rows` already include.
-    """
+    """Rows of the last half hour, and current rates and percentiles. `tiers` are names, highest first; `rows` already include
+    `notices`."""
 
     def __init__(self, tiers: Sequence[str], rows: Iterable[HistoryRow] = (), notices: Iterable[Notice] = ()) -> None:
         self._tiers = tiers

@@ -30,14 +30,8 @@ class _Body(msgspec.Struct):
 
 
 class SignIn:
-    """Route of the sign-in.
-
-    Arguments:
-        tokens: service tokens; with none, no session is needed.
-        sessions: sessions of the process.
-        tries: limit on wrong tokens.
-        secure: True if the port speaks TLS, so that cookies may travel only over TLS.
-    """
+    """Route of the sign-in. Without service tokens no session is needed. If `secure`, the port speaks TLS, and cookies travel
+    only over TLS."""
 
     def __init__(self, tokens: ServiceTokens, sessions: Sessions, tries: Tries, *, secure: bool) -> None:
         self._tokens, self._sessions, self._tries, self._secure = tokens, sessions, tries, secure

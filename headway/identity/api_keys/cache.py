@@ -77,13 +77,8 @@ class _Good(msgspec.Struct, eq=False):
 
 
 class _Reading:
-    """A reading of all keys.
-
-    Attributes:
-        hurry: True if somebody waits for it.
-        upto: revision of the last change read.
-        newer: keys that changed meanwhile; their pages may hold older data.
-    """
+    """A reading of all keys; with `hurry`, somebody waits for it. `upto` is the revision of the last change read. Keys in `newer`
+    changed during the reading, whose pages may hold older data."""
 
     def __init__(self, hurry: bool) -> None:
         self.hurry = hurry
@@ -92,14 +87,8 @@ class _Reading:
 
 
 class ApiKeyCache(WatchedIdentity, KeyIdentity):
-    """Identity of API keys, and a `lifecycle.Resource`.
-
-    Arguments:
-        settings: settings of tiers and rates, and of how long ended keys are kept.
-        counters: counters that get the age of the cached keys.
-        clock: monotonic seconds.
-        wall: Unix time in seconds, by which keys expire.
-    """
+    """Identity of API keys, and a `lifecycle.Resource`. `counters` get the age of the cached keys. `clock` returns monotonic
+    seconds; `wall` returns Unix time, by which keys expire."""
 
     def __init__(
         self,
@@ -135,12 +124,8 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         return len(self._table)
 
     async def open(self) -> None:
-        """Open the store and read all keys.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-            SettingError: the store cannot be used.
-        """
+        """Open the store and read all keys. Raises StoreUnavailable if the store does not answer, SettingError if it cannot be
+        used."""
         if not self._reached:
             await self._store.open()
             self._reached = True
@@ -162,11 +147,8 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     # Requests.
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of an `Authorization` header (`Bearer KEY`); None for any other header.
-
-        Raises:
-            RequestError: the store is damaged, so that no key can be checked.
-        """
+        """Return the principal of an `Authorization` header (`Bearer KEY`); None for any other header. Raises RequestError if the
+        store is damaged, so that no key can be checked."""
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
         seen = blake2b(authorization).digest()
@@ -255,11 +237,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._begin(hurry=True)
 
     async def refresh(self) -> None:
-        """Ask for changes.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        """Ask for changes. Raises StoreUnavailable if the store does not answer."""
         async with self._turn:
             await self._refresh()
 
@@ -301,11 +279,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._table.drop_ended(now, ENDED_SHARE)
 
     async def _asked(self, call: Awaitable[T]) -> T:
-        """Return the answer of a call to the store.
-
-        Raises:
-            StoreUnavailable: the store does not answer in time.
-        """
+        """Return the answer of a call to the store. Raises StoreUnavailable if the store does not answer in time."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await call

@@ -35,15 +35,8 @@ _ID_FORM = re.compile(rf"[0-9A-Za-z]{{{_ID}}}")
 
 
 def generate(prefix: bytes, noise: bytes) -> str:
-    """Make the text of a new key.
-
-    Arguments:
-        prefix: LIVE or SERVICE.
-        noise: NOISE unpredictable random bytes.
-
-    Raises:
-        ValueError: there are too few bytes.
-    """
+    """Make the text of a new key from its prefix, LIVE or SERVICE, and NOISE unpredictable random bytes. Raises ValueError if
+    there are too few."""
     if len(noise) < NOISE:
         raise ValueError(f"a key needs {NOISE} random bytes, not {len(noise)}")
     parts = _base62(int.from_bytes(noise), _ID + _SECRET)

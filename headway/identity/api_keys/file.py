@@ -70,12 +70,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysFile(KeyStore):
-    """Key store in a TOML file. See `headway.ports.KeyStore`. A key that is deleted from the file by hand has expired.
-
-    Arguments:
-        path: the file.
-        create: True if the file may be missing until the first key is added.
-    """
+    """Key store in a TOML file. See `headway.ports.KeyStore`. A key that is deleted from the file by hand has expired. With
+    `create`, the file may be missing until the first key is added."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._path = path
@@ -88,11 +84,7 @@ class KeysFile(KeyStore):
         """Held by the thread that looks whether the file has changed."""
 
     async def open(self) -> None:
-        """Read the file.
-
-        Raises:
-            SettingError: the file cannot be read, or a key in it is wrong; names the key by its position.
-        """
+        """Read the file. Raises SettingError if it cannot be read, or a key in it is wrong; names the key by its position."""
         await asyncio.to_thread(self._read, self._create)
 
     async def add(self, key: ApiKey) -> None:

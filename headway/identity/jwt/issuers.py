@@ -72,11 +72,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
-    """Read the issuers of a file, for tiers of these names.
-
-    Raises:
-        SettingError: the file cannot be read, or an issuer is wrong; names the issuer by its position.
-    """
+    """Read the issuers of a file, for tiers of these names. Raises SettingError if the file cannot be read, or an issuer is
+    wrong; names the issuer by its position."""
     rows = read_tables(path, "jwt", _File, "issuers", "Name a readable file.")
     if not rows:
         raise SettingError("jwt", str(path), "names no issuer", "Write every issuer as a table [[issuers]].")

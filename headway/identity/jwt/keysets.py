@@ -45,13 +45,8 @@ _FIXED: dict[str, dict[str, str]] = {
 
 
 class Key:
-    """A public key.
-
-    Attributes:
-        jwk: verifies signatures of one algorithm.
-        material: equal for equal keys.
-        live: False once the key has left its issuer's key set.
-    """
+    """A public key, whose `jwk` verifies signatures of one algorithm. `material` is equal for equal keys. `live` is False once
+    the key has left its issuer's key set."""
 
     __slots__ = ("jwk", "live", "material")
 
@@ -175,13 +170,9 @@ class KeySet:
 
 
 def read_keys(text: bytes, algorithm: str) -> dict[str, Key]:
-    """Return the keys of a JWK set that can check signatures of `algorithm`, by id.
+    """Return the keys of a JWK set that can check signatures of `algorithm`, by id. Raises Unreadable if the text is no JWK set.
 
-    Skip keys for other uses, keys without an id beside others, and repeated ids. Read only the public part of private keys.
-
-    Raises:
-        Unreadable: the text is no JWK set.
-    """
+    Skip keys for other uses, keys without an id beside others, and repeated ids. Read only the public part of private keys."""
     try:
         document = json.loads(text.decode())
     except (ValueError, RecursionError):

@@ -78,15 +78,8 @@ class _Known:
 
 
 class Tokens:
-    """Identity of JSON Web Tokens.
-
-    Arguments:
-        keysets: issuers with their keys.
-        settings: settings of tiers and rates.
-        now: Unix time in seconds.
-        most: most tokens to remember.
-        again: reads the issuers again; may raise SettingError.
-    """
+    """Identity of JSON Web Tokens. `now` returns Unix time. At most `most` tokens are remembered. `again` reads the issuers
+    again, and may raise SettingError."""
 
     def __init__(
         self,
@@ -110,10 +103,8 @@ class Tokens:
         return len(self._known)
 
     async def open(self) -> None:
-        """Read the key sets. Raise SettingError if a file holds none.
-
-        A URL may answer later; until then, tokens of its issuer get 503.
-        """
+        """Read the key sets. Raises SettingError if a file holds none. A URL may answer later; until then, tokens of its issuer
+        get 503."""
         await asyncio.gather(*(keyset.open() for keyset in self._keysets.values()))
 
     def start(self, supervisor: Loops) -> None:
@@ -128,11 +119,8 @@ class Tokens:
         return "issuers" if self._again is not None else ""
 
     async def reread(self) -> None:
-        """Read the issuers and all their keys again. Tokens of an issuer that is gone or has changed become invalid.
-
-        Raises:
-            SettingError: the file of the issuers, or of a key set, cannot be used.
-        """
+        """Read the issuers and all their keys again. Tokens of an issuer that is gone or has changed become invalid. Raises
+        SettingError if the file of the issuers, or of a key set, cannot be used."""
         if self._again is None:
             return
         known, fresh = self._keysets, {}
@@ -159,11 +147,8 @@ class Tokens:
         self._known.clear()
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of an `Authorization` header (`Bearer TOKEN`); None if the token is not valid.
-
-        Raises:
-            RequestError: the token has expired, or its issuer's keys are being looked up.
-        """
+        """Return the principal of an `Authorization` header (`Bearer TOKEN`); None if the token is not valid. Raises RequestError
+        if the token has expired, or its issuer's keys are being looked up."""
         if len(authorization) > MAX_TOKEN or authorization[:7].lower() != b"bearer ":
             return None
         token = authorization[7:].strip()

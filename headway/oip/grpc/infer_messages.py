@@ -165,13 +165,7 @@ def _charged_for(decoded: int, input: Value | list[Value]) -> int:
 class _Answerer(msgspec.Struct, frozen=True, gc=False):
     """Writer of the answer to one request. It keeps nothing of the inputs.
 
-    Attributes:
-        model: name of the model.
-        id: the client's id for the request, or empty.
-        shape: shape of the output if the model doesn't give tensors.
-        wanted: outputs that are asked for; none for all.
-        known: the models.
-    """
+    `shape` is that of the output if the model doesn't give tensors. `wanted` are the outputs that are asked for; none for all."""
 
     model: str
     id: str
@@ -213,14 +207,8 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
 class _Form(NamedTuple):
     """Form of a request with one tensor: its whole message but the data at the end.
 
-    Attributes:
-        front: the message up to the data.
-        model: the model's name in the message; may be empty.
-        id, wishes, text: see TensorsRequest.
-        wanted: outputs that are asked for.
-        opening: the packed value up to the data.
-        inputs, outputs, settings: the model's when the message was checked.
-    """
+    `front` is the message up to the data, `opening` the packed value up to them, and `model` the name in the message, which may
+    be empty. `inputs`, `outputs` and `settings` are the model's when the message was checked. For the rest see TensorsRequest."""
 
     front: bytes
     model: str
@@ -242,9 +230,8 @@ class _Form(NamedTuple):
 def _form_of(
     body: bytes, model: str, request: TensorsRequest, wanted: tuple[WantedOutput, ...], served: ServedModel
 ) -> _Form | None:
-    """Return the form of a message that was read; None if its front is too long, or the message doesn't end in raw data that
-    can be used unchanged.
-    """
+    """Return the form of a message that was read; None if its front is too long, or it doesn't end in raw data that can be used
+    unchanged."""
     opening = opening_of(request.value.content)
     [head] = header_of(request.value).heads
     if not opening or head.datatype == BYTES:
@@ -322,11 +309,8 @@ def front_of(body: bytes) -> Any:
 
 
 def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
-    """Return the message of a request, and its raw contents, which the message of a large request lacks.
-
-    Raises:
-        BadRequest: the bytes are not such a message, or one that takes long to decode.
-    """
+    """Return the message of a request, and its raw contents, which the message of a large request lacks. Raises BadRequest if the
+    bytes are not such a message, or one that takes long to decode."""
     if len(body) <= SHORT:
         message = messages.read(_REQUEST, body)
         return message, message.raw_input_contents
@@ -362,19 +346,9 @@ def _input_of(message: Any, raw: Sequence[Data], limit: int) -> tuple[tuple[int,
 def _tensors_of(
     message: Any, raw: Sequence[Data], served: ServedModel, limit: int, wishes: Wishes, text: bytes
 ) -> TensorsRequest:
-    """Read a request for a model that takes tensors, or of which it isn't known.
-
-    Arguments:
-        message: the request.
-        raw: its raw contents.
-        served: the model.
-        limit: most data bytes of all inputs.
-        wishes: wishes among its parameters.
-        text: JSON text of the parameters for the target.
-
-    Raises:
-        RequestError: the inputs are too large, or not those that the model takes.
-    """
+    """Read a request for a model that takes tensors, or of which it isn't known. Its data may have `limit` bytes; `text` is the
+    JSON text of the parameters for the target. Raises RequestError if the inputs are too large, or not those that the model
+    takes."""
     inputs = message.inputs
     if len(inputs) > MOST_TENSORS:
         raise BadRequest(f"the request has {len(inputs)} inputs; expected 1 to {MOST_TENSORS}")
@@ -432,13 +406,9 @@ def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
 
 
 def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], limit: int) -> list[Data]:
-    """Return the data of each input in the binary form.
+    """Return the data of each input in the binary form, given the checked heads of the inputs.
 
-    Arguments:
-        inputs: inputs of the message.
-        raw: its `raw_input_contents`, whose size was limited with the message and is not checked here.
-        heads: checked heads of the inputs.
-        limit: most bytes of typed data.
+    Typed data may take `limit` bytes. The size of the raw data was limited with the message and is not checked here.
 
     Raises:
         BadRequest: an input has no data, data in both forms, or data that don't match its datatype and shape.

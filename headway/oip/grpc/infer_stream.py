@@ -36,11 +36,9 @@ class Item:
     Attributes:
         call: the request as a unary call.
         error: why it failed before it was submitted; None if it didn't.
-        id: the client's id for it.
         final: True if its answer must say that it is the last.
         held: bytes counted for it.
         alone: True if it uses the room that the stream reserved for reading.
-        answer: makes the answer.
         left: set once the answer has left.
     """
 
@@ -74,14 +72,7 @@ MOST_ITEMS = 256
 
 
 class InferStreamCall(StreamCall):
-    """One call of ModelStreamInfer.
-
-    Arguments:
-        port: context of the port.
-        stream: carries the call. Its metadata, except an id, apply to each request.
-        read: reads the messages.
-        way: see RequestOptions.
-    """
+    """One call of ModelStreamInfer. `read` reads its messages. The metadata of `stream`, except an id, apply to each request."""
 
     __slots__ = ("_read",)
 

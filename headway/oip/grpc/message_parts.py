@@ -50,11 +50,8 @@ _Member = tuple[int, int, int, int]
 
 
 def split(body: bytes) -> tuple[bytes, list[Data]]:
-    """Return a message without its raw contents, and views of those.
-
-    Raises:
-        BadRequest: the message is malformed, or its members are too many or too long.
-    """
+    """Return a message without its raw contents, and views of those. Raises BadRequest if the message is malformed, or its
+    members are too many or too long."""
     walk = _Walk(body)
     others: list[Data] = []
     raw: list[Data] = []

@@ -24,12 +24,7 @@ Answer = Callable[[Any, Principal], Awaitable[Any]]
 
 
 class OpenInference:
-    """The protocol's methods other than inference.
-
-    Arguments:
-        port: context of the port.
-        ready: returns True if this process should get traffic.
-    """
+    """The protocol's methods other than inference. `ready` returns True if this process should get traffic."""
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
         self._models = ShownModels(port.gateway, port.entrance.anonymous, ready)

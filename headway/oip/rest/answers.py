@@ -60,14 +60,8 @@ _encode = msgspec.json.Encoder().encode
 class Answerer(msgspec.Struct, frozen=True, gc=False):
     """Writer of the answer to one request.
 
-    Attributes:
-        model: name of the model.
-        shape: shape of the input, and so of the output.
-        binary: True if the output comes in the binary form.
-        gives: kind of values that the model gives; None while not known.
-        id: the client's id for the request, or None.
-        wanted: outputs that are asked for, if they are tensors; none for all.
-    """
+    `shape` is that of the input, and so of the output. `gives` is the kind of values that the model gives; None while not known.
+    `wanted` are the outputs that are asked for, if they are tensors; none for all."""
 
     model: str
     shape: tuple[int, ...] = (1,)
@@ -201,14 +195,8 @@ def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[byt
 
 
 class _Form(NamedTuple):
-    """Form of a small answer whose tensors all are binary: everything but the data.
-
-    Attributes:
-        fields: header lines.
-        document: JSON object before the data.
-        places: where the data lie in the output's value, in order.
-        length: bytes of that value.
-    """
+    """Form of a small answer whose tensors all are binary: header lines, the JSON object before the data, where the data lie in
+    the output's value, in order, and the length of that value in bytes."""
 
     fields: bytes
     document: bytes

@@ -123,13 +123,8 @@ def shape_of(tensor: AskedInput, place: int = 0) -> tuple[int, ...]:
 
 
 def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...]:
-    """Read the member `outputs`: the outputs that a request asks for; none for all.
-
-    `binary` is True if outputs come in the binary form unless they say otherwise.
-
-    Raises:
-        BadRequest: the member is malformed, or asks for something that is not served.
-    """
+    """Read the member `outputs`: the outputs that a request asks for; none for all. With `binary` they come in the binary form
+    unless they say otherwise. Raises BadRequest if the member is malformed, or asks for something that is not served."""
     if (size := len(bytes(raw))) > _LONGEST_OUTPUTS:
         raise BadRequest(f"the outputs take {size} bytes; at most {_LONGEST_OUTPUTS} are taken - at `$.outputs`")
     try:
@@ -151,11 +146,8 @@ def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...
 
 
 def parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> tuple[Wishes, bytes]:
-    """Return the wishes among the parameters, and the JSON text of those for the target.
-
-    Raises:
-        BadRequest: they are not an object, more than `limit`, or one of them is out of range.
-    """
+    """Return the wishes among the parameters, and the JSON text of those for the target. Raises BadRequest if they are not an
+    object, more than `limit`, or one of them is out of range."""
     if raw is ABSENT:
         return NONE, b""
     text = bytes(raw)

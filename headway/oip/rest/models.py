@@ -35,13 +35,9 @@ from headway.oip.rest.requests import check_version
 
 
 class ShownModels:
-    """The models of a gateway, as one of its ports shows them.
+    """The models of a gateway, as one of its ports shows them. `ready` returns True if this process should get traffic.
 
-    Arguments:
-        gateway: the gateway.
-        anonymous: True if no credentials are asked for. Statistics then are the process's, else those of the principal's tenant.
-        ready: returns True if this process should get traffic.
-    """
+    If `anonymous`, no credentials are asked for, and statistics are the process's; else they are those of the principal's tenant."""
 
     def __init__(self, gateway: Gateway, anonymous: bool, ready: Callable[[], Awaitable[bool]]) -> None:
         self._gateway, self._served = gateway, gateway.served
@@ -49,12 +45,7 @@ class ShownModels:
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
     def find(self, model: str, version: str | None, principal: Principal) -> str:
-        """Return the name of a model that the principal may use.
-
-        Arguments:
-            model: name that was asked for; empty for the default model.
-            version: version that was asked for; None for any.
-            principal: who asks.
+        """Return the name of a model that the principal may use. An empty name is the default model; a version of None is any.
 
         Raises:
             RequestError: there is no such model or version, or that isn't known now.
@@ -99,10 +90,8 @@ class ShownModels:
         ]
 
     async def index(self, principal: Principal, *, only_ready: bool) -> Sequence[IndexEntry]:
-        """Return the repository index: each version of each model that the principal may use.
-
-        With `only_ready`, models without a worker are left out.
-        """
+        """Return the repository index: each version of each model that the principal may use; with `only_ready`, of each with a
+        worker."""
         served, ready, entries = self._served, await self.ready(), list[IndexEntry]()
         for model in served.visible(principal.models):
             has_worker = ready and served.has_worker(model)

@@ -72,14 +72,9 @@ class _Request(msgspec.Struct, gc=False):
 class InferRequest(msgspec.Struct, gc=False):
     """Inference request for a model that doesn't take tensors, from an HTTP body or a gRPC message.
 
-    Attributes:
-        id: the client's id, to be echoed; None, or empty over gRPC, if there is none.
-        shape: shape of its input.
-        elements: elements of its input.
-        wishes: wishes among its parameters; `binary` is settled for its output.
-        parameters: JSON text of the parameters for the target, or empty.
-        wanted: outputs that are asked for, if the model gives tensors; none for all.
-    """
+    `id` is the client's, to be echoed; None, or empty over gRPC, if there is none. `parameters` is the JSON text of those for the
+    target, or empty. Among the wishes, `binary` is settled for the output. `wanted` are the outputs that are asked for, if the
+    model gives tensors; none for all."""
 
     id: str | None
     shape: tuple[int, ...]
@@ -89,17 +84,8 @@ class InferRequest(msgspec.Struct, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
-        """Return the exchange of the request.
-
-        Arguments:
-            model: name of the model.
-            options: options from the head.
-            takes: kind of values that the model takes; None while not known.
-            write: writes the answer.
-
-        Raises:
-            RequestError: the model doesn't take such an element, or it is refused.
-        """
+        """Return the exchange of the request. `takes` is None while it isn't known what the model takes. Raises RequestError if
+        the model doesn't take such an element, or it is refused."""
         values, wishes = values_of(self.elements, takes), self.wishes
         if wishes is not NONE:
             options = wishes.applied_to(options)
@@ -122,11 +108,8 @@ _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
 
 
 def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], InferRequest | TensorsRequest]:
-    """Make a function that reads bodies.
-
-    Its arguments are the body, the length of the JSON object (None if there is nothing else), and the model. It raises
-    RequestError.
-    """
+    """Make a function that reads bodies. Its arguments are the body, the length of the JSON object (None if there is nothing
+    else), and the model. It raises RequestError."""
     limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     most_parameters = settings.max_parameters
     read_tensors = tensors_reader(settings)
@@ -327,11 +310,8 @@ def with_version(options: RequestOptions, version: str | None) -> RequestOptions
 
 
 def check_version(known: KnownModels, model: str, version: str | None) -> None:
-    """Check that a version of a known model is served; None stands for any.
-
-    Raises:
-        RequestError: it isn't, or that isn't known now.
-    """
+    """Check that a version of a known model is served; None stands for any. Raises RequestError if it isn't, or that isn't known
+    now."""
     if version is not None and model in known and version not in known[model].reported:
         failure = known.refusal(model, version)
         if failure is not None:

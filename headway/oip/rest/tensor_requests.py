@@ -54,15 +54,10 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class _Parsed(msgspec.Struct, frozen=True, gc=False):
-    """JSON object of a request.
+    """JSON object of a request: its inputs, their checked heads, and see TensorsRequest.
 
-    Attributes:
-        id, wishes, parameters, wanted: see TensorsRequest.
-        inputs: its inputs.
-        heads: their checked heads.
-        size: bytes of the data that must follow, if the data of all inputs do and are packed as they come; else -1.
-        opening: the packed value up to those data.
-    """
+    `size` counts the bytes of data that must follow, if the data of all inputs do and are packed as they come; else it is -1.
+    `opening` is the packed value up to those data."""
 
     id: str | None
     wishes: Wishes
@@ -75,16 +70,11 @@ class _Parsed(msgspec.Struct, frozen=True, gc=False):
 
 
 class TensorsRequest(msgspec.Struct, gc=False):
-    """Inference request for a model that takes tensors, from an HTTP body or a gRPC message.
+    """Inference request for a model that takes tensors, from an HTTP body or a gRPC message. `value` are its inputs, packed.
 
-    Attributes:
-        id: the client's id, to be echoed; None, or empty over gRPC, if there is none.
-        value: its inputs, packed.
-        wishes: wishes among its parameters, such as whether outputs are binary by default.
-        parameters: JSON text of the parameters for the target, or empty.
-        wanted: outputs that are asked for; none for all.
-        shape: shape of the output in case the model turns out not to give tensors.
-    """
+    `id` is the client's, to be echoed; None, or empty over gRPC, if there is none. `parameters` is the JSON text of those for the
+    target, or empty. `wanted` are the outputs that are asked for; none for all. `shape` is the output's in case the model turns
+    out not to give tensors."""
 
     id: str | None
     value: Tensors
@@ -197,11 +187,8 @@ def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple
 
 
 def packed_in_place(data: memoryview, opening: bytes) -> Tensors:
-    """Return the packed value of data at the end of a body or message, where `opening` is the value up to the data.
-
-    A large body is writable memory that belongs to its request: there the opening is written in front of the data. Other data
-    are copied.
-    """
+    """Return the packed value of data at the end of a body or message, where `opening` is the value up to the data. A large body
+    is writable memory that belongs to its request: there the opening is written in front of the data. Other data are copied."""
     padding, room = -len(data) % ALIGNED, memoryview(data.obj)
     begin = len(room) - len(data) - len(opening)
     if padding or begin < 0 or room.readonly:

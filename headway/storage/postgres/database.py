@@ -38,11 +38,7 @@ OPEN_WITHIN = 30.0
 LOCK = 0x4865616477617931
 """Number of the advisory lock for changes of tables."""
 
-_MISFITS = (
-    asyncpg.UndefinedObjectError,
-    asyncpg.InvalidParameterValueError,
-    asyncpg.CantChangeRuntimeParamError,
-)
+_MISFITS = (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError, asyncpg.CantChangeRuntimeParamError)
 """Server errors about an option of the URL. asyncpg passes options that it doesn't know on to the server."""
 _REFUSALS = (
     *_MISFITS,
@@ -124,12 +120,8 @@ class Session:
 
 
 class PostgresConnection:
-    """Connection to a PostgreSQL, used by one task at a time.
-
-    Arguments:
-        url: URL as asyncpg takes it.
-        closing: seconds that an orderly close may take.
-    """
+    """Connection to a PostgreSQL by a URL as asyncpg takes it, used by one task at a time. An orderly close may take `closing`
+    seconds."""
 
     def __init__(self, url: str, closing: float) -> None:
         self._url = url
@@ -143,12 +135,8 @@ class PostgresConnection:
 
     @contextlib.asynccontextmanager
     async def use(self, within: float) -> AsyncIterator[Session]:
-        """Run the block in a transaction that may take `within` seconds. Roll it back if the block raises.
-
-        Raises:
-            ValueError: the URL cannot be used.
-            StoreUnavailable: the server does not answer, or fails.
-        """
+        """Run the block in a transaction that may take `within` seconds. Roll it back if the block raises. Raises ValueError if
+        the URL cannot be used, StoreUnavailable if the server does not answer, or fails."""
         begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {within * 1000:.0f}"
         try:
             async with asyncio.timeout(within), self._turn:
@@ -242,11 +230,8 @@ class PostgresDatabase:
             raise SettingError("ledger", self.shown, "is no URL that asyncpg understands", _HINT) from None
 
     def writing(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Run the block in a transaction on the writing connection.
-
-        Raises:
-            StoreUnavailable: the server does not answer, or fails.
-        """
+        """Run the block in a transaction on the writing connection. Raises StoreUnavailable if the server does not answer, or
+        fails."""
         return self._writer.use(CALL_WITHIN)
 
     def reading(self) -> contextlib.AbstractAsyncContextManager[Session]:
@@ -281,12 +266,8 @@ def _first_line(exc: BaseException) -> str:
 
 
 def _check_files(url: str) -> None:
-    """Try the TLS files that a URL names, as asyncpg doesn't say which one is wrong.
-
-    Raises:
-        SettingError: a file cannot be used.
-        ValueError: the text is no URL.
-    """
+    """Try the TLS files that a URL names, as asyncpg doesn't say which one is wrong. Raises SettingError if a file cannot be
+    used, ValueError if the text is no URL."""
     options = dict(parse_qsl(urlsplit(url).query))
     name = "sslrootcert"
     try:

@@ -61,16 +61,8 @@ class FileIdentity(NamedTuple):
 
 
 class ConnectionThread:
-    """Thread that runs one call at a time with its own connection. It starts with the first call.
-
-    Arguments:
-        name: name of the thread.
-        path: path of the file.
-        connect: opens a connection, ready for use. Its errors are raised by the call.
-
-    Attributes:
-        moves: number of times that another file took the place of the open one.
-    """
+    """Thread that runs one call at a time with its own connection. It starts with the first call. `connect` opens a connection,
+    ready for use; the call raises its errors. `moves` counts how often another file took the place of the open one."""
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self._name = name
@@ -200,11 +192,8 @@ def _store_error(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
 
 
 def _check_ledger(path: str) -> None:
-    """Check that a file is a ledger, without locks, and without its log, which may be another file's.
-
-    Raises:
-        StoreUnavailable: it is no ledger.
-    """
+    """Check that a file is a ledger, without locks, and without its log, which may be another file's. Raises StoreUnavailable if
+    it is none."""
     uri = f"file:{quote(os.path.realpath(path))}?immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
@@ -221,12 +210,8 @@ def look(path: str) -> FileIdentity | None:
 
 
 def make(path: str) -> None:
-    """Create an empty file if there is none, readable by its owner only, without ever having it open.
-
-    Raises:
-        OSError: the file cannot be made or used.
-        ValueError: the text is no path.
-    """
+    """Create an empty file if there is none, readable by its owner only, without ever having it open. Raises OSError, or
+    ValueError if the text is no path."""
     real = os.path.realpath(path)
     with contextlib.suppress(FileExistsError):
         try:

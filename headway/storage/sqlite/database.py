@@ -38,11 +38,7 @@ _MEND = f"Name a file, new or made by Headway, in an existing folder that may be
 
 
 def existing(url: str) -> str:
-    """Return the URL if its file exists.
-
-    Raises:
-        SettingError: there is no such file.
-    """
+    """Return the URL if its file exists. Raises SettingError if there is no such file."""
     path = url.removeprefix(_SCHEME)
     try:
         exists = Path(path).exists()
@@ -55,12 +51,8 @@ def existing(url: str) -> str:
 
 
 class SqliteDatabase:
-    """A database, by its URL.
-
-    Arguments:
-        url: sqlite:///relative/path or sqlite:////absolute/path.
-        checked: tables to check for damage when the file is opened.
-    """
+    """A database, by its URL: sqlite:///relative/path or sqlite:////absolute/path. When the file is opened, the tables in
+    `checked` are checked for damage."""
 
     def __init__(self, url: str, checked: Sequence[str] = ()) -> None:
         self.shown = shown_url(url)
@@ -83,11 +75,7 @@ class SqliteDatabase:
             raise self._unusable(str(exc).removesuffix(f". {MEND}"), MEND) from exc
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a transaction, all or nothing.
-
-        Raises:
-            StoreUnavailable: it failed, or its outcome is unknown.
-        """
+        """Run `work` in a transaction, all or nothing. Raises StoreUnavailable if it failed, or its outcome is unknown."""
 
         def in_transaction(connection: sqlite3.Connection) -> T:
             with _transaction(connection):
@@ -96,11 +84,7 @@ class SqliteDatabase:
         return await self._do(self._writer, self._reader, in_transaction)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work`, which only reads, on one snapshot of the file.
-
-        Raises:
-            StoreUnavailable: there is no answer.
-        """
+        """Run `work`, which only reads, on one snapshot of the file. Raises StoreUnavailable if there is no answer."""
 
         def on_snapshot(connection: sqlite3.Connection) -> T:
             with _transaction(connection, "BEGIN"):

@@ -128,11 +128,8 @@ def _next(connection: sqlite3.Connection) -> int:
 
 
 def _keys_of(rows: Iterable[Any]) -> list[ApiKey]:
-    """Return the keys of rows.
-
-    Raises:
-        StoreCorrupted: a row is no key, so the file must be damaged: its schema admits only keys.
-    """
+    """Return the keys of rows. Raises StoreCorrupted if a row is no key: the schema admits only keys, so the file must be
+    damaged."""
     try:
         return keys_of(rows)
     except ValueError as exc:

@@ -44,14 +44,8 @@ class Wrong(NamedTuple):
 
 
 class Collector(msgspec.Struct, frozen=True):
-    """Where spans are sent.
-
-    Attributes:
-        protocol: HTTP or GRPC.
-        url: its URL, with the path for HTTP.
-        gzip: whether messages are compressed.
-        timeout: seconds for one message, all tries included.
-    """
+    """Where spans are sent: HTTP or GRPC, the URL, with the path for HTTP, whether messages are compressed, and seconds for one
+    message, all tries included."""
 
     protocol: str
     url: str
@@ -72,10 +66,8 @@ class TraceEnvironment(msgspec.Struct, frozen=True):
         off: the variable that turns traces off; empty if none does.
         ratio: share of traces to sample, where that is decided here.
         follows: True to follow the decision in a client's trace.
-        collector: where spans are sent.
         delay: seconds between two sendings.
-        most_waiting: most spans that wait to be sent.
-        most_sent: most spans in a message.
+        most_waiting, most_sent: most spans that wait to be sent, and in a message.
         most_links: most links of a span.
         wrong: unusable variables.
     """

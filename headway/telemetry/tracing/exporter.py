@@ -53,17 +53,10 @@ _MOST_STATES = 32
 
 
 class SpanExporter:
-    """Exporter of a process's spans; a resource, see `headway.app.lifecycle.Resource`.
+    """Exporter of a process's spans, which `buffer` takes; a resource, see `headway.app.lifecycle.Resource`.
 
-    Arguments:
-        environment: settings of traces.
-        resource: description of the process that goes with every message.
-        make: makes the SDK's exporter.
-        dropped: counts of dropped spans by reason.
-
-    Attributes:
-        buffer: takes the spans.
-    """
+    `resource` describes the process, and goes with every message. `make` makes the SDK's exporter. `dropped` counts dropped spans
+    by reason."""
 
     def __init__(
         self,
@@ -195,17 +188,11 @@ def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
 
 
 class ReadableSpans(Sequence[ReadableSpan]):
-    """Spans as the SDK reads them, each made when it is read.
+    """Spans as the SDK reads them, each made when it is read, with at most `most_links` links.
 
     Iterating pauses after every few spans, to give other threads a turn: the SDK encodes a whole message at once, and the event
-    loop must not wait that long for the interpreter's lock.
-
-    Arguments:
-        spans: the spans.
-        resource: description of the process.
-        most_links: most links of a span.
-        hurried: returns True to skip the pauses, as the process is ending.
-    """
+    loop must not wait that long for the interpreter's lock. Once `hurried` returns True, as the process is ending, there are no
+    pauses."""
 
     def __init__(
         self, spans: Sequence[Span], resource: Resource, most_links: int, hurried: Callable[[], bool] = lambda: True
@@ -292,11 +279,8 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """Logging filter that keeps back what the SDK's exporters log in one thread: they would log it again on every retry.
-
-    Attributes:
-        said: messages kept, oldest first. After a failure, the first says why and the last that there are no more tries.
-    """
+    """Logging filter that keeps back what the SDK's exporters log in one thread: they would log it again on every retry. `said`
+    are the messages kept, oldest first. After a failure, the first says why and the last that there are no more tries."""
 
     _LOGGERS = (
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",

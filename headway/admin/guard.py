@@ -75,8 +75,7 @@ class Guard:
         tries: Tries,
         starting: Callable[[], bool],
     ) -> None:
-        self._router = router
-        self._tokens = tokens
+        self._router, self._tokens = router, tokens
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         self._sessions, self._tries = sessions, tries
         self._starting = starting

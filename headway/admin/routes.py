@@ -20,7 +20,7 @@ from headway.admin.guard import Guard, ServiceTokens
 from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries
-from headway.admin.snapshot_source import SnapshotSource
+from headway.admin.snapshot import SnapshotSource
 from headway.doors.readiness import SERVING, CachedReadiness, Readiness, within_answer_time
 from headway.errors import BrokerUnavailable, NotFound
 from headway.http import probes
@@ -68,9 +68,7 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
 
 class _Routes:
     def __init__(self, process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> None:
-        self._process = process
-        self._ready = ready
-        self._snapshots = snapshots
+        self._process, self._ready, self._snapshots = process, ready, snapshots
 
     async def metrics(self, request: Request) -> RouteAnswer:
         state = await self._process.state()

@@ -1,4 +1,5 @@
-"""Snapshot of the fleet, in the lines that the JSON routes, `headway status` and the dashboard show."""
+"""Snapshots of the fleet, in the lines that the JSON routes, `headway status` and the dashboard show. The last one is kept for when
+the broker is out of reach."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from msgspec.structs import replace
 from headway.admin.process import ProcessView
 from headway.admin.rendering import instant, text, tier_name
 from headway.core.health import latest
+from headway.doors.readiness import within_answer_time
+from headway.errors import BrokerUnavailable
 from headway.model import (
     BulkDepth,
     Capacity,
@@ -24,10 +27,14 @@ from headway.model import (
     RolloutState,
     Scaling,
     TierDepth,
-    WeightLine,
     WorkerInfo,
 )
+from headway.runtime.periodic import Periodic, PeriodicResource
 
+KEEP_EVERY = 16.0
+"""Longest pause between snapshots that nobody asked for, in seconds; taken to have one when the broker goes away.
+
+The first pause is 1 s and each is twice as long as the last, because a fleet changes most while it starts."""
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 _Aging = TypeVar("_Aging", "DepartedLine", "MemberLine", "CapacityLine")
 _PLACES = {
@@ -240,6 +247,48 @@ def aged(last: Snapshot, age: float, away: str) -> Snapshot:
     )
 
 
+class SnapshotSource(PeriodicResource):
+    """Source of one process's snapshots. `learn` is called with the workers of each."""
+
+    def __init__(self, process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> None:
+        self._process, self._learn = process, learn
+        self._last: Snapshot | None = None
+        self._taken_at = 0.0
+        self._pause = 0.5
+        super().__init__(Periodic("snapshots", self._take, process.clock, what="", every=self._every))
+
+    async def fresh(self) -> Snapshot:
+        """Return the fleet as it is now. Raises BrokerUnavailable if the broker doesn't answer."""
+        self._last = await within_answer_time(collect(self._process, self._learn))
+        self._taken_at = self._process.clock()
+        return self._last
+
+    async def latest(self) -> Snapshot:
+        """Return the fleet as it is now; while the broker is out of reach, as it was last known. Raises BrokerUnavailable if
+        nothing is known."""
+        try:
+            return await self.fresh()
+        except BrokerUnavailable as exc:
+            known = self.known(str(exc))
+            if known is None:
+                raise
+            return known
+
+    def known(self, away: str) -> Snapshot | None:
+        """Return the fleet as it was last known, aged, with why there is no newer snapshot; None if nothing is known."""
+        if self._last is None:
+            return None
+        age = self._process.clock() - self._taken_at
+        return aged(self._last, age, away)
+
+    async def _take(self) -> None:
+        await self.fresh()
+
+    def _every(self) -> float:
+        self._pause = min(2 * self._pause, KEEP_EVERY)
+        return self._pause
+
+
 def queue_lines(depths: Sequence[TierDepth], tiers: Sequence[str]) -> list[QueueLine]:
     """Describe the queues. `tiers` are the names of the tiers, highest first."""
     return [
@@ -262,7 +311,9 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
             worker,
             status=worker.status.value,
             last_heartbeat=instant(wall - _age(worker.last_heartbeat, now)),
-            weight=_weight(worker.weight),
+            weight=None
+            if (line := worker.weight) is None
+            else LineOfWeight(round(line.fixed, 4), round(line.by_octet, 6)),
             version=worker.runs.version,
             target=worker.runs.target,
             loading_seconds=round(worker.loading, 1),
@@ -345,10 +396,6 @@ def _line(kind: type[_Line], source: msgspec.Struct, **own: object) -> _Line:
             value = getattr(source, name)
             own[name] = round(value, _PLACES[name]) if name in _PLACES else text(value) if name in _TEXTS else value
     return kind(**own)
-
-
-def _weight(line: WeightLine | None) -> LineOfWeight | None:
-    return None if line is None else LineOfWeight(round(line.fixed, 4), round(line.by_octet, 6))
 
 
 def _cost(line: CostLine | None) -> LineOfCost | None:

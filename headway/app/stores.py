@@ -36,7 +36,7 @@ def make_identity(settings: Settings, counters: StoreCounts) -> tuple[Identity, 
         return _keys(settings, counters)
     if not settings.keys:
         return _tokens(settings)
-    from headway.identity.combined import CombinedIdentity
+    from headway.identity.principals import CombinedIdentity
 
     (keys, key_resources), (tokens, token_resources) = _keys(settings, counters), _tokens(settings)
     return CombinedIdentity(keys, tokens), (*key_resources, *token_resources)

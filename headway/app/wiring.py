@@ -20,7 +20,7 @@ import msgspec
 
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
-from headway.admin.snapshot_source import SnapshotSource
+from headway.admin.snapshot import SnapshotSource
 from headway.app.backends import make_remote_certificates
 from headway.app.brokers import make_broker_bundle, queue_limits
 from headway.app.devices import NO_DEVICES, Devices

@@ -1,16 +1,18 @@
-"""Principals: made from a credential's data, or one for everybody where there are no credentials."""
+"""Principals: made from a credential's data, or one for everybody; and keys and tokens side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from headway.config import Settings
 from headway.model import Limit, ModelLimit, Principal
+from headway.ports import Identity, KeyIdentity, WatchedIdentity
 
 BURST_SECONDS = 10.0
 """Seconds' worth of a rate that may come at once by default."""
+_OWN = b"hw_live_"
 
 
 class AnonymousIdentity:
@@ -22,6 +24,31 @@ class AnonymousIdentity:
     def identify(self, authorization: bytes) -> Principal | None:
         """Return the anonymous principal."""
         return self._principal
+
+
+class CombinedIdentity(WatchedIdentity, KeyIdentity):
+    """Identity that passes a credential on to the identity for its kind: a JSON Web Token has two dots, an API key none."""
+
+    def __init__(self, keys: Identity, tokens: Identity) -> None:
+        self._keys = keys.identify
+        self._watch = keys.watch if isinstance(keys, WatchedIdentity) else None
+        self._tokens = tokens.identify
+        self._principal_of = keys.principal_of if isinstance(keys, KeyIdentity) else None
+
+    def identify(self, authorization: bytes) -> Principal | None:
+        """Return the principal, or raise what the identity of that kind raises."""
+        return self._tokens(authorization) if _is_token(authorization) else self._keys(authorization)
+
+    def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
+        return None if self._watch is None or _is_token(authorization) else self._watch(authorization)
+
+    def principal_of(self, key: str) -> Principal | None:
+        return None if self._principal_of is None else self._principal_of(key)
+
+
+def _is_token(authorization: bytes) -> bool:
+    credential = authorization[7:].strip()
+    return credential.count(b".") == 2 and not credential.startswith(_OWN)
 
 
 def make_principal(

@@ -131,7 +131,8 @@ class TensorDialect(Dialect, frozen=True):
             head = heads[place]
             _check_shape(head.shape)
             if head.shape[0] != count:
-                raise NoOutputs(_other_count(head.shape[0], count, expected))
+                told = f"outputs for {expected} inputs" if count == expected else f"rows for {count} rows"
+                raise NoOutputs(f"{head.shape[0]} {told}")
             if self.outputs:
                 _check_spec(head, self.outputs[at])
             elif not _readable(head.datatype):
@@ -143,8 +144,9 @@ class TensorDialect(Dialect, frozen=True):
         data of an output don't match its shape."""
         if not self._gives_tensors:
             return element_items(_elements(memoryview(tensors[0].data), expected))
-        for tensor in tensors:
-            _check_size(tensor)
+        for head, data in tensors:
+            if head.datatype != BYTES and len(data) != SIZES[head.datatype] * count_of(head.shape):
+                raise NoOutputs(f"{len(data)} bytes of numbers, and its shape says another number")
         cuts = [_cut(tensor, rows or (0,) * expected) for tensor in tensors]
         singles = [not size for size in rows] if rows else [True] * expected
         return [
@@ -214,42 +216,23 @@ def _check_spec(head: TensorHead, spec: TensorSpec) -> None:
         )
 
 
-def _other_count(got: int, count: int, expected: int) -> str:
-    return f"{got} outputs for {expected} inputs" if count == expected else f"{got} rows for {count} rows"
-
-
-def _check_size(tensor: Tensor) -> None:
-    head, size = tensor.head, len(tensor.data)
-    if head.datatype != BYTES and size != SIZES[head.datatype] * count_of(head.shape):
-        raise NoOutputs(f"{size} bytes of numbers, and its shape says another number")
-
-
 def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
     """Cut a tensor into parts with so many rows each; 0 counts as 1."""
-    head, data = tensor.head, memoryview(tensor.data)
-    row = count_of(head.shape[1:])
-    counts = [size or 1 for size in rows]
-    if head.datatype != BYTES:
-        step, parts, at = SIZES[head.datatype] * row, [], 0
-        for count in counts:
-            parts.append(Tensor(_with_rows(head, count), data[at : at + count * step]))
-            at += count * step
-        return parts
-    try:
-        elements = split_elements(data)
-    except NoTensors:
-        raise NoOutputs("binary data that ends within an output") from None
-    if len(elements) != count_of(head.shape):
-        raise NoOutputs(f"{len(elements)} elements, and its shape says another number")
-    parts, at = [], 0
-    for count in counts:
-        parts.append(Tensor(_with_rows(head, count), join_elements(elements[at : at + count * row])))
-        at += count * row
+    head, data, elements = tensor.head, memoryview(tensor.data), list[bytes]()
+    if head.datatype == BYTES:
+        try:
+            elements = split_elements(data)
+        except NoTensors:
+            raise NoOutputs("binary data that ends within an output") from None
+        if len(elements) != count_of(head.shape):
+            raise NoOutputs(f"{len(elements)} elements, and its shape says another number")
+    parts, begin = list[Tensor](), 0
+    for count in (size or 1 for size in rows):
+        end = begin + count * count_of(head.shape[1:]) * (SIZES[head.datatype] or 1)
+        part = join_elements(elements[begin:end]) if head.datatype == BYTES else data[begin:end]
+        parts.append(Tensor(TensorHead(head.name, head.datatype, (count, *head.shape[1:])), part))
+        begin = end
     return parts
-
-
-def _with_rows(head: TensorHead, rows: int) -> TensorHead:
-    return TensorHead(head.name, head.datatype, (rows, *head.shape[1:]))
 
 
 def _elements(octets: memoryview, count: int) -> list[bytes]:

@@ -24,24 +24,10 @@ from headway.model import ItemResult, Value, ValueKind
 from headway.oip.dialect import MOST_DIMENSIONS, TensorDialect, element_items, sent_parameters
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import TOKENS
+from headway.oip.tensors import CONTENTS
 
 _PATH = re.compile("/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/?")
 _INT64, _UINT64 = 1 << 63, 1 << 64
-
-_CONTENTS = {
-    "BOOL": ("bool_contents", "B"),
-    "INT8": ("int_contents", "b"),
-    "INT16": ("int_contents", "h"),
-    "INT32": ("int_contents", "i"),
-    "INT64": ("int64_contents", "q"),
-    "UINT8": ("uint_contents", "B"),
-    "UINT16": ("uint_contents", "H"),
-    "UINT32": ("uint_contents", "I"),
-    "UINT64": ("uint64_contents", "Q"),
-    "FP32": ("fp32_contents", "f"),
-    "FP64": ("fp64_contents", "d"),
-}
-"""Member of the typed contents that holds each datatype, and the type code of its numbers in an array."""
 
 
 class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
@@ -174,9 +160,9 @@ def _typed(contents: Any, datatype: str) -> bytes:
     """Return the data of a tensor in typed contents; empty if they are of another datatype."""
     if datatype == BYTES:
         return join_elements(contents.bytes_contents)
-    if datatype not in _CONTENTS:  # FP16 and BF16 have no typed contents.
+    if datatype not in CONTENTS:  # FP16 and BF16 have no typed contents.
         return b""
-    member, code = _CONTENTS[datatype]
+    member, code = CONTENTS[datatype]
     try:
         return array(code, getattr(contents, member)).tobytes()
     except OverflowError:

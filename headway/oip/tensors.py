@@ -34,6 +34,13 @@ _read_length = struct.Struct("<I").unpack_from
 _MOST_SHOWN = 8
 """Most dimensions of a shape that a message shows."""
 
+CONTENTS = {
+    "BOOL": ("bool_contents", "B"), "INT8": ("int_contents", "b"), "INT16": ("int_contents", "h"), "INT32": ("int_contents", "i"),
+    "INT64": ("int64_contents", "q"), "UINT8": ("uint_contents", "B"), "UINT16": ("uint_contents", "H"), "UINT32": ("uint_contents", "I"),
+    "UINT64": ("uint64_contents", "Q"), "FP32": ("fp32_contents", "f"), "FP64": ("fp64_contents", "d"), BYTES: ("bytes_contents", ""),
+}  # fmt: skip
+"""Member of gRPC's typed contents that holds each datatype, and the type code of its numbers. There is none for FP16 and BF16."""
+
 Element = str | bytes
 """Element of an input: a text out of JSON, or the octets of the binary form."""
 

@@ -19,27 +19,16 @@ Steps = tuple[tuple[str, ...], ...]
 _BULK = (
     """
     CREATE TABLE headway_bulk_files (
-        id TEXT PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        name TEXT NOT NULL,
-        size BIGINT NOT NULL,
-        purpose TEXT NOT NULL,
+        id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, size BIGINT NOT NULL, purpose TEXT NOT NULL,
         created_at DOUBLE PRECISION NOT NULL
     )
     """,
     "CREATE INDEX headway_bulk_files_tenant ON headway_bulk_files (tenant, id)",
     """
     CREATE TABLE headway_bulk_jobs (
-        id TEXT PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        status TEXT NOT NULL,
-        input_file TEXT NOT NULL,
-        created_at DOUBLE PRECISION NOT NULL,
-        cancelling_at DOUBLE PRECISION,
-        owner TEXT NOT NULL,
-        generation BIGINT NOT NULL,
-        held_until DOUBLE PRECISION NOT NULL,
-        document TEXT NOT NULL
+        id TEXT PRIMARY KEY, tenant TEXT NOT NULL, status TEXT NOT NULL, input_file TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL, cancelling_at DOUBLE PRECISION, owner TEXT NOT NULL,
+        generation BIGINT NOT NULL, held_until DOUBLE PRECISION NOT NULL, document TEXT NOT NULL
     )
     """,
     "CREATE INDEX headway_bulk_jobs_tenant ON headway_bulk_jobs (tenant, id)",
@@ -66,38 +55,18 @@ SQLITE: Steps = (
     (
         """
         CREATE TABLE headway_requests (
-            id BLOB NOT NULL,
-            user_id TEXT NOT NULL,
-            tenant TEXT NOT NULL,
-            tier TEXT NOT NULL,
-            model TEXT NOT NULL,
-            status TEXT NOT NULL,
-            created_at REAL NOT NULL,
-            completed_at REAL NOT NULL,
-            latency_ms REAL NOT NULL,
-            batch_size INTEGER NOT NULL,
-            worker TEXT NOT NULL,
-            error TEXT NOT NULL,
-            input TEXT,
-            output TEXT,
+            id BLOB NOT NULL, user_id TEXT NOT NULL, tenant TEXT NOT NULL, tier TEXT NOT NULL, model TEXT NOT NULL,
+            status TEXT NOT NULL, created_at REAL NOT NULL, completed_at REAL NOT NULL, latency_ms REAL NOT NULL,
+            batch_size INTEGER NOT NULL, worker TEXT NOT NULL, error TEXT NOT NULL, input TEXT, output TEXT,
             PRIMARY KEY (id, tenant, completed_at)
         ) WITHOUT ROWID
         """,
         "CREATE INDEX headway_requests_completed ON headway_requests (completed_at)",
         """
         CREATE TABLE headway_keys (
-            id TEXT PRIMARY KEY,
-            revision INTEGER NOT NULL UNIQUE,
-            digest BLOB NOT NULL,
-            user_id TEXT NOT NULL,
-            tenant TEXT NOT NULL,
-            tier TEXT NOT NULL,
-            models TEXT NOT NULL,
-            rate REAL,
-            burst REAL,
-            created_at REAL NOT NULL,
-            expires_at REAL,
-            replaces TEXT NOT NULL
+            id TEXT PRIMARY KEY, revision INTEGER NOT NULL UNIQUE, digest BLOB NOT NULL, user_id TEXT NOT NULL,
+            tenant TEXT NOT NULL, tier TEXT NOT NULL, models TEXT NOT NULL, rate REAL, burst REAL,
+            created_at REAL NOT NULL, expires_at REAL, replaces TEXT NOT NULL
         ) WITHOUT ROWID
         """,
     ),
@@ -114,15 +83,8 @@ SQLITE: Steps = (
     (
         """
         CREATE TABLE headway_open_requests (
-            id BLOB NOT NULL,
-            user_id TEXT NOT NULL,
-            tenant TEXT NOT NULL,
-            tier TEXT NOT NULL,
-            model TEXT NOT NULL,
-            version TEXT NOT NULL,
-            part_of TEXT NOT NULL,
-            created_at REAL NOT NULL,
-            due_at REAL NOT NULL,
+            id BLOB NOT NULL, user_id TEXT NOT NULL, tenant TEXT NOT NULL, tier TEXT NOT NULL, model TEXT NOT NULL,
+            version TEXT NOT NULL, part_of TEXT NOT NULL, created_at REAL NOT NULL, due_at REAL NOT NULL,
             PRIMARY KEY (id, tenant)
         ) WITHOUT ROWID
         """,
@@ -136,37 +98,18 @@ POSTGRES: Steps = (
     (
         """
         CREATE TABLE headway_requests (
-            id uuid NOT NULL,
-            user_id text NOT NULL,
-            tenant text NOT NULL,
-            tier text NOT NULL,
-            model text NOT NULL,
-            status text NOT NULL,
-            created_at timestamptz NOT NULL,
-            completed_at timestamptz NOT NULL,
-            latency_ms real NOT NULL,
-            batch_size smallint NOT NULL,
-            worker text NOT NULL,
-            error text NOT NULL,
-            input text,
-            output text,
-            PRIMARY KEY (id, tenant, completed_at)
+            id uuid NOT NULL, user_id text NOT NULL, tenant text NOT NULL, tier text NOT NULL, model text NOT NULL,
+            status text NOT NULL, created_at timestamptz NOT NULL, completed_at timestamptz NOT NULL,
+            latency_ms real NOT NULL, batch_size smallint NOT NULL, worker text NOT NULL, error text NOT NULL,
+            input text, output text, PRIMARY KEY (id, tenant, completed_at)
         )
         """,
         "CREATE INDEX headway_requests_completed ON headway_requests (completed_at)",
         """
         CREATE TABLE headway_keys (
-            id text PRIMARY KEY,
-            revision bigint NOT NULL UNIQUE,
-            digest bytea NOT NULL,
-            user_id text NOT NULL,
-            tenant text NOT NULL,
-            tier text NOT NULL,
-            models text NOT NULL,
-            rate double precision,
-            burst double precision,
-            created_at double precision NOT NULL,
-            expires_at double precision,
+            id text PRIMARY KEY, revision bigint NOT NULL UNIQUE, digest bytea NOT NULL, user_id text NOT NULL,
+            tenant text NOT NULL, tier text NOT NULL, models text NOT NULL, rate double precision,
+            burst double precision, created_at double precision NOT NULL, expires_at double precision,
             replaces text NOT NULL
         )
         """,
@@ -184,15 +127,8 @@ POSTGRES: Steps = (
     (
         """
         CREATE TABLE headway_open_requests (
-            id uuid NOT NULL,
-            user_id text NOT NULL,
-            tenant text NOT NULL,
-            tier text NOT NULL,
-            model text NOT NULL,
-            version text NOT NULL,
-            part_of text NOT NULL,
-            created_at timestamptz NOT NULL,
-            due_at timestamptz NOT NULL,
+            id uuid NOT NULL, user_id text NOT NULL, tenant text NOT NULL, tier text NOT NULL, model text NOT NULL,
+            version text NOT NULL, part_of text NOT NULL, created_at timestamptz NOT NULL, due_at timestamptz NOT NULL,
             PRIMARY KEY (id, tenant)
         )
         """,

@@ -8,8 +8,7 @@ import pytest
 
 from headway.config import Settings
 from headway.identity.api_keys.cache import ApiKeyCache
-from headway.identity.combined import CombinedIdentity
-from headway.identity.principals import AnonymousIdentity
+from headway.identity.principals import AnonymousIdentity, CombinedIdentity
 from headway.model import ApiKey, Principal
 from headway.ports import Identity, KeyIdentity
 from headway.runtime.counters import StoreCounts

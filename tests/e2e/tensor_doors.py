@@ -12,7 +12,7 @@ import numpy as np
 from headway.client import ApiError, Client
 from headway.core.tensors import join_elements
 from headway.grpc import messages
-from headway.oip.grpc.infer_messages import _FIELDS
+from headway.oip.tensors import CONTENTS
 from tests.e2e.client import Connection, request
 from tests.targets.arrays import TWICE
 
@@ -202,7 +202,7 @@ def _message(ask: Ask, *, raw: bool) -> bytes:
         if raw:
             asked.raw_input_contents.append(octets_of(one, datatype))
         else:
-            getattr(tensor.contents, _FIELDS[datatype]).extend(one.ravel().tolist())
+            getattr(tensor.contents, CONTENTS[datatype][0]).extend(one.ravel().tolist())
     for name in ask.wanted:
         asked.outputs.add(name=name)
     return bytes(asked.SerializeToString())

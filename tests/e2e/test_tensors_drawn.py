@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.oip.grpc.infer_messages import _FIELDS
+from headway.oip.tensors import CONTENTS
 from tests.e2e import tensor_doors as at
 from tests.e2e.client import request
 from tests.e2e.server import Server, serving
@@ -47,7 +47,7 @@ PIECES = (
 def models_of(rng: random.Random) -> list[Model]:
     """Models with one input, with some of which each door can have one, and with one of each datatype."""
     datatypes = list(DTYPES)
-    some = {f"{place} é": rng.choice(list(_FIELDS)) for place in range(rng.randint(2, 4))}
+    some = {f"{place} é": rng.choice(list(CONTENTS)) for place in range(rng.randint(2, 4))}
     datatype, row = _spec(rng, rng.choice([one for one in datatypes if one != "BYTES"]))
     return [
         Model("solo", {"x": (datatype, [abs(one) if place else one for place, one in enumerate(row)])}, ["x"]),
@@ -120,7 +120,7 @@ def carries(door: str, ask: Ask) -> bool:
         return not any(0 in one.shape[:-1] for one in ask.inputs.values())
     if door == CLIENT:
         return "BF16" not in datatypes
-    return door != "gRPC typed" or datatypes <= set(_FIELDS)
+    return door != "gRPC typed" or datatypes <= set(CONTENTS)
 
 
 def expected(ask: Ask) -> at.Outputs:

@@ -13,11 +13,11 @@ import msgspec
 from headway.config import Settings
 from headway.errors import RequestError, SettingError
 from headway.identity.api_keys import credential, file
-from headway.identity.combined import CombinedIdentity
 from headway.identity.jwt.issuers import ALGORITHMS, read_issuers
 from headway.identity.jwt.keysets import KeySet, read_keys
 from headway.identity.jwt.sources import Unreadable
 from headway.identity.jwt.tokens import Tokens
+from headway.identity.principals import CombinedIdentity
 from headway.identity.tables import is_name
 from headway.model import ApiKey, Principal
 from tests.identity.issuing import ISSUER, NOW, claims, issuer, jwk, jwks, private_key, token

@@ -15,7 +15,8 @@ from headway.doors.exchange import Outcome
 from headway.errors import UNFORESEEN
 from headway.gateway.served_models import ServedModels
 from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind
-from headway.oip.grpc.infer_messages import _FIELDS, infer_reader
+from headway.oip.grpc.infer_messages import infer_reader
+from headway.oip.tensors import CONTENTS
 from tests.grpc.stand import INFER, PREDICT, Port, served
 from tests.grpc.test_open_inference import STREAM, Request, answered, request, streamed
 from tests.grpc.test_tensors import model, told
@@ -28,7 +29,7 @@ READ = infer_reader(Settings()).at_once
 def message(drawn: list[Drawn], raw: bool, **members: Any) -> bytes:
     """Message of a request with these inputs, whose data are raw, or typed where they can be."""
     asked = Request(model_name="default", **members)
-    raw = raw or any(one.tensor.head.datatype not in _FIELDS for one in drawn)
+    raw = raw or any(one.tensor.head.datatype not in CONTENTS for one in drawn)
     for one in drawn:
         head = one.tensor.head
         tensor = asked.inputs.add(name=head.name, datatype=head.datatype, shape=head.shape)
@@ -36,7 +37,7 @@ def message(drawn: list[Drawn], raw: bool, **members: Any) -> bytes:
             asked.raw_input_contents.append(bytes(one.tensor.data))
         else:
             elements = [each.encode() for each in one.flat] if head.datatype == "BYTES" else one.flat
-            getattr(tensor.contents, _FIELDS[head.datatype]).extend(elements)
+            getattr(tensor.contents, CONTENTS[head.datatype][0]).extend(elements)
     return bytes(asked.SerializeToString())
 
 

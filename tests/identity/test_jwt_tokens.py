@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
-from headway.identity.combined import CombinedIdentity
 from headway.identity.jwt.issuers import ALGORITHMS, Issuer
 from headway.identity.jwt.keysets import AGAIN, KeySet
 from headway.identity.jwt.sources import Unreadable, UrlSource
 from headway.identity.jwt.tokens import MAX_TOKEN, Tokens
+from headway.identity.principals import CombinedIdentity
 from headway.model import Principal
 from tests.identity.issuing import ISSUER, NOW, bearer, claims, issuer, jwk, jwks, private_key, publishing, token
 

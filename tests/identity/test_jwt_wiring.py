@@ -10,8 +10,8 @@ import pytest
 from headway.app import stores
 from headway.config import Settings
 from headway.errors import SettingError
-from headway.identity.combined import CombinedIdentity
 from headway.identity.jwt.tokens import Tokens
+from headway.identity.principals import CombinedIdentity
 from headway.runtime.counters import StoreCounts
 from tests.identity.issuing import ISSUER, jwk, jwks
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from headway.admin import routes
 from headway.admin.process import ProcessView
-from headway.admin.snapshot_source import SnapshotSource
+from headway.admin.snapshot import SnapshotSource
 from headway.app.lifecycle import Service
 from headway.app.roles import ROLES
 from headway.brokers.memory.broker import MemoryBroker

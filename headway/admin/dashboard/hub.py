@@ -22,8 +22,7 @@ import msgspec
 from headway import errors
 from headway.admin.dashboard.history import FleetHistory, scaling_of
 from headway.admin.process import ProcessView
-from headway.admin.snapshot import Snapshot
-from headway.admin.snapshot_source import SnapshotSource
+from headway.admin.snapshot import Snapshot, SnapshotSource
 from headway.core.departure_board import RECENT_SECONDS, STEP
 from headway.errors import BrokerUnavailable
 from headway.http.requests import Request, RouteAnswer, StreamedAnswer, refusal
@@ -131,8 +130,7 @@ class Hub:
     """Follows the board for all viewers of one process."""
 
     def __init__(self, process: ProcessView, snapshots: SnapshotSource) -> None:
-        self._process = process
-        self._snapshots = snapshots
+        self._process, self._snapshots = process, snapshots
         self._viewers: set[Viewer] = set()
         self._waiting: list[Viewer] = []
         self._tasks: list[asyncio.Task[None]] = []

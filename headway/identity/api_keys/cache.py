@@ -98,10 +98,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self._store = store
-        self._settings = settings
-        self._counters = counters
-        self._clock = clock
+        self._store, self._settings, self._counters, self._clock = store, settings, counters, clock
         self._wall = wall
         self._table = KeyTable()
         self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)

@@ -74,8 +74,7 @@ class KeysFile(KeyStore):
     `create`, the file may be missing until the first key is added."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        self._path = path
-        self._create = create
+        self._path, self._create = path, create
         self._stamp: Stamp | None = None
         self._known: dict[str, ApiKey] = {}
         self._changed: dict[str, int] = {}

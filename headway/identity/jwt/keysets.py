@@ -60,9 +60,7 @@ class KeySet:
     """Keys of one issuer, as `source` has them."""
 
     def __init__(self, issuer: Issuer, source: Source, clock: Callable[[], float]) -> None:
-        self.issuer = issuer
-        self._source = source
-        self._clock = clock
+        self.issuer, self._source, self._clock = issuer, source, clock
         self._keys: Mapping[str, Key] | None = None
         self._wanted = asyncio.Event()
         self._reading = False

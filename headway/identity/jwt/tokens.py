@@ -90,9 +90,7 @@ class Tokens:
         again: Callable[[], Iterable[KeySet]] | None = None,
     ) -> None:
         self._keysets = {keyset.issuer.issuer: keyset for keyset in keysets}
-        self._settings = settings
-        self._now = now
-        self._most = most
+        self._settings, self._now, self._most = settings, now, most
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._again = again
         self._loops: Loops | None = None

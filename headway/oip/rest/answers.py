@@ -24,6 +24,7 @@ _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d
 CODE_FIELD = "x-headway-error"
 """Header field with the error code, for which the protocol's error body has no member."""
 _TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
+_Unset = msgspec.UnsetType
 _SMALL = 1 << 13
 """Most bytes of numbers that become JSON at once."""
 _LARGEST = 10**12
@@ -38,8 +39,8 @@ class _Tensor(msgspec.Struct, gc=False):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET
-    data: tuple[str, ...] | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    parameters: _DataSize | _Unset = _UNSET
+    data: tuple[str, ...] | msgspec.Raw | _Unset = _UNSET
 
 
 class _Used(msgspec.Struct, gc=False):
@@ -50,10 +51,12 @@ class _Answer(msgspec.Struct, gc=False):
     model_name: str
     model_version: str
     outputs: tuple[_Tensor, ...]
-    id: str | msgspec.UnsetType = msgspec.UNSET
-    parameters: _Used | msgspec.UnsetType = msgspec.UNSET
+    id: str | _Unset = _UNSET
+    parameters: _Used | _Unset = _UNSET
 
 
+_Tokens = _Used | _Unset
+_Size = _DataSize | _Unset
 _encode = msgspec.json.Encoder().encode
 
 
@@ -85,7 +88,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         document = self._encode(version, tokens, data=())
         return JSON, array_within(document, "data", map(text_pieces, self._texts(outputs)))
 
-    def _one(self, version: str, tokens: _Used | msgspec.UnsetType, output: Value) -> Written:
+    def _one(self, version: str, tokens: _Tokens, output: Value) -> Written:
         """Write an answer with one small output, the usual case."""
         gives = self.gives
         if isinstance(output, str) and not self.binary and (gives is _TEXT or (gives is None and not self.wanted)):
@@ -99,7 +102,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         document = self._encode(version, tokens, _DataSize(packed_size((element,))))
         return _BINARY % len(document), b"%b%b%b" % (document, head_of(element), element)
 
-    def _tensors(self, version: str, tokens: _Used | msgspec.UnsetType, outputs: Sequence[Tensors]) -> Written:
+    def _tensors(self, version: str, tokens: _Tokens, outputs: Sequence[Tensors]) -> Written:
         """Write an answer with tensors, each in JSON or in the binary form. Raises RequestError."""
         if len(outputs) == 1 and self.id is None and tokens is _UNSET and (self.binary or self.wanted):
             content = outputs[0].content
@@ -128,21 +131,15 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
             check_outputs([output.name for output in self.wanted])
 
     def _encode(
-        self,
-        version: str,
-        tokens: _Used | msgspec.UnsetType,
-        parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET,
-        data: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
+        self, version: str, tokens: _Tokens, parameters: _Size = _UNSET, data: tuple[str, ...] | _Unset = _UNSET
     ) -> bytes:
         return self._document(version, tokens, (_Tensor(OUTPUT, BYTES, self.shape, parameters, data),))
 
-    def _document(self, version: str, tokens: _Used | msgspec.UnsetType, outputs: tuple[_Tensor, ...]) -> bytes:
+    def _document(self, version: str, tokens: _Tokens, outputs: tuple[_Tensor, ...]) -> bytes:
         id = msgspec.UNSET if self.id is None else self.id
         return _encode(_Answer(self.model, version, outputs, id, tokens))
 
-    def _packed(
-        self, version: str, tokens: _Used | msgspec.UnsetType, outputs: Sequence[Value], length: int
-    ) -> Iterator[bytes]:
+    def _packed(self, version: str, tokens: _Tokens, outputs: Sequence[Value], length: int) -> Iterator[bytes]:
         """Yield the JSON object, padded to `length` bytes because it tells the size of the data, and the data."""
         elements: list[bytes] = []
         for output in released(outputs):

@@ -6,25 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.storage.bulk_rows import BulkRows
-from headway.storage.postgres.database import PostgresDatabase
+from headway.storage.postgres.database import PostgresStore
 
 LOCK = 0x4865616477617933
 """Number of the advisory lock for changes of jobs and files."""
 
 
-class PostgresBulkStore(BulkRows):
+class PostgresBulkStore(PostgresStore, BulkRows):
     """Store of bulk jobs in PostgreSQL. See `headway.ports.BulkStore`."""
 
     now = "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)"
-
-    def __init__(self, url: str) -> None:
-        self._database = PostgresDatabase(url)
-
-    async def open(self) -> None:
-        await self._database.open()
-
-    async def close(self) -> None:
-        await self._database.close()
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
         async with self._database.writing() as session:

@@ -75,8 +75,7 @@ class Session:
     """One transaction. `who` names the server in errors."""
 
     def __init__(self, connection: asyncpg.Connection, who: str) -> None:
-        self._connection = connection
-        self._who = who
+        self._connection, self._who = connection, who
 
     async def execute(self, sql: str, *values: object) -> str:
         """Run a statement, and return the server's command tag.
@@ -124,8 +123,7 @@ class PostgresConnection:
     seconds."""
 
     def __init__(self, url: str, closing: float) -> None:
-        self._url = url
-        self._closing = closing
+        self._url, self._closing = url, closing
         self._who = f"PostgreSQL at {shown_url(url)}"
         self._turn = asyncio.Lock()
         self._connection: asyncpg.Connection | None = None
@@ -241,6 +239,19 @@ class PostgresDatabase:
     async def close(self) -> None:
         """Close both connections."""
         await asyncio.gather(self._writer.close(), self._reader.close())
+
+
+class PostgresStore:
+    """Store in a PostgreSQL, which opens and closes its connections."""
+
+    def __init__(self, url: str) -> None:
+        self._database = PostgresDatabase(url)
+
+    async def open(self) -> None:
+        await self._database.open()
+
+    async def close(self) -> None:
+        await self._database.close()
 
 
 async def _leave(connection: asyncpg.Connection, within: float) -> None:

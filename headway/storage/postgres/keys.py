@@ -25,7 +25,7 @@ from headway.storage.key_rows import (
     new_mark,
     row_of,
 )
-from headway.storage.postgres.database import PostgresDatabase, Session
+from headway.storage.postgres.database import PostgresStore, Session
 
 log = get_logger(__name__)
 
@@ -50,14 +50,8 @@ DELETE FROM headway_keys WHERE id IN (
 """
 
 
-class PostgresKeys(KeyStore):
+class PostgresKeys(PostgresStore, KeyStore):
     """Key store in PostgreSQL. See `headway.ports.KeyStore`."""
-
-    def __init__(self, url: str) -> None:
-        self._database = PostgresDatabase(url)
-
-    async def open(self) -> None:
-        await self._database.open()
 
     async def add(self, key: ApiKey) -> None:
         async with self._database.writing() as session:
@@ -99,9 +93,6 @@ class PostgresKeys(KeyStore):
         async with self._database.writing() as session:
             tag: str = await session.execute(_REMOVE, before, limit)
         return int(tag.rpartition(" ")[2])
-
-    async def close(self) -> None:
-        await self._database.close()
 
 
 async def _next(session: Session) -> int:

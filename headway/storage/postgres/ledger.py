@@ -18,29 +18,14 @@ from msgspec.structs import astuple
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.storage.open_rows import COLUMNS, open_record, open_row, together
-from headway.storage.postgres.database import PostgresDatabase, RowRefused
+from headway.storage.postgres.database import PostgresStore, RowRefused
 
 _TYPES = {
-    "id": "uuid",
-    "user_id": "text",
-    "tenant": "text",
-    "tier": "text",
-    "model": "text",
-    "status": "text",
-    "created_at": "timestamptz",
-    "completed_at": "timestamptz",
-    "latency_ms": "real",
-    "batch_size": "smallint",
-    "worker": "text",
-    "version": "text",
-    "error": "text",
-    "requests": "integer",
-    "batch_id": "text",
-    "part_of": "text",
-    "tokens": "integer",
-    "input": "text",
-    "output": "text",
-}
+    "id": "uuid", "user_id": "text", "tenant": "text", "tier": "text", "model": "text", "status": "text",
+    "created_at": "timestamptz", "completed_at": "timestamptz", "latency_ms": "real", "batch_size": "smallint", "worker": "text",
+    "version": "text", "error": "text", "requests": "integer", "batch_id": "text", "part_of": "text", "tokens": "integer",
+    "input": "text", "output": "text",
+}  # fmt: skip
 _COLUMNS = ", ".join(_TYPES)
 _ARRAYS = ", ".join(f"${number}::{type}[]" for number, type in enumerate(_TYPES.values(), 1))
 _INSERT = f"""
@@ -68,14 +53,8 @@ WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
 _from_unix = datetime.fromtimestamp
 
 
-class PostgresLedger(Ledger):
+class PostgresLedger(PostgresStore, Ledger):
     """Ledger in PostgreSQL. See `headway.ports.Ledger`."""
-
-    def __init__(self, url: str) -> None:
-        self._database = PostgresDatabase(url)
-
-    async def open(self) -> None:
-        await self._database.open()
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
         rows = [_row(record) for record in records]
@@ -111,9 +90,6 @@ class PostgresLedger(Ledger):
             await session.execute(_PRUNE_OPEN, _from_unix(before, UTC))
             removed = await session.fetchval(_PRUNE, _from_unix(before, UTC), limit)
         return int(removed)
-
-    async def close(self) -> None:
-        await self._database.close()
 
 
 def _row(record: LedgerRecord) -> tuple[Any, ...]:

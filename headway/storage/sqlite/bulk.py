@@ -6,22 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.storage.bulk_rows import BulkRows
-from headway.storage.sqlite.database import SqliteDatabase
+from headway.storage.sqlite.database import SqliteStore
 
 
-class SqliteBulkStore(BulkRows):
+class SqliteBulkStore(SqliteStore, BulkRows):
     """Store of bulk jobs in an SQLite file. See `headway.ports.BulkStore`."""
 
     now = "((julianday('now') - 2440587.5) * 86400.0)"
-
-    def __init__(self, url: str) -> None:
-        self._file = SqliteDatabase(url)
-
-    async def open(self) -> None:
-        await self._file.open()
-
-    async def close(self) -> None:
-        await self._file.close()
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
         return await self._file.write(lambda connection: connection.execute(sql, _numbered(values)).fetchall())

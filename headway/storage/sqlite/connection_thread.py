@@ -65,9 +65,7 @@ class ConnectionThread:
     ready for use; the call raises its errors. `moves` counts how often another file took the place of the open one."""
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
-        self._name = name
-        self._path = path
-        self._connect = connect
+        self._name, self._path, self._connect = name, path, connect
         self._connection: sqlite3.Connection | None = None
         self.moves = 0
         self._identity: FileIdentity | None = None

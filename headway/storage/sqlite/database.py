@@ -157,6 +157,19 @@ class SqliteDatabase:
         return SettingError("ledger", self.shown, f"cannot open {Path(self._path).absolute()}: {reason}", hint)
 
 
+class SqliteStore:
+    """Store in an SQLite file, which opens and closes it."""
+
+    def __init__(self, url: str, checked: Sequence[str] = ()) -> None:
+        self._file = SqliteDatabase(url, checked)
+
+    async def open(self) -> None:
+        await self._file.open()
+
+    async def close(self) -> None:
+        await self._file.close()
+
+
 def _use_wal(connection: sqlite3.Connection) -> None:
     """Switch the file to WAL mode. SQLite itself doesn't wait for other users of the file here, so this does."""
     until = time.monotonic() + BUSY_WITHIN

@@ -32,7 +32,7 @@ from headway.storage.key_rows import (
     row_of,
 )
 from headway.storage.sqlite.connection_thread import MEND
-from headway.storage.sqlite.database import SqliteDatabase
+from headway.storage.sqlite.database import SqliteStore
 
 _ALIKE = f"{SELECT} WHERE id = ? OR (replaces = ? AND replaces <> '')"
 _ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision, changed_at) VALUES ({', '.join('?' * 14)})"  # noqa: S608
@@ -59,14 +59,11 @@ DELETE FROM headway_keys WHERE id IN (
 """
 
 
-class SqliteKeys(KeyStore):
+class SqliteKeys(SqliteStore, KeyStore):
     """Key store in an SQLite file. See `headway.ports.KeyStore`."""
 
     def __init__(self, url: str) -> None:
-        self._file = SqliteDatabase(url, checked=("headway_keys",))
-
-    async def open(self) -> None:
-        await self._file.open()
+        super().__init__(url, checked=("headway_keys",))
 
     async def add(self, key: ApiKey) -> None:
         def work(connection: sqlite3.Connection) -> None:
@@ -111,9 +108,6 @@ class SqliteKeys(KeyStore):
 
     async def remove_ended(self, before: float, limit: int) -> int:
         return await self._file.write(lambda connection: connection.execute(_REMOVE, (before, limit)).rowcount)
-
-    async def close(self) -> None:
-        await self._file.close()
 
     async def _keys(self, query: str, *values: object) -> list[ApiKey]:
         return await self._file.read(lambda connection: _keys_of(connection.execute(query, values)))

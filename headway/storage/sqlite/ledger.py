@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.storage.open_rows import COLUMNS, open_record, open_row, together
-from headway.storage.sqlite.database import SqliteDatabase
+from headway.storage.sqlite.database import SqliteStore
 
 ROWS = 50
 """Rows in a statement. Any SQLite takes 999 values."""
@@ -50,14 +50,8 @@ DELETE FROM headway_requests WHERE (id, tenant, completed_at) IN (
 """
 
 
-class SqliteLedger(Ledger):
+class SqliteLedger(SqliteStore, Ledger):
     """Ledger in an SQLite file. See `headway.ports.Ledger`."""
-
-    def __init__(self, url: str) -> None:
-        self._file = SqliteDatabase(url)
-
-    async def open(self) -> None:
-        await self._file.open()
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
         def work(connection: sqlite3.Connection) -> None:
@@ -91,9 +85,6 @@ class SqliteLedger(Ledger):
             return connection.execute(_PRUNE, (before, limit)).rowcount
 
         return await self._file.write(work)
-
-    async def close(self) -> None:
-        await self._file.close()
 
 
 def _write(connection: sqlite3.Connection, records: Sequence[LedgerRecord], width: int) -> None:

@@ -157,6 +157,15 @@ def test_a_gpu_that_is_lost_at_the_first_look_is_lost(place: Place) -> None:
     assert found.lost
 
 
+@pytest.mark.parametrize("order", ["", "PCI_BUS_ID"])
+def test_another_gpu_that_is_lost_takes_nobody_out(place: Place, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    place.gpus.write(WHOLE, {"lost": True, "known": True})
+    found = place.look(place.nvml.watch("0"))
+    assert found is not None
+    assert (found.lost, found.uuid) == ("", "GPU-aa01")
+
+
 def test_one_reading_is_good_for_all_who_watch_and_for_a_while(place: Place) -> None:
     gpu = place.nvml.watch("0")
     assert place.nvml.watch("0") is gpu

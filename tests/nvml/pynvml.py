@@ -2,7 +2,7 @@
 
 What it tells is in the JSON file that `STAND_IN_NVML` names. `gpus` is a list of objects, all of whose members may be
 missing: `uuid`, `name`, `memory` (bytes used, and in all), `gpu` (% of the time), `power` (mW), `temperature`, `ecc`, `xids` (codes, in order),
-`lost` (whether it is), `lacks` (functions that it does not support), `mig` (UUIDs of its parts). `fails` is the number of the error with
+`lost` (whether it is), `known` (whether it has a handle all the same), `lacks` (functions that it does not support), `mig` (UUIDs of its parts). `fails` is the number of the error with
 which NVML does not open; `hangs` the path of a FIFO at which each look at a GPU's memory waits.
 """
 
@@ -98,7 +98,8 @@ def nvmlDeviceGetCount() -> int:  # noqa: N802
 def nvmlDeviceGetHandleByIndex(index: int) -> Any:  # noqa: N802
     if index >= nvmlDeviceGetCount():
         raise NVMLError(NVML_ERROR_NOT_FOUND)
-    _gpu((index, ""))
+    if not _state()["gpus"][index].get("known"):
+        _gpu((index, ""))
     return index, ""
 
 

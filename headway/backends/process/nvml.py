@@ -267,12 +267,19 @@ class Nvml:
         if not device.isdecimal():  # CUDA accepts a prefix of a UUID, in either case.
             ids = ((handle, self._call(nvml.nvmlDeviceGetUUID, handle) or "") for handle in self._all())
             return next((handle for handle, uuid in ids if uuid.lower().startswith(device.lower())), None)
-        names = {self._call(nvml.nvmlDeviceGetName, handle) for handle in self._all()}
-        if os.environ.get(ORDER) != BY_PLACE and len(names) > 1:
+        if os.environ.get(ORDER) != BY_PLACE and len(self._names()) > 1:
             hint = f"Set {ORDER}={BY_PLACE}, or name GPUs by their UUIDs."
             log.info("CUDA and NVML may number unlike GPUs differently", gpu=device, hint=hint)
             return None
         return self._call(nvml.nvmlDeviceGetHandleByIndex, int(device))
+
+    def _names(self) -> set[str | None]:
+        """Return the names of all GPUs that aren't lost."""
+        names = set()
+        for handle in self._all():
+            with contextlib.suppress(_Lost):
+                names.add(self._call(self._nvml.nvmlDeviceGetName, handle))
+        return names
 
     def _all(self) -> list[Any]:
         """Return the handles of all GPUs that aren't lost."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl
 
 import httptools
 
-from headway.doors.exchange import CodecContext, Reader
 from headway.doors.fields import TRACE_FIELDS, select_fields, shorten
 from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, PayloadTooLarge, RequestError
 from headway.model import RequestOptions
 from headway.runtime import protocol_hints
+
+if TYPE_CHECKING:
+    from headway.doors.exchange import CodecContext, Reader
 
 END = b"\r\n\r\n"
 
@@ -245,5 +247,5 @@ class RequestTarget(NamedTuple):
                 )
 
 
-OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], tuple[RequestOptions, Reader | None]]
+OpenHead = Callable[[Head, RequestTarget, RequestOptions, "CodecContext"], "tuple[RequestOptions, Reader | None]"]
 """Return the final options of a request and the reader of its body; None for `Codec.read_json`. Raises RequestError."""

@@ -62,7 +62,7 @@ end
 
 local function remove_group(s, group)
   local _, at = first_of(s.groups, function(other) return other == group end)
-  table.remove(s.groups, at)
+  if at then table.remove(s.groups, at) end
   redis.call('HDEL', s.prefix .. 's', exact(group.id))
   s.q.groups, s.touched[SELDOM] = s.q.groups - 1, true
 end

@@ -20,7 +20,7 @@ from headway.doors.readiness import within_answer_time
 from headway.errors import BadRequest, NotFound
 from headway.http.requests import Request, RouteAnswer, refusal
 from headway.http.routing import Route
-from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, Tensors, TraceContext, Value
+from headway.model import DeadLetter, InferenceRequest, Principal, RequestOptions, Tensors, Value
 from headway.runtime.request_id import new_id
 
 LISTED = 100
@@ -92,7 +92,9 @@ class _Routes:
         begun = self._process.clock()
         principal = Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier)
         longest = self._process.settings.longest_request_s
-        options = RequestOptions(longest, entry.tier, origin="", way="replay", replays=_replayed(entry))
+        # The replay links to the span of the request that died, if that was sampled.
+        died = carried.context if (carried := read_carried(entry.trace)) is not None else None
+        options = RequestOptions(longest, entry.tier, origin="", way="replay", replays=died)
         reply = await gateway.ask(
             InferenceRequest(principal, fresh, options, entry.model, entry.input, entry.parameters)
         )
@@ -123,12 +125,6 @@ def _only(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
         tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
         raise BadRequest(f"{len(letters)} tenants have a dead letter {ID_PREFIX}{id}: {tenants}; say ?tenant= which")
     return letters[0] if letters else None
-
-
-def _replayed(entry: Entry) -> TraceContext | None:
-    """Return the span of the request that died, to which its replay links; None if it wasn't sampled."""
-    carried = read_carried(entry.trace)
-    return carried.context if carried is not None else None
 
 
 def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:

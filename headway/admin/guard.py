@@ -131,7 +131,8 @@ class Guard:
 
     def _host_problem(self, header: str) -> str:
         """Return why a request with this Host header is refused; empty if it isn't."""
-        host = _host(header)
+        match = _AUTHORITY.fullmatch(header)
+        host = match[1].strip("[]") if match is not None else ""
         if is_loopback(host):
             return ""
         if not self._tokens:
@@ -167,12 +168,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _host(header: str) -> str:
-    """Return the host in a Host header, without its port; empty if malformed."""
-    match = _AUTHORITY.fullmatch(header)
-    return match[1].strip("[]") if match is not None else ""
 
 
 def _foreign(headers: Mapping[str, str], host: str) -> bool:

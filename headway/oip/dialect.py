@@ -299,8 +299,9 @@ def _known_inputs(inputs: Sequence[TensorMetadata]) -> dict[str, Any]:
 def _known_outputs(outputs: Sequence[TensorMetadata], *, takes_texts: bool) -> dict[str, Any]:
     readable = [tensor for tensor in outputs if _readable(tensor.datatype)]
     if not readable:
+        names = ", ".join(quoted(tensor.name) for tensor in outputs[:8]) + (", …" if len(outputs) > 8 else "")
         raise BadMetadata(
-            f"the remote model gives {len(outputs)} outputs ({_names(outputs)}), of which none can be read. Serve it there with "
+            f"the remote model gives {len(outputs)} outputs ({names}), of which none can be read. Serve it there with "
             f"one of {_READABLE}."
         )
     named = [tensor for tensor in readable if tensor.name == OUTPUT]
@@ -321,8 +322,3 @@ def _specs(tensors: Sequence[TensorMetadata]) -> tuple[TensorSpec, ...]:
         TensorSpec(tensor.name, tensor.datatype, tuple(max(size, -1) for size in tensor.shape[1:]))
         for tensor in tensors
     )
-
-
-def _names(tensors: Sequence[TensorMetadata]) -> str:
-    more = ", …" if len(tensors) > 8 else ""
-    return ", ".join(quoted(tensor.name) for tensor in tensors[:8]) + more

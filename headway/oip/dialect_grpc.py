@@ -59,7 +59,8 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
             raise SettingError("remote_model", model, "is another model than the URL names", hint)
         version = unquote(match["version"] or "") if match is not None else ""
         dialect = cls(model=named or model, version=version)
-        metadata = RemoteCall(_packed_name(dialect), {}, _method("ModelMetadata"))
+        named = _messages("ModelMetadata")[0](name=dialect.model, version=version)
+        metadata = RemoteCall(bytes(named.SerializeToString()), {}, _method("ModelMetadata"))
         return Remote(url, dialect, metadata, RemoteCall(b"", {}, _method("RepositoryIndex")), dialect.model)
 
     def models(self, answer: bytes | bytearray) -> list[str]:
@@ -146,10 +147,6 @@ def _decode_error() -> type[Exception]:
 
     error: type[Exception] = DecodeError
     return error
-
-
-def _packed_name(dialect: OpenInferenceGrpc) -> bytes:
-    return bytes(_messages("ModelMetadata")[0](name=dialect.model, version=dialect.version).SerializeToString())
 
 
 def _tensors(declared: Any) -> list[TensorMetadata]:

@@ -169,7 +169,10 @@ def _outputs_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]
         raise NoOutputs("an output that is not a tensor") from None
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is not JSON ({exc})") from None
-    return outputs, _tokens_in(answer.parameters)
+    try:
+        return outputs, int(_decode_used(answer.parameters).tokens_used)
+    except json_lists.NO_JSON:
+        return outputs, 0
 
 
 def _binary_data(octets: memoryview, sizes: Sequence[int | None]) -> list[memoryview]:
@@ -181,10 +184,3 @@ def _binary_data(octets: memoryview, sizes: Sequence[int | None]) -> list[memory
         raise NoOutputs(f"{len(octets)} bytes of binary data, and it says {sum(known)}")
     ends = list(accumulate(known))
     return [octets[end - size : end] for size, end in zip(known, ends, strict=True)]
-
-
-def _tokens_in(parameters: msgspec.Raw) -> int:
-    try:
-        return int(_decode_used(parameters).tokens_used)
-    except json_lists.NO_JSON:
-        return 0

@@ -18,9 +18,8 @@ from base64 import b64decode
 from collections.abc import Iterable, Sequence
 
 from headway.core import values
-from headway.core.excerpt import excerpt
 from headway.core.json_pages import SHORT, Steps
-from headway.core.tensors import BYTES
+from headway.core.tensors import BYTES, quoted, shown_shape
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import Octets, Value, ValueKind
 
@@ -31,8 +30,6 @@ OUTPUT = "OUTPUT"
 
 LENGTH_BYTES = 4
 _read_length = struct.Struct("<I").unpack_from
-_MOST_SHOWN = 8
-"""Most dimensions of a shape that a message shows."""
 
 CONTENTS = {
     "BOOL": ("bool_contents", "B"), "INT8": ("int_contents", "b"), "INT16": ("int_contents", "h"), "INT32": ("int_contents", "i"),
@@ -58,16 +55,14 @@ def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -
     """
     if datatype != BYTES:
         raise NoElements(
-            f"input {_quoted(name)} has the datatype {_quoted(datatype)}; expected {BYTES}, one element for each input"
+            f"input {quoted(name)} has the datatype {quoted(datatype)}; expected {BYTES}, one element for each input"
         )
     if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] < 1:
         raise NoElements(
-            f"input {_quoted(name)} has the shape {_shown_shape(shape)}; expected [n] or [n, 1], with n at least 1"
+            f"input {quoted(name)} has the shape {shown_shape(shape)}; expected [n] or [n, 1], with n at least 1"
         )
     if shape[0] > limit:
-        raise PayloadTooLarge(
-            f"input {_quoted(name)} has {shape[0]} elements; at most {limit} are taken in one request"
-        )
+        raise PayloadTooLarge(f"input {quoted(name)} has {shape[0]} elements; at most {limit} are taken in one request")
     return shape[0]
 
 
@@ -76,7 +71,7 @@ def check_outputs(names: Sequence[str]) -> None:
     exist."""
     for name in names:
         if name != OUTPUT:
-            raise BadRequest(f"there is no output {_quoted(name)}; the only one is `{OUTPUT}`")
+            raise BadRequest(f"there is no output {quoted(name)}; the only one is `{OUTPUT}`")
     if len(names) > 1:
         raise BadRequest(f"the output `{OUTPUT}` is asked for {len(names)} times; name it once")
 
@@ -96,17 +91,17 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
     left = len(octets) - end
     if len(elements) < count and left < LENGTH_BYTES:
         raise BadRequest(
-            f"the binary data of input {_quoted(name)} ends after {len(elements)} elements; its shape says {count}"
+            f"the binary data of input {quoted(name)} ends after {len(elements)} elements; its shape says {count}"
         )
     if len(elements) < count:
         length = int.from_bytes(octets[end : end + LENGTH_BYTES], "little")
         raise BadRequest(
-            f"element {len(elements)} of input {_quoted(name)} says that it has {length} bytes, and {left - LENGTH_BYTES} are left; expected "
+            f"element {len(elements)} of input {quoted(name)} says that it has {length} bytes, and {left - LENGTH_BYTES} are left; expected "
             f"a length of {LENGTH_BYTES} bytes, little-endian, before each element"
         )
     if left:
         raise BadRequest(
-            f"{left} bytes of binary data are left after the {count} elements that the shape of input {_quoted(name)} says"
+            f"{left} bytes of binary data are left after the {count} elements that the shape of input {quoted(name)} says"
         )
     return elements
 
@@ -137,17 +132,6 @@ def packed_size(elements: Sequence[bytes]) -> int:
 def head_of(element: bytes) -> bytes:
     """Return the length prefix of an element."""
     return len(element).to_bytes(LENGTH_BYTES, "little")
-
-
-def _quoted(name: str) -> str:
-    return f"`{excerpt(name)}`"
-
-
-def _shown_shape(shape: Sequence[int]) -> str:
-    dimensions = [str(size) for size in shape[:_MOST_SHOWN]]
-    if len(shape) > _MOST_SHOWN:
-        dimensions.append("…")
-    return f"[{', '.join(dimensions)}]"
 
 
 def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Value]:
@@ -196,7 +180,10 @@ def _value_of(element: Element, takes: ValueKind | None) -> Value:
     if takes is ValueKind.BYTES:
         return Octets(element.encode() if isinstance(element, str) else element)
     if takes is ValueKind.JSON:
-        return _json_value(element.encode() if isinstance(element, str) else element)
+        try:
+            return values.read(element.encode() if isinstance(element, str) else element)
+        except (ValueError, RecursionError) as exc:
+            raise _no_json(exc) from None
     if isinstance(element, bytes):
         try:
             element = element.decode()
@@ -205,13 +192,6 @@ def _value_of(element: Element, takes: ValueKind | None) -> Value:
     if "\0" in element:
         raise BadRequest("contains U+0000, which not every model can hold; remove it")
     return element
-
-
-def _json_value(text: bytes) -> Value:
-    try:
-        return values.read(text)
-    except (ValueError, RecursionError) as exc:
-        raise _no_json(exc) from None
 
 
 def _json_in_steps(text: bytes) -> Steps[Value]:

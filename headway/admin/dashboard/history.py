@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headway.core.departure_board import STEP, BoardHistory
@@ -115,15 +115,9 @@ def percentiles(buckets: Sequence[int]) -> list[float | None]:
 
 def _quantile(buckets: Sequence[int], rank: float) -> float:
     """Return the value below which `rank` of the counted values lie, assuming an even spread within each bucket."""
-    for low, high, count in _bounds(buckets):
-        if rank <= count:
+    for index, count in enumerate(buckets):
+        if count and rank <= count:
+            low, high = SECONDS[index - 1] if index else 0.0, SECONDS[min(index, len(SECONDS) - 1)]
             return low + (high - low) * rank / count
         rank -= count
     return SECONDS[-1]
-
-
-def _bounds(buckets: Sequence[int]) -> Iterator[tuple[float, float, int]]:
-    """Yield the lower and upper bound of each non-empty bucket, and its count."""
-    for index, count in enumerate(buckets):
-        if count:
-            yield SECONDS[index - 1] if index else 0.0, SECONDS[min(index, len(SECONDS) - 1)], count

@@ -349,16 +349,12 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         logged = False
         while True:
             await asyncio.sleep(RETIRE_EVERY)
+            before, removed = self._wall() - self._settings.keys_retention_s, RETIRE_PAGE
             try:
-                await self._retire()
+                while removed == RETIRE_PAGE:
+                    removed = await self._store.remove_ended(before, RETIRE_PAGE)
+                    await asyncio.sleep(PAGE_PAUSE)
             except StoreUnavailable as exc:
                 if not logged:  # A service with read-only access leaves this to `headway keys`.
                     log.info("ended keys stay in their store", error=str(exc))
                 logged = True
-
-    async def _retire(self) -> None:
-        before = self._wall() - self._settings.keys_retention_s
-        removed = RETIRE_PAGE
-        while removed == RETIRE_PAGE:
-            removed = await self._store.remove_ended(before, RETIRE_PAGE)
-            await asyncio.sleep(PAGE_PAUSE)

@@ -250,7 +250,10 @@ def _instant(seconds: float) -> str:
 def _parsed(path: Path) -> dict[str, ApiKey]:
     keys: dict[str, ApiKey] = {}
     positions: dict[str, int] = {}
-    for position, row in enumerate(_rows(path), start=1):
+    mistyped = nearest(str(path), ("ledger",))
+    hint = f"Did you mean {mistyped[0]}? Else name" if mistyped else "Name"
+    rows = read_tables(path, "keys", _File, "keys", f"{hint} a readable file; headway keys create makes one.")
+    for position, row in enumerate(rows, start=1):
         where = f"{path}: keys[{position}]"
         key = _key(where, row)
         if key.id in keys:
@@ -258,12 +261,6 @@ def _parsed(path: Path) -> dict[str, ApiKey]:
             raise SettingError(f"{where}.id", key.id, reason, "Remove one of them.")
         keys[key.id], positions[key.id] = key, position
     return keys
-
-
-def _rows(path: Path) -> list[dict[str, object]]:
-    mistyped = nearest(str(path), ("ledger",))
-    hint = f"Did you mean {mistyped[0]}? Else name" if mistyped else "Name"
-    return read_tables(path, "keys", _File, "keys", f"{hint} a readable file; headway keys create makes one.")
 
 
 def _key(where: str, row: dict[str, object]) -> ApiKey:

@@ -178,7 +178,9 @@ class InferStreamCall(StreamCall):
                 raise item.error
             message, _ = await call.outcome()
             self._hold_answer(item, len(message))
-            return _succeeded(message + _FINAL if item.final else message)
+            if item.final:
+                message += _FINAL
+            return b"%b%b%b" % (_TAG, messages.varint(len(message)), message)
         except RequestError as exc:
             error = exc.with_traceback(None)
         except Exception as exc:
@@ -210,11 +212,6 @@ def _refuse(item: Item, body: bytes, exc: Exception) -> None:
     """Record why a request is not submitted."""
     item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, item.call.shown)
     item.id, item.final = _id_and_final(body)
-
-
-def _succeeded(message: bytes) -> bytes:
-    """Wrap the answer of a request into a stream message."""
-    return b"%b%b%b" % (_TAG, messages.varint(len(message)), message)
 
 
 def _failed(item: Item, error: RequestError) -> bytes:

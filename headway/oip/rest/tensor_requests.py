@@ -213,7 +213,10 @@ def _data(
                 f"the input {quoted(tensor.name)} has {has}; expected `data`, or `binary_data_size` in its parameters"
             )
         if size is None:
-            data.append(_data_in_json(bytes(tensor.data), head))
+            try:
+                data.append(tensor_json.read(bytes(tensor.data), head.name, head.datatype, head.shape))
+            except NoTensors as exc:
+                raise BadRequest(str(exc)) from None
             continue
         if binary is None:
             raise BadRequest(
@@ -232,13 +235,6 @@ def _data(
             f"{len(binary)} bytes follow the JSON object, and the inputs have a `binary_data_size` of {end} in all"
         )
     return data
-
-
-def _data_in_json(text: bytes, head: TensorHead) -> bytes:
-    try:
-        return tensor_json.read(text, head.name, head.datatype, head.shape)
-    except NoTensors as exc:
-        raise BadRequest(str(exc)) from None
 
 
 def _data_in_steps(

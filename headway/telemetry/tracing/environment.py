@@ -9,7 +9,6 @@ for many programs at once. An empty variable counts as not set.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -31,7 +30,7 @@ _SAMPLERS: Mapping[str, tuple[float | None, bool]] = {
 _DEFAULT_SAMPLER = "parentbased_always_on"
 _OTLP = "OTEL_EXPORTER_OTLP_"
 
-T = TypeVar("T")
+T = TypeVar("T", int, float)
 
 
 class Wrong(NamedTuple):
@@ -126,36 +125,26 @@ class _Reader:
     def refuse(self, name: str, value: str, reason: str, used: str) -> None:
         self.wrong.append(Wrong(name, value, reason, used))
 
-    def of(self, name: str, value: str, default: T, read: Callable[[str], T], reason: str) -> T:
-        """Return what `read` makes of a value; the default if it raises ValueError."""
+    def of(self, name: str, value: str, default: T, read: Callable[[str], T], least: T, most: T, kind: str) -> T:
+        """Return the number that `read` makes of a value; the default if there is none, or it isn't from `least` to `most`."""
         if not value:
             return default
         try:
-            return read(value)
+            number = read(value)
+            if least <= number <= most:
+                return number
         except ValueError:
-            self.refuse(name, value[:100], reason, str(default))
-            return default
+            pass
+        self.refuse(name, value[:100], f"is no {kind} from {least} to {most}", str(default))
+        return default
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
-        def read(value: str) -> int:
-            number = int(value)
-            if not least <= number <= most:
-                raise ValueError
-            return number
-
-        return self.of(name, self.text(name), default, read, f"is no whole number from {least} to {most}")
+        return self.of(name, self.text(name), default, int, least, most, "whole number")
 
     def milliseconds(self, name: str, default: float, value: str | None = None) -> float:
         """Return the seconds in a number of milliseconds."""
-
-        def read(value: str) -> float:
-            number = float(value)
-            if not 1 <= number <= 3_600_000:
-                raise ValueError
-            return number
-
         text = self.text(name) if value is None else value
-        return self.of(name, text, default, read, "is no number of milliseconds from 1 to 3600000") / 1000
+        return self.of(name, text, default, float, 1, 3_600_000, "number of milliseconds") / 1000
 
 
 def _off(read: _Reader) -> str:
@@ -184,15 +173,8 @@ def _sampler(read: _Reader) -> tuple[float, bool]:
     ratio, follows = _SAMPLERS[name or _DEFAULT_SAMPLER]
     if ratio is not None:
         return ratio, follows
-
-    def share(value: str) -> float:
-        number = float(value)
-        if math.isnan(number) or not 0 <= number <= 1:
-            raise ValueError
-        return number
-
     argument = "OTEL_TRACES_SAMPLER_ARG"
-    return read.of(argument, read.text(argument), 1.0, share, "is no share from 0 to 1"), follows
+    return read.of(argument, read.text(argument), 1.0, float, 0, 1, "share"), follows
 
 
 def _collector(read: _Reader) -> Collector:
@@ -217,8 +199,11 @@ def _url(read: _Reader, protocol: str) -> str:
         plain = read.otlp("INSECURE")[1].lower() == "true"
         url = f"{'http' if plain else 'https'}://{value}"
     if value and not _is_url(url):
-        default = _ENDPOINTS[protocol]
-        read.refuse(variable, _hidden(value), "is no URL as http://HOST:PORT", default)
+        default, hidden = (
+            _ENDPOINTS[protocol],
+            value.rpartition("@")[2].partition("?")[0][:100],
+        )  # A password may be in it.
+        read.refuse(variable, hidden, "is no URL as http://HOST:PORT", default)
         url, own = default, False
     url = url or _ENDPOINTS[protocol]
     if protocol == GRPC or own:
@@ -232,8 +217,3 @@ def _is_url(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
     except ValueError:
         return False
-
-
-def _hidden(value: str) -> str:
-    """Return an endpoint without what may be a password."""
-    return value.rpartition("@")[2].partition("?")[0][:100]

@@ -29,7 +29,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from headway.model import TraceContext
 from headway.runtime import spans as own_spans
 from headway.runtime.logger import get_logger, import_grpc_quietly
-from headway.runtime.spans import Attribute, Attributes, Span, SpanBuffer, SpanLink
+from headway.runtime.spans import Span, SpanBuffer, SpanLink
 from headway.runtime.supervisor import Supervisor
 from headway.telemetry.tracing.environment import GRPC, Collector, TraceEnvironment
 from headway.version import __version__
@@ -218,7 +218,7 @@ class ReadableSpans(Sequence[ReadableSpan]):
                 time.sleep(PAUSE)
 
     def _readable(self, span: Span) -> ReadableSpan:
-        form, context = span.form, span.context
+        form, context, pairs = span.form, span.context, (*span.form.attributes, *span.attributes)
         parent = SpanContext(_id(context.trace_id), _id(span.parent), span.remote) if span.parent else None
         links: Sequence[Link] = [_link(link) for link in span.links]
         if len(links) > self._most_links:
@@ -228,7 +228,7 @@ class ReadableSpans(Sequence[ReadableSpan]):
             context=_context(context, remote=False),
             parent=parent,
             resource=self._resource,
-            attributes=_attributes((*form.attributes, *span.attributes)),
+            attributes={name: _text(value) if isinstance(value, str) else value for name, value in pairs},
             links=links,
             kind=_KINDS[form.kind],
             status=_UNSET if span.error is None else Status(StatusCode.ERROR, _text(span.error)),
@@ -256,10 +256,6 @@ def _state(text: str) -> TraceState:
 
 def _id(content: bytes) -> int:
     return int.from_bytes(content, "big")
-
-
-def _attributes(pairs: Attributes) -> dict[str, Attribute]:
-    return {name: _text(value) if isinstance(value, str) else value for name, value in pairs}
 
 
 def _text(text: str) -> str:

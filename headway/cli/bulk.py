@@ -337,9 +337,7 @@ def _first_error(port: PublicPort, job: dict[str, Any]) -> str:
 
     line = port.first_line(job["error_file_id"])
     message = (line["error"] or line["response"]["body"]["error"])["message"]
-    return (
-        f"first error, of line {line['line']}: {escape(message)}. All of them: headway bulk fetch {job['id']} --errors"
-    )
+    return f"first error, of line {line['line']}: {escape(message)}. All: headway bulk fetch {job['id']} --errors"
 
 
 def _cells(job: dict[str, Any]) -> tuple[str, ...]:

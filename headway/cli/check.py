@@ -285,17 +285,13 @@ def _weight_advice(settings: Settings, findings: Findings) -> list[str]:
     if largest:
         count = min(max(1, int(largest / findings.weight)), settings.max_batch_size)
         seconds = model.alpha + model.beta * count
-        advice.append(
-            f"--max-batch-weight {largest}: {count} of these inputs a batch, in about {seconds * 1000:.0f} ms"
-        )
+        advice.append(f"--max-batch-weight {largest}: {count} of these inputs a batch in about {seconds * 1000:.0f} ms")
     return advice
 
 
 def _misfit(model: ServiceModel, medians: list[tuple[int, float]]) -> str:
     """Say where the fitted line is far from the measured times; empty if it fits."""
-    size, ms = max(
-        medians, key=lambda median: abs(model.seconds(median[0]) * 1000 - median[1]) / max(median[1], _TINY_MS)
-    )
+    size, ms = max(medians, key=lambda pair: abs(model.seconds(pair[0]) * 1000 - pair[1]) / max(pair[1], _TINY_MS))
     predicted = model.seconds(size) * 1000
     if abs(predicted - ms) <= _FAR * max(ms, _TINY_MS):
         return ""

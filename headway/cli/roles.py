@@ -34,9 +34,7 @@ def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[...
 def run_targets(settings: Settings, role: Role, targets: Sequence[str] | None) -> None:
     """Run the models that the targets or the settings file name until a signal comes, and exit."""
     if not targets and not settings.models:
-        raise click.BadParameter(
-            "it is missing, and no file of settings has a table [models.NAME]", param_hint="TARGET"
-        )
+        raise click.BadParameter("it is missing, and no settings file has a table [models.NAME]", param_hint="TARGET")
     alone = targets[0] if targets and len(targets) == 1 else ""
     named = settings.models and alone in {*settings.served, *settings.runs}
     run(settings, role, "" if named else alone)

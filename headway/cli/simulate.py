@@ -85,9 +85,7 @@ def simulate(
         _simulate_day(given, cold_start_s, scale_rules, scale_to_zero_after_s, json=json)
         return
     if given["workers"] is None:
-        raise click.BadParameter(
-            "it is missing, and --autoscale, which needs none, is not there", param_hint="--workers"
-        )
+        raise click.BadParameter("it is missing, and only --autoscale needs none", param_hint="--workers")
     scenario = _scenario(given)
     trace, clients = given["trace"], given["clients"]
     arrivals = f"{clients} clients" if clients else Path(trace).name if trace else "Poisson"

@@ -89,9 +89,7 @@ def _read(text: str, signature: Signature) -> Value:
         return text
     what, hint = KIND[signature.takes].noun, _HINTS[signature.takes]
     if signature.takes is ValueKind.TENSORS:
-        hint = (
-            "Write such numbers of a row, or of several, as JSON."  # The example in _HINTS could be what was refused.
-        )
+        hint = "Write such numbers of a row, or of several, as JSON."  # The example in _HINTS may be what was refused.
     try:
         if signature.takes is ValueKind.JSON:
             return values.read(text.encode())

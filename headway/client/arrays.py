@@ -215,9 +215,7 @@ def _checked(outputs: Sequence[str]) -> Sequence[str]:
 
 def _check_rows(what: str, array: Any) -> None:
     if array.ndim == 0:
-        raise InvalidInput(
-            f"{what} of shape (): has no rows. The first axis is that of the rows; send [value] for one."
-        )
+        raise InvalidInput(f"{what} of shape (): has no rows. The first axis is the rows; send [value] for one.")
 
 
 def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:

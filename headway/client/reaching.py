@@ -38,9 +38,7 @@ def tls_fault(exc: BaseException, authority: str, own: str) -> str:
         step = step.__cause__ or step.__context__
     reason = (cause.reason or "") if cause is not None else ""
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return (
-            f"its certificate is not trusted: {cause.verify_message}. Name the authority that issued it by {authority}."
-        )
+        return f"its certificate is not trusted: {cause.verify_message}. Name its authority by {authority}."
     if reason in _NO_TLS:
         return f"it does not speak TLS ({reason}). Is it http://?"
     if reason.endswith(_ASKED):

@@ -49,9 +49,7 @@ class Service:
         check_seconds("timeout", self.timeout)
         for name, value, least in (("retries", self.retries, 0), ("connections", self.connections, 1)):
             if type(value) is not int or value < least:
-                raise InvalidArgument(
-                    name, value, f"must be a whole number from {least} on", "Leave it out if in doubt."
-                )
+                raise InvalidArgument(name, value, f"must be a whole number from {least} on", "Or leave it out.")
 
     @property
     def base(self) -> str:

@@ -38,9 +38,7 @@ def fallbacks_of(settings: Settings) -> dict[str, Settings]:
         model, target = split_target(settings.fallback) or ("", settings.fallback)
         if model and model not in served:
             reason = f"is for the model {model!r}, and this process has settings for {', '.join(served)} alone"
-            hint = (
-                f"Write a table [models.{model}] with this fallback in the settings file, or name the model by --model."
-            )
+            hint = f"Write a table [models.{model}] with this fallback in the settings file, or name it by --model."
             raise SettingError("fallback", f"{model}={shown_target(target)}", reason, hint)
         if model:
             targets[model] = target

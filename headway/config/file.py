@@ -192,9 +192,7 @@ def unknown(
     if name == "target":
         hint = "Name it on the command line, with the arguments of a class in it: path/file.py:Class(size=3)."
     if not near and table and not table.keys() - FIELDS.keys():
-        hint = (
-            f"Settings stand in no table: write {', '.join(table)} at the top of the file, without the line [{name}]."
-        )
+        hint = f"Settings stand in no table: write {', '.join(table)} at the top of the file, without [{name}]."
     value = FIELDS[near[0]].shown(value) if near and near[0] in FIELDS else "…" if isinstance(value, dict) else value
     return SettingError(spelt, value, "there is no such setting", hint)
 

@@ -366,8 +366,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
             if fault := field.fault(getattr(self, name)):
-                reason, hint = fault
-                refuse(self, name, reason, hint)
+                refuse(self, name, *fault)
         for check in CHECKS:
             check(self)
         _ = self.served
@@ -605,12 +604,9 @@ def _versions(settings: Settings) -> None:
     for model in settings.models:
         for name, on in (("models_per_gpu", settings.models_per_gpu), ("autoscale", settings.autoscale == LOCAL)):
             if model.versions and on:
-                reason = (
-                    f"goes by models, and model {model.name} has workers of {model.name}@{model.versions[0].name} here"
-                )
-                hint = (
-                    "Leave it out; or run each version in a process of its own over one broker, with `model_version`."
-                )
+                run = f"{model.name}@{model.versions[0].name}"
+                reason = f"goes by models, and model {model.name} has workers of {run} here"
+                hint = "Leave it out; or run each version in its own process over one broker, with `model_version`."
                 refuse(settings, name, reason, hint)
 
 
@@ -628,9 +624,7 @@ def _min_warm(settings: Settings) -> None:
             hint = "A GPU holds a model once; lower it, or raise `workers`."
             raise SettingError(f"models.{model.name}.min_warm", least, reason, hint)
     if sum(kept) > room or (sum(kept) == room and 0 in kept):
-        reason = (
-            f"is too few: {settings.workers} GPUs hold {room} models, and `min_warm` keeps {sum(kept)} of them loaded"
-        )
+        reason = f"is too few: {settings.workers} GPUs hold {room} models; `min_warm` keeps {sum(kept)} of them loaded"
         refuse(settings, "models_per_gpu", reason, "Raise it or `workers`, or lower `min_warm`.")
     for model in settings.models:
         for name, value in model.values:
@@ -681,37 +675,26 @@ def _files(settings: Settings) -> None:
     if settings.keys == "ledger" and not settings.ledger:
         reason = "is the ledger's database, and `ledger` is not set"
         refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
-    if settings.input_policy and not is_file(Path(settings.input_policy)):
-        refuse(settings, "input_policy", "no such file", "Name a TOML file of rules, or leave it out.")
-    if settings.chat_template != "plain" and not is_file(Path(settings.chat_template)):
-        refuse(settings, "chat_template", "no such file", "Name a file with a Jinja template, or plain.")
-    if settings.jwt and not is_file(Path(settings.jwt)):
-        refuse(settings, "jwt", "no such file", "Name a TOML file of issuers, or leave it out.")
+    for name, hint in (
+        ("input_policy", "Name a TOML file of rules, or leave it out."),
+        ("chat_template", "Name a file with a Jinja template, or plain."),
+        ("jwt", "Name a TOML file of issuers, or leave it out."),
+        ("remote_headers_file", "Name a file of header fields, or leave it out."),
+    ):
+        if (path := getattr(settings, name)) != FIELDS[name].default and not is_file(Path(path)):
+            refuse(settings, name, "no such file", hint)
 
 
-def _tls(settings: Settings) -> None:
-    for name in ("tls_key", "tls_client_ca"):
-        if getattr(settings, name) and not settings.tls_cert:
-            hint = "Name the certificate of the ports as well, or leave it out."
-            refuse(settings, name, "has no effect without `tls_cert`", hint)
+def _certificates(settings: Settings) -> None:
+    for name, cert in (("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert"), ("remote_key", "remote_cert")):
+        if getattr(settings, name) and not getattr(settings, cert):
+            refuse(settings, name, f"has no effect without `{cert}`", "Name a certificate as well, or leave it out.")
 
 
-def _remote_key(settings: Settings) -> None:
-    if settings.remote_key and not settings.remote_cert:
-        hint = "Name the certificate to show as well, or leave it out."
-        refuse(settings, "remote_key", "has no effect without `remote_cert`", hint)
-
-
-def _remote_headers(settings: Settings) -> None:
-    if settings.remote_headers_file and not is_file(Path(settings.remote_headers_file)):
-        refuse(settings, "remote_headers_file", "no such file", "Name a file of header fields, or leave it out.")
-
-
-def _ledger(settings: Settings) -> None:
-    fault = database_fault(settings.ledger) if settings.ledger else None
-    if fault is not None:
-        reason, hint = fault
-        refuse(settings, "ledger", reason, hint)
+def _urls(settings: Settings) -> None:
+    for name, fault_of in (("ledger", database_fault), ("broker", broker_fault)):
+        if (url := getattr(settings, name)) and (fault := fault_of(url)):
+            refuse(settings, name, *fault)
 
 
 def _bulk(settings: Settings) -> None:
@@ -762,13 +745,6 @@ def _version_weights(settings: Settings) -> None:
         refuse(settings, "version_weights", f"cannot be read: {exc}", "For example 3=95,4=5.")
 
 
-def _broker(settings: Settings) -> None:
-    fault = broker_fault(settings.broker) if settings.broker else None
-    if fault is not None:
-        reason, hint = fault
-        refuse(settings, "broker", reason, hint)
-
-
 def _scale_rules(settings: Settings) -> None:
     try:
         scale_rules_of.read(settings.scale_rules)
@@ -801,6 +777,6 @@ def is_file(path: Path) -> bool:
 
 
 CHECKS: tuple[Callable[[Settings], None], ...] = (
-    _remote_headers, _remote_key, _tiers, _devices, _versions, _min_warm, _times, _policy, _admin, _grpc_port, _files, _tls,
-    _ledger, _bulk, _shed_depths, _room, _tier_rates, _version_weights, _scale_rules, _scaling, _broker,
+    _tiers, _devices, _versions, _min_warm, _times, _policy, _admin, _grpc_port, _files, _certificates, _urls, _bulk, _shed_depths,
+    _room, _tier_rates, _version_weights, _scale_rules, _scaling,
 )  # fmt: skip

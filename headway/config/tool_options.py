@@ -73,5 +73,4 @@ def check_options(owner: object, names: Iterable[str]) -> None:
 def check_within(flag: str, value: float, low: float, high: float, unit: str = "") -> None:
     """Raise SettingError unless low <= value <= high."""
     if wrong := outside(value, low, high, unit):
-        reason, hint = wrong
-        raise SettingError(flag, value, reason, hint)
+        raise SettingError(flag, value, *wrong)

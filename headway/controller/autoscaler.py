@@ -165,9 +165,7 @@ class Autoscaler:
         if not state.warned:
             state.warned = True
             hint = "Name it in the settings of controllers and gateways: by --model, or in a table [models.NAME]."
-            log.warning(
-                "a model keeps a worker though it gets no requests, as no setting names it", model=model, hint=hint
-            )
+            log.warning("a model keeps a worker without requests, as no setting names it", model=model, hint=hint)
         return replace(limits, idle_after=0.0)
 
     def _bounded(self, model: str, members: Sequence[ProcessInfo]) -> ScaleLimits | None:

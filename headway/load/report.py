@@ -139,9 +139,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unreached(self) -> bool:
         """True if not a single request got an answer, of any status."""
-        return self.total.requests > 0 and not any(
-            label == "ok" or label[:3].isdigit() for label in self.total.outcomes
-        )
+        return self.total.requests > 0 and not any(kind == "ok" or kind[:3].isdigit() for kind in self.total.outcomes)
 
 
 def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_at: str) -> Report:

@@ -178,9 +178,7 @@ class Scenario:
             near = nearest(self.policy, POLICIES)
             raise SettingError("--policy", self.policy, "is not known", f"Use {' or '.join(near or POLICIES)}.")
         if not self.mix or not sum(self.mix.values()) > 0:
-            raise SettingError(
-                "--mix", dict(self.mix), "no tier has weight", "For example enterprise=5,paid=25,free=70."
-            )
+            raise SettingError("--mix", dict(self.mix), "no tier has weight", "For example paid=25,free=70.")
         self._check_load()
         self._check_batch_time()
 
@@ -200,9 +198,7 @@ class Scenario:
             reason = f"no recorded batch has more than {times.largest} inputs"
             raise SettingError("--max-batch-size", self.max_batch, reason, "Record larger ones, or ask for less.")
         if not self.weights:
-            raise SettingError(
-                "--batch-times", f"{len(times)} batches", "need to know what entries weigh", WEIGHTS_HINT
-            )
+            raise SettingError("--batch-times", f"{len(times)} batches", "need to know input weights", WEIGHTS_HINT)
         if max(self.weights) > times.heaviest:
             reason = f"no recorded input is heavier than {times.heaviest}"
             raise SettingError("--weights", max(self.weights), reason, "Record longer ones, or ask for less.")

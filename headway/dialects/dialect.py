@@ -73,15 +73,15 @@ class Dialect(msgspec.Struct, frozen=True):
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
         """Decode an answer into one result for each input, in order. A bad output fails only its own input. If the API reports
-        tokens for the whole batch, the first result carries them.
+        tokens for the whole batch, the first result carries them. Raises NoOutputs if the answer doesn't hold that many outputs,
+        or they can't be told apart.
 
         Arguments:
             body: the answer.
             expected: number of inputs.
             json_bytes: length of the JSON part if binary data follow it; -1 if the answer doesn't say.
             rows: rows of each input, 0 for an input without a row axis; empty if no input has one.
-
-        Raises NoOutputs if the answer doesn't hold that many outputs, or they can't be told apart."""
+        """
         raise NotImplementedError
 
     def is_light(self, json_bytes: int) -> bool:

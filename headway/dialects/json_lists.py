@@ -27,8 +27,8 @@ _decode_any_list: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def elements(content: Json, expected: int) -> tuple[msgspec.Raw, ...]:
-    """Return the elements of a list, undecoded. Raises NoOutputs if it isn't a list of `expected` elements, DecodeError if it
-    isn't JSON."""
+    """Return the elements of a list, undecoded. Raises NoOutputs if the text isn't a list of `expected` elements,
+    msgspec.DecodeError if it isn't JSON."""
     if first(content) != "[":
         raise NoOutputs(f"{kind(content)} instead of a list")
     try:

@@ -20,8 +20,9 @@ MOST = 1e9
 
 
 def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable: str) -> list[dict[str, object]]:
-    """Read the tables of a file, unchecked: the member `name` of its shape `kind`. `setting` names the file, `unreadable` is the
-    hint if it cannot be read. Raises SettingError if it cannot, or has another shape."""
+    """Return the unchecked tables of a file, which are the member `name` of its shape `kind`. `setting` is the setting that names
+    the file, and `unreadable` the hint for a file that cannot be read. Raises SettingError if it cannot be read, or has another
+    shape."""
     try:
         tables: list[dict[str, object]] = getattr(
             msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), kind), name
@@ -42,8 +43,8 @@ def is_name(text: str) -> bool:
 
 
 def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) -> ModelLimit:
-    """Return a limit that was written at `where`. Raises SettingError if it cannot be used: `models` are the only ones that the
-    credential may use; empty for all."""
+    """Check and return a limit that was written at `where`. `models` are the only models that the credential may use; empty for
+    all. Raises SettingError if the limit cannot be used."""
     model = limit.model
     if not is_name(model):
         reason = f"must be the name of a model, of 1 to {MOST_NAME} printable characters"

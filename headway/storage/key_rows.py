@@ -65,8 +65,8 @@ def row_of(key: ApiKey) -> tuple[object, ...]:
 
 
 def keys_of(rows: Iterable[Sequence[Any]]) -> list[ApiKey]:
-    """Return the keys of rows, whose further columns are ignored. Raises ValueError, which quotes none of it, if a row is no key,
-    as in a damaged file."""
+    """Return the keys of rows, whose further columns are ignored. Raises ValueError if a row is no key, as in a damaged file; the
+    error quotes nothing of the row."""
     try:
         sound = msgspec.convert([tuple(row)[:_WIDTH] for row in rows], list[_Row], builtin_types=(bytes,))
         return [_key(row) for row in sound]

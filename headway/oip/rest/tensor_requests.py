@@ -54,9 +54,9 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class _Parsed(msgspec.Struct, frozen=True, gc=False):
-    """JSON object of a request: its inputs, their checked heads, and see TensorsRequest.
+    """JSON object of a request: its inputs, the checked head of each, and what goes into the TensorsRequest.
 
-    `size` counts the bytes of data that must follow, if the data of all inputs do and are packed as they come; else it is -1.
+    `size` counts the bytes of data that must follow, if the data of all inputs follow and are packed as they come; else it is -1.
     `opening` is the packed value up to those data."""
 
     id: str | None

@@ -62,7 +62,7 @@ class FileIdentity(NamedTuple):
 
 class ConnectionThread:
     """Thread that runs one call at a time with its own connection. It starts with the first call. `connect` opens a connection,
-    ready for use; the call raises its errors. `moves` counts how often another file took the place of the open one."""
+    ready for use; its errors are raised by the call. `moves` counts how often another file took the place of the open one."""
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self._name, self._path, self._connect = name, path, connect

@@ -109,8 +109,8 @@ class KettleBroker(MemoryBroker):
     [
         after(
             "headway/config/urls.py",
-            "    **dict.fromkeys(SCHEMES, _redis_fault),\n",
-            '    "kettle": lambda url: None,\n',
+            "{**dict.fromkeys(SCHEMES, _redis_fault)",
+            ', "kettle": lambda url: None',
         ),
         after("headway/app/brokers.py", "    **dict.fromkeys(SCHEMES, _redis),\n", '    "kettle": _kettle,\n'),
         (
@@ -204,8 +204,8 @@ Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget | KettleTarge
         ),
         (
             "headway/config/target.py",
-            '    "https": RemoteTarget,\n',
-            '    "https": RemoteTarget,\n    "kettle": KettleTarget,\n',
+            '"grpcs", "https"), RemoteTarget)\n',
+            '"grpcs", "https"), RemoteTarget) | {"kettle": KettleTarget}\n',
         ),
         (
             "headway/app/backends.py",

@@ -83,7 +83,9 @@ def _option_fault(scheme: str, rest: str) -> Fault | None:
     return None
 
 
-BROKER_FAULTS: Mapping[str, Callable[[str], Fault | None]] = {**dict.fromkeys(SCHEMES, _redis_fault)}
+BROKER_FAULTS: Mapping[str, Callable[[str], Fault | None]] = {
+    **dict.fromkeys(SCHEMES, _redis_fault),
+}
 """What checks a broker's URL, by its scheme."""
 
 

@@ -263,8 +263,7 @@ class CallConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Send and read on."""
         if self._reader is not None:
-            self._reader.writer.blocked = 0.0
-            self._reader.writer.flush_soon()
+            self._reader.writer.resume()
         self._adjust()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -406,7 +405,8 @@ class CallConnection(asyncio.Protocol):
     def close(self) -> None:
         """Close, once what was written has left."""
         self._flush()
-        self._closed_at = self.port.clock()
+        if self._closed_at is None:
+            self._closed_at = self.port.clock()
         if self._transport is not None:
             self._transport.close()
 
@@ -431,6 +431,8 @@ class CallConnection(asyncio.Protocol):
             since = reader.writer.blocked or since
         if since and now - since > port.unread_timeout:
             self.shutdown()
+            return
+        if self._closed_at is not None:
             return
         if reader is not None:
             reader.writer.pump(sweep=True)

@@ -79,7 +79,7 @@ class Http2Writer:
     """
 
     __slots__ = (
-        "_initial", "_no_table", "_out", "_sweeping", "_unflushed", "_wake", "_waking", "_window", "blocked", "burden", "stuck", "windows",
+        "_initial", "_no_table", "_out", "_roomy", "_sweeping", "_unflushed", "_wake", "_waking", "_window", "blocked", "burden", "stuck", "windows",
     )  # fmt: skip
 
     def __init__(self, burden: Burden, wake: Callable[[], object]) -> None:
@@ -92,17 +92,19 @@ class Http2Writer:
         """True if the next block has to say that no table is used, because the client has shrunk its own."""
         self._out: list[bytes] = []
         self._unflushed = 0
-        self._waking = self._sweeping = False
+        self._waking = self._sweeping = self._roomy = False
+        """`_roomy`: room has come that messages of any stream may use. Without it, a client could have all of them tried by single bytes."""
 
     def take(self) -> bytes:
         """Return what is to be sent, with what there is room for of the messages that wait."""
-        if self.stuck:
+        if self._roomy:
+            self._roomy = False
             self.pump()
         self._waking = False
         data = b"".join(self._out)
         self._out.clear()
         if self._unflushed >= _FLUSH and self.stuck:
-            self.flush_soon()
+            self._send_on()
         self._unflushed = 0
         return data
 
@@ -111,6 +113,15 @@ class Http2Writer:
         if not self._waking:
             self._waking = True
             self._wake()
+
+    def resume(self) -> None:
+        """Send on, because the transport takes more again."""
+        self.blocked = 0.0
+        self._send_on()
+
+    def _send_on(self) -> None:
+        self._roomy = True
+        self.flush_soon()
 
     def pump(self, *, sweep: bool = False) -> None:
         """Send what there is room for of the messages that wait. In a sweep, send it however little it is."""
@@ -205,7 +216,7 @@ class Http2Writer:
             if self.stuck[number]():
                 del self.stuck[number]
         elif not number and self.stuck:
-            self.flush_soon()
+            self._send_on()
         return ErrorCode.NO_ERROR
 
     # The connection.
@@ -236,7 +247,7 @@ class Http2Writer:
         if self._initial + max(self.windows.values(), default=0) > LARGEST:
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
         self._out.append(_frame(SETTINGS, ACK, 0, b""))
-        self.flush_soon()
+        self._send_on()
 
     def ping(self, data: bytes, *, answer: bool = False) -> None:
         """Send a ping, or the answer to one."""

@@ -44,8 +44,8 @@ def test_the_writer_asks_once_to_be_taken_from() -> None:
 
 def test_messages_that_wait_for_room_are_sent_bit_by_bit() -> None:
     out, _ = writer()
-    out.widen(0, 10 * FLUSH)
     stream = Waiting(out, 1, 3 * FLUSH)
+    out.widen(0, 10 * FLUSH)
     assert DEFAULT_WINDOW < len(out.take()) < DEFAULT_WINDOW + 100
     assert (out.take(), len(out.stuck)) == (b"", 1)
     out.widen(1, 10 * FLUSH)
@@ -61,8 +61,23 @@ def test_nothing_is_sent_while_the_transport_takes_nothing() -> None:
     Waiting(out, 1, 3)
     out.blocked = 1.0
     assert (out.room(1), out.take()) == (0, b"")
-    out.blocked = 0.0
+    out.resume()
     assert out.take()[-3:] == bytes(3)
+
+
+def test_messages_that_wait_are_tried_when_room_has_come_and_not_whenever_a_client_sends_a_byte() -> None:
+    out, _ = writer()
+    tries = list[int]()
+    for number in range(1, 200, 2):
+        out.windows[number] = 0
+        out.stuck[number] = lambda: bool(tries.append(1))
+    for _ in range(16):
+        out.flush_soon()
+        out.take()
+    assert not tries
+    out.heed(bytes.fromhex("000400000001"))
+    out.take()
+    assert len(tries) == 100
 
 
 def test_small_pieces_cost_their_client_and_then_wait_for_the_sweep() -> None:

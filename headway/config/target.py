@@ -93,7 +93,12 @@ Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget
 _SECURE = frozenset(["https", "grpcs"])
 """Schemes that use TLS."""
 
-SCHEMES: Mapping[str, Callable[[str], Target]] = dict.fromkeys(("http", "grpc", "grpcs", "https"), RemoteTarget)
+SCHEMES: Mapping[str, Callable[[str], Target]] = {
+    "http": RemoteTarget,
+    "grpc": RemoteTarget,
+    "grpcs": RemoteTarget,
+    "https": RemoteTarget,
+}
 """Kind of target for each scheme of a URL."""
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(/[!-~]*)?")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bench.load import http2
 from headway.grpc import burden
-from headway.grpc.connection import LAST, LEAVING, SILENCE
+from headway.grpc.connection import LAST, LEAVING, SILENCE, CallConnection
 from tests.grpc.stand import PREDICT, Port, on_port, predict, predicted, served
 from tests.grpc.wire import ACK, GOAWAY, PING, Wire, greeted
 
@@ -54,6 +56,32 @@ def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while() -> 
         client.writer.close()
 
     served(main, now=lambda: now[0])
+
+
+def test_a_closed_connection_whose_client_takes_nothing_is_cut() -> None:
+    class Stuck(asyncio.Transport):
+        """What was written never leaves."""
+
+        aborted = False
+
+        def close(self) -> None: ...
+
+        def is_closing(self) -> bool:
+            return True
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    now, transport = [1000.0], Stuck()
+    port: Any = SimpleNamespace(clock=lambda: now[0], turns=None, unread_timeout=10.0, grace=20.0)
+    connection = CallConnection(port)
+    connection._transport = transport
+    connection.greeted = connection.answered = True
+    connection.leaving = now[0]
+    for _ in range(30):
+        now[0] += 0.5
+        connection.inspect(now[0], False)
+    assert transport.aborted
 
 
 async def pinged(client: Wire, times: int) -> bytes:

@@ -68,9 +68,14 @@ def test_nothing_is_sent_while_the_transport_takes_nothing() -> None:
 def test_messages_that_wait_are_tried_when_room_has_come_and_not_whenever_a_client_sends_a_byte() -> None:
     out, _ = writer()
     tries = list[int]()
+
+    def send() -> bool:
+        tries.append(1)
+        return False
+
     for number in range(1, 200, 2):
         out.windows[number] = 0
-        out.stuck[number] = lambda: bool(tries.append(1))
+        out.stuck[number] = send
     for _ in range(16):
         out.flush_soon()
         out.take()

@@ -109,8 +109,8 @@ class KettleBroker(MemoryBroker):
     [
         after(
             "headway/config/urls.py",
-            "{**dict.fromkeys(SCHEMES, _redis_fault)",
-            ', "kettle": lambda url: None',
+            "    **dict.fromkeys(SCHEMES, _redis_fault),\n",
+            '    "kettle": lambda url: None,\n',
         ),
         after("headway/app/brokers.py", "    **dict.fromkeys(SCHEMES, _redis),\n", '    "kettle": _kettle,\n'),
         (
@@ -204,8 +204,8 @@ Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget | KettleTarge
         ),
         (
             "headway/config/target.py",
-            '"grpcs", "https"), RemoteTarget)\n',
-            '"grpcs", "https"), RemoteTarget) | {"kettle": KettleTarget}\n',
+            '    "https": RemoteTarget,\n',
+            '    "https": RemoteTarget,\n    "kettle": KettleTarget,\n',
         ),
         (
             "headway/app/backends.py",

@@ -212,7 +212,7 @@ def test_a_fallback_that_is_no_target_is_a_bad_setting(fallback: str) -> None:
     with pytest.raises(SettingError) as caught:
         built(Role.GATEWAY, broker=BROKER, fallback=fallback)
     assert caught.value.setting == "fallback"
-    assert "is no target" in caught.value.reason
+    assert "is not a target" in caught.value.reason
     assert "canary" not in str(caught.value)
 
 
@@ -251,7 +251,7 @@ def test_each_model_may_have_a_fallback_of_its_own(tmp_path: Path) -> None:
     ):
         built(Role.GATEWAY, broker=BROKER, models=tables, fallback="d=x.py:f")
     wrong = (ModelSettings("a", values=(("fallback", "nowhere.py:f"),)), *tables[1:])
-    with pytest.raises(SettingError, match=r"models.a.fallback = 'nowhere.py:f': is no target"):
+    with pytest.raises(SettingError, match=r"models.a.fallback = 'nowhere.py:f': is not a target"):
         built(Role.GATEWAY, broker=BROKER, models=wrong)
 
 
@@ -263,7 +263,7 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
     with pytest.raises(SettingError) as caught:
         built(Role.CONTROLLER, broker=BROKER)
     assert str(caught.value) == (
-        "broker = 'redis://…@127.0.0.1:1/0': needs the package redis, which is not here. "
+        "broker = 'redis://…@127.0.0.1:1/0': needs the package redis, which is not installed. "
         "Run pip install 'redis>=8.1,<9' 'hiredis>=3.5,<4'."
     )
     assert built(Role.SERVE, TARGET).public is not None

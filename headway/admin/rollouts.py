@@ -23,7 +23,7 @@ _Change = Callable[[Rollout | None, Sequence[WorkerInfo]], Rollout]
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Make the routes `/internal/rollouts` and below. Arguments are in the query."""
+    """Make the routes at and under `/internal/rollouts`. Arguments are in the query."""
     on = _Routes(process)
     return [
         Route("/internal/rollouts", on.listing),

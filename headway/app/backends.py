@@ -145,9 +145,7 @@ def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
         SettingError: a package is missing.
     """
     if target.over_grpc:
-        reason = (
-            "is reached over gRPC, which needs the packages grpcio and protobuf, the extra `grpc`, which are not here"
-        )
+        reason = "is reached over gRPC, which needs the packages grpcio and protobuf, the extra `grpc`, which are not installed"
         with needing("grpc", "target", str(target), reason):
             from headway.backends.grpc.backend import GrpcBackend
         return GrpcBackend

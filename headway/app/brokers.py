@@ -54,7 +54,7 @@ async def fail_over(settings: Settings, within: float, say: Callable[[str], None
         FailoverAborted: the failover was refused or given up.
         SettingError: a file named in the URL can't be used.
     """
-    with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not here"):
+    with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not installed"):
         from headway.brokers.redis import failover
         from headway.brokers.redis.clients import nodes
 
@@ -97,7 +97,7 @@ def _memory(settings: Settings, counters: BrokerCounts, clock: Callable[[], floa
 
 def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
     """Build the broker in Redis or Valkey, whose client is imported only when chosen."""
-    with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not here"):
+    with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not installed"):
         from headway.brokers.redis.board import RedisBoard
         from headway.brokers.redis.broker import RedisBroker
         from headway.brokers.redis.connection import RedisConnection

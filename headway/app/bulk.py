@@ -86,7 +86,7 @@ def make_folder(name: str) -> BulkFolder:
     """Build the folder of bulk files: in a path, or at the URL of a bucket."""
     if "://" not in name:
         return BulkFolder(name)
-    with needing("bucket", "bulk_dir", name, "needs a package which is not here"):
+    with needing("bucket", "bulk_dir", name, "needs a package which is not installed"):
         from headway.bulk.bucket import Bucket
     try:
         return Bucket(name)

@@ -87,7 +87,10 @@ class PolicyResource:
     def _read(self) -> InputPolicy:
         from headway.input_policy.file import read_policy
 
-        tiers, reason = self._settings.tier_names, "has patterns, which need the package google-re2, which is not here"
+        tiers, reason = (
+            self._settings.tier_names,
+            "has patterns, which need the package google-re2, which is not installed",
+        )
         with needing("policy", "input_policy", str(self._path), reason):
             file = read_policy(self._path, tiers, () if self._settings.broker else self._models)
         judges = {rule.name: self._judge(rule) for rule in file.rules if rule.function}
@@ -100,7 +103,7 @@ class PolicyResource:
             raise self._unusable(rule, exc) from None
         if not isinstance(target, ModuleTarget | FileTarget):
             hint = "Write module:function, or path/file.py:function."
-            raise SettingError(self._where(rule), rule.function, "is no function of Python", hint)
+            raise SettingError(self._where(rule), rule.function, "is not a Python function", hint)
         return Judge(rule, partial(self._make, rule, target), time.monotonic, random.random, self._count_restart)
 
     def _make(self, rule: InputRule, target: Target, number: int) -> Backend:

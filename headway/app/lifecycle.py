@@ -272,7 +272,7 @@ class Service:
                 await self._workers.look()
 
     async def reread(self) -> None:
-        """Read the files of resources and the broker connection again. A file that can't be used changes nothing."""
+        """Reread the files used by the resources and by the broker connection. A file that can't be used changes nothing."""
         resources: list[object] = [*self._resources, self._connection]
         for resource in resources:
             if isinstance(resource, Rereadable) and resource.rereads:

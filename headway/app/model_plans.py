@@ -47,7 +47,7 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
     """
     if settings.default_model and settings.default_model not in settings.served and not settings.broker:
         hint = f"Name one of {', '.join(settings.served)}."
-        raise SettingError("default_model", settings.default_model, "is no model that is served here", hint)
+        raise SettingError("default_model", settings.default_model, "is not a model that is served here", hint)
     own = {model.name: model.target for model in settings.models}
     own |= {f"{model.name}@{version.name}": version.target for model in settings.models for version in model.versions}
     targets = {}

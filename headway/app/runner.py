@@ -80,7 +80,7 @@ class ServiceManager:
 
 
 class Progress:
-    """Shows which workers are loading: on a line of the terminal, or in the log where standard error is no terminal.
+    """Shows which workers are loading: on a line of the terminal, or in the log where standard error isn't a terminal.
 
     The cursor stays at the beginning of the line, so that a log line overwrites it.
 

@@ -134,7 +134,7 @@ def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
 
 
 def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
-    with needing("jwt", "jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here"):
+    with needing("jwt", "jwt", settings.jwt, "needs the package PyJWT[crypto], which is not installed"):
         from headway.identity.jwt.issuers import read_issuers
         from headway.identity.jwt.keysets import KeySet
         from headway.identity.jwt.sources import FileSource, UrlSource
@@ -169,4 +169,4 @@ def _postgres_keys(url: str) -> KeyStore:
 
 def postgres_needed(url: str) -> contextlib.AbstractContextManager[None]:
     """Context in which modules that need asyncpg are imported; raises SettingError without it."""
-    return needing("postgres", "ledger", shown_url(url), "needs the package asyncpg, which is not here")
+    return needing("postgres", "ledger", shown_url(url), "needs the package asyncpg, which is not installed")

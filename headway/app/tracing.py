@@ -60,7 +60,7 @@ def make_tracing(
     if environment.off:
         log.info("no traces are recorded", variable=environment.off)
         return None
-    with needing("otel", "trace", True, "needs packages of OpenTelemetry, which are not here"):
+    with needing("otel", "trace", True, "needs packages of OpenTelemetry, which are not installed"):
         from headway.telemetry.tracing.exporter import SpanExporter, exporter_for, resource_of
 
         make = exporter_for(environment.collector)

@@ -444,7 +444,10 @@ class _Wiring:
         ports["public"] = public_listener
         if settings.grpc_port and self.listener.takes_address:
             with needing(
-                "grpc", "grpc_port", settings.grpc_port, "needs the packages hpack and protobuf, which are not here"
+                "grpc",
+                "grpc_port",
+                settings.grpc_port,
+                "needs the packages hpack and protobuf, which are not installed",
             ):
                 from headway.grpc.listener import GrpcListener
             grpc_listener = ports["grpc"] = GrpcListener(entrance, ready, self.certificates)

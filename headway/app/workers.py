@@ -216,7 +216,7 @@ def fallback_targets(settings: Settings) -> Mapping[str, Target]:
     """Return the targets of the fallbacks by model.
 
     Raises:
-        SettingError: a fallback is no valid target.
+        SettingError: a fallback isn't a valid target.
     """
     targets = {}
     for model, of_model in fallbacks_of(settings).items():
@@ -226,7 +226,7 @@ def fallback_targets(settings: Settings) -> Mapping[str, Target]:
         except TargetError as exc:
             setting = "fallback" if settings.fallback.endswith(text) else f"models.{model}.fallback"
             hint = "Write module:attr, path/file.py:attr, or the URL of a remote batch API."
-            raise SettingError(setting, shown_url(text), f"is no target: {exc}", hint) from None
+            raise SettingError(setting, shown_url(text), f"is not a target: {exc}", hint) from None
     return targets
 
 

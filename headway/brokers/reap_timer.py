@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from headway.runtime.race import end
 
 GRAIN = 0.01
-"""Least delay in seconds, so deadlines close together are reaped at once."""
+"""Minimum delay in seconds, so deadlines close together are reaped at once."""
 
 
 class ReapTimer:

@@ -235,7 +235,7 @@ def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
         if not model or not value:
             raise SettingError(flag, text, "names no model, or nothing for it", f"For example {flag} big={example}.")
         if model in values:
-            raise SettingError(flag, text, f"is the second for the model {model}", "Give one.")
+            raise SettingError(flag, text, f"is a second value for the model {model}", "Give one.")
         values[model] = value
     return values
 

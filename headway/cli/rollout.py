@@ -59,7 +59,7 @@ def status(port: Admin, json: bool) -> None:
 @with_admin
 @as_json
 def promote(port: Admin, model: str, json: bool) -> None:
-    """Give the new version all requests at once, whatever has become of its rollout."""
+    """Immediately give the new version all requests, whatever the state of its rollout."""
     _show([port.post(f"/internal/rollouts/promote?{urlencode({'model': model})}")], json)
 
 

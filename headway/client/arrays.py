@@ -215,7 +215,7 @@ def _checked(outputs: Sequence[str]) -> Sequence[str]:
 
 def _check_rows(what: str, array: Any) -> None:
     if array.ndim == 0:
-        raise InvalidInput(f"{what} of shape (): has no rows. The first axis is the rows; send [value] for one.")
+        raise InvalidInput(f"{what} has shape (), so it has no rows. The first axis counts rows; send [value] for one.")
 
 
 def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:

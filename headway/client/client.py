@@ -37,8 +37,8 @@ class Client(AnyClient):
         url: address of the service, with the path that a proxy adds before its routes.
         api_key: API key or JSON Web Token, or None.
         timeout: seconds for a call in total, including retries and pauses. The service is told, and may allow less.
-        retries: most retries of a call. With 0 a request is sent once, without an idempotency key.
-        connections: most connections at once; further calls wait for one.
+        retries: maximum number of retries per call. With 0 a request is sent once, without an idempotency key.
+        connections: maximum number of open connections; further calls wait for one.
         headers: header fields to add to every request.
         ssl_context: certificates to trust, instead of the system's.
 

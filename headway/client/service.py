@@ -66,7 +66,7 @@ class Service:
 
     @property
     def proxy(self) -> str | None:
-        """The proxy that the environment names for this address; None for this machine."""
+        """Proxy that the environment names for this address; None if the address is on this machine."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if _is_loopback(host) or urllib.request.proxy_bypass(host):

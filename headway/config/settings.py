@@ -432,7 +432,7 @@ class Settings:
 
     @property
     def bodies_bytes(self) -> int:
-        """Most bytes of bodies being received and of large or unread answers; half of it for the outputs of one request."""
+        """Maximum memory, in bytes, for received bodies and large or unread answers; one request's outputs may take half of it."""
         return self.memory_mb << 18
 
     @property

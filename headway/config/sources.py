@@ -184,7 +184,7 @@ def _fitted(values: Mapping[str, Any], own: dict[str, Any]) -> tuple[tuple[str, 
 
 
 def _fit_workers(values: dict[str, Any]) -> None:
-    """Have one worker per named device, unless their number was given."""
+    """Default to one worker per named device, unless the number of workers was given."""
     if devices := values.get("devices"):
         values.setdefault("workers", devices.count(",") + 1)
 

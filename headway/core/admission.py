@@ -61,11 +61,11 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     """Figures for admission, recomputed from time to time.
 
     Attributes:
-        drains: size per second that reaches each tier, highest first; all 0 while unknown. Size is that of `QueueLimits.size`: entries,
-            unless they are weighed.
+        drains: size per second that reaches each tier, highest first; all 0 while unknown. Sizes are as in `QueueLimits.size`: numbers of
+            entries, unless entries are weighed.
         batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
         max_batch: size of a full batch.
-        spread: square of WAIT_DEVIATIONS of a wait, in seconds² for each second of it.
+        spread: growth of a wait's squared margin (WAIT_DEVIATIONS standard deviations), in seconds² per second of wait.
         known: bounds computed so far, by tier and timeouts.
     """
 

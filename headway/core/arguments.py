@@ -31,7 +31,7 @@ def read(text: str) -> tuple[list[Any], dict[str, Any]]:
     named: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:
-            raise NoArguments("** is no literal")
+            raise NoArguments("** is not a literal")
         if keyword.arg in named:
             raise NoArguments(f"argument {keyword.arg} is there twice")
         named[keyword.arg] = _literal(keyword.value, f"argument {keyword.arg}")
@@ -58,7 +58,7 @@ def _literal(node: ast.expr, what: str) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):
-        raise NoArguments(f"{what} is no literal, such as 'text', 3, 0.5, True, None or a list of them") from None
+        raise NoArguments(f"{what} is not a literal, such as 'text', 3, 0.5, True, None or a list of them") from None
 
 
 def _written(value: object, name: str) -> str:

@@ -108,7 +108,7 @@ def _rows(lines: Iterable[str], name: str, setting: str) -> Iterator[tuple[int, 
                 yield reader.line_num, cells
     except csv.Error as exc:
         reason = f"line {reader.line_num} is not CSV: {exc}"
-        raise SettingError(setting, name, reason, "Mend the line.") from None
+        raise SettingError(setting, name, reason, "Fix the line.") from None
 
 
 def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:

@@ -248,8 +248,8 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
 def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
     """Return True if every running or waiting entry can have its own GPU, and hardly any GPU is left over.
 
-    This happens with about as many clients as GPUs, each of which waits for its answer: nothing else comes for which a GPU should be
-    kept. If all GPUs are idle, the result is False, as the entry may be the first of a burst."""
+    This happens with about as many clients as GPUs, each waiting for its answer: no other entry is coming that a GPU should be kept
+    free for. If all GPUs are idle, the result is False, as the entry may be the first of a burst."""
     fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
     if rule.company or not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
         return False

@@ -258,7 +258,7 @@ def failure_of(reply: Reply) -> Failure:
 
 def no_text() -> Failure:
     """Return the failure of a request whose output can't be sent, as it isn't valid text."""
-    return Failure(errors.BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
+    return Failure(errors.BACKEND_ERROR, "the model's output contains a lone surrogate, which is not text")
 
 
 def no_json(exc: NoTensors, where: str) -> errors.RequestError:

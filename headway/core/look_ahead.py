@@ -38,7 +38,7 @@ RAREST = 64
 SPAN = 12.0
 """Full batches, run one after the other, that a record has to span."""
 FEWEST_SLOTS = 2
-"""Fewest slots for looking at arrivals: with one there is nothing to space, and no better rule was found."""
+"""Minimum number of slots for looking at arrivals: with one there is nothing to space, and no better rule was found."""
 SETTLED = 0.2
 """Share of a record whose latencies don't count, as the queue starts empty."""
 PARTS = 4

@@ -316,7 +316,7 @@ def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, serve
 
 
 def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:
-    """Return True if all entries of a queue weigh one, ride with any other, and fill a batch by number."""
+    """Return True if all entries of a queue weigh one, can ride with any other, and fill a batch by count."""
     return tier_queue.weight == tier_queue.depth and terms.weight >= terms.limit and not tier_queue.shaped
 
 

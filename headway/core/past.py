@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from headway.core.batch import RunningBatches
 
 FEWEST = 1000
-"""Fewest arrivals in a record."""
+"""Minimum number of arrivals in a record."""
 MOST = 6000
 """Limit on arrivals in a record."""
 DECAY = 0.9
@@ -39,8 +39,8 @@ class Past:
         clients: number of clients that wait for their answers; 0 for an open load.
         last_end: instant at which a batch last came back.
         long: True if the record has enough arrivals.
-        tells: True once there was a long record, or clients. Before that there is nothing to look at.
-        each: mean size of an entry, from which sizes of batches give their numbers of entries; 1 unless entries have rows.
+        tells: True once there has been a long record or any clients; until then there is nothing to learn from it.
+        each: mean size of an entry, used to convert a batch's size into its number of entries; 1 unless entries have rows.
     """
 
     __slots__ = (

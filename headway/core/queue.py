@@ -149,9 +149,7 @@ class ModelQueue:
             self._judge_anew()
 
     def bound(self, limits: QueueLimits) -> None:
-        """Limit batches by weight from now on, or no longer. No other limit may differ.
-
-        Waiting entries have had their weights from the beginning."""
+        """Start or stop limiting batches by weight; all other limits must stay the same. Waiting entries already have their weights."""
         self._take_in()
         for tier_queue in self._tier_queues:
             tier_queue.shaped = True
@@ -679,7 +677,7 @@ class ModelQueue:
     ) -> FailureOutcome:
         """End a failed batch; see `core.retry`. Clients read `error`; `rng` is for the jitter.
 
-        `places`: members of the call that raised, if it wasn't all of the batch; the others run again, beyond suspicion."""
+        `places`: entries in the call that raised, if the call didn't hold the whole batch; the rest run again, free of suspicion."""
         self._sure_until = -math.inf  # Its callers may ride apart from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         arrived = self._arrive(departure, now, RETRYING)

@@ -95,7 +95,7 @@ class Rehearsal:
         self.answered: list[tuple[float, int]] = []
 
     def steps(self, until: float = math.inf) -> Iterator[None]:
-        """Run to an instant, or until nothing is left. Yields now and then."""
+        """Run until a given instant, or until nothing is left. Yields now and then."""
         arrivals, running = self._arrivals, self._running
         while True:
             ends = running[0][0] if running else math.inf

@@ -93,7 +93,7 @@ class RetryBudgets:
         self._each = 1.0 / max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * largest)
         """Seconds that pay for one retry."""
         self._reserve = self._each * max(BUDGET_RESERVE, BUDGET_RUNS * largest)
-        """Most seconds of debt."""
+        """Maximum debt in seconds."""
         self._paid_at: dict[str, float] = {}
 
     def earn(self, tenants: Iterable[str], now: float) -> None:

@@ -2,10 +2,10 @@
 
 Both tests compare two shares, block by block: those of the new version's requests, and of the other version's requests that ended at
 the same time. So whatever troubles both counts for neither. The bet on an alternative grows by its likelihood ratio, where under the
-hypothesis that the new version is no worse a joint share replaces the two. This makes it an e-variable for that hypothesis: A. Turner,
+hypothesis that the new version isn't worse a joint share replaces the two. This makes it an e-variable for that hypothesis: A. Turner,
 A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that allow for optional stopping", J. Stat. Plan. Inference
 230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating
-means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's inequality, if the new version is no worse, the
+means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's inequality, if the new version isn't worse, the
 mean of the bets ever reaches 1/p with probability p at most, however often one looks. Counting less than a bet has won keeps that. All
 steps and tests of a rollout share ERROR_RATE.
 """
@@ -23,7 +23,7 @@ from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo, Work
 from headway.model.rollout import Block, Evidence
 
 ERROR_RATE = 0.008
-"""Limit on the probability, over all steps and tests, of rolling back a version that is no worse."""
+"""Limit on the probability, over all steps and tests, of rolling back a version that isn't worse."""
 FAILURES, P95 = "failures", "p95"
 TESTS = (FAILURES, P95)
 """Tests that may end a rollout."""
@@ -138,7 +138,7 @@ def _check_plan(plan: Rollout) -> None:
     grows = all(step < following for step, following in itertools.pairwise(steps))
     if not steps or not grows or not (steps[0] > 0.0 and steps[-1] <= 100.0):
         shown = ",".join(f"{step:g}" for step in steps)
-        raise NoRollout(f"steps {shown!r} are not percentages that grow, above 0 and up to 100, as in 1,10,50,100")
+        raise NoRollout(f"steps {shown!r} must be increasing percentages, above 0 and at most 100, as in 1,10,50,100")
     if len(steps) > MOST_STEPS:
         raise NoRollout(f"{len(steps)} steps are more than {MOST_STEPS}")
     if not 1.0 <= every <= LONGEST_STEP:

@@ -34,7 +34,7 @@ STRAY_DEVIATIONS = 4.0
 KNOWN = 8.0
 """Weight of past batches needed to recognise a stray."""
 SPREAD = 0.5
-"""Least variance of batch sizes from which a slope is read; below it the last slope is kept."""
+"""Minimum variance of batch sizes from which a slope is read; below it the last slope is kept."""
 
 
 class ServiceModel:

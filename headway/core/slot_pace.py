@@ -15,7 +15,7 @@ from headway.core.service_model import REACH, ServiceModel
 from headway.core.warm_up import WarmUpRun
 
 NEAR = 0.75
-"""Least share of the largest batch from which a batch counts as nearly full."""
+"""Minimum share of the largest batch from which a batch counts as nearly full."""
 DECAY = 0.98
 """Weight of the past at each nearly full batch: about the last 50 count."""
 RUN = 6

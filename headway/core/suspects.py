@@ -304,12 +304,12 @@ class _Sender(msgspec.Struct):
     """Tenant whose bulk lines were bad or large.
 
     Attributes:
-        shape: shape of its lines while it rides apart.
+        shape: shape of the tenant's lines while they ride apart.
         bad: lines that were to blame so far.
-        deadly: those of them that killed their worker.
-        owed: lines that must succeed before it rides beside others again.
+        deadly: blamed lines that killed their worker.
+        owed: lines that must succeed before the tenant rides beside others again.
         suspects: lines that are being searched.
-        largest: size of its largest output in bytes, if it rides apart for that; else 0.
+        largest: size in bytes of its largest output, if its lines ride apart because of it; else 0.
         room: further lines of this shape whose outputs still fit in a batch.
         rests_until: instant before which none of its lines runs.
     """

@@ -297,7 +297,7 @@ def _text(element: bytes, name: str, strict: bool) -> bytes:
         return _encode(element.decode("utf-8", "strict" if strict else "backslashreplace"))
     except UnicodeDecodeError:
         raise NoTensors(
-            f"the output {quoted(name)} holds octets that are no UTF-8 and cannot be sent in JSON; ask for it in binary"
+            f"the output {quoted(name)} holds octets that aren't valid UTF-8 and cannot be sent in JSON; ask for it in binary"
         ) from None
 
 
@@ -363,7 +363,7 @@ def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
         try:
             numbers = _READERS[datatype][0](b"[" + page + b"]")
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise NoTensors(f"the data of the input {quoted(name)} are no {datatype}: {_placed(exc, place)}") from None
+            raise NoTensors(f"the data of the input {quoted(name)} are not {datatype}: {_placed(exc, place)}") from None
         try:
             yield _packed(numbers, datatype)
         except OverflowError:
@@ -419,7 +419,7 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
     try:
         layer: list[Any] = _read_any(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise NoTensors(f"the data of the input {quoted(name)} are no array of texts: {exc}") from None
+        raise NoTensors(f"the data of the input {quoted(name)} are not an array of texts: {exc}") from None
     sizes = [len(layer)]
     while layer and isinstance(layer[0], list):
         if not all(isinstance(part, list) and len(part) == len(layer[0]) for part in layer):
@@ -453,15 +453,15 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
         try:
             data.append(join_elements([element.encode() for element in _read_texts(b"[%b]" % b",".join(texts))]))
         except msgspec.MsgspecError as exc:
-            raise NoTensors(f"the data of the input {quoted(name)} are no array of texts: {exc}") from None
+            raise NoTensors(f"the data of the input {quoted(name)} are not an array of texts: {exc}") from None
         bare.append(drop_strings(b"", page))
         yield 0
     skeleton = b",".join(bare).translate(None, _BLANK)
     if skeleton.translate(None, b"[],"):
-        raise NoTensors(f"the data of the input {quoted(name)} are no array of texts; expected texts alone")
+        raise NoTensors(f"the data of the input {quoted(name)} are not an array of texts; expected only texts")
     if known != count or (not _is_skeleton(skeleton, (count,)) and not _is_skeleton(skeleton, shape)):
         raise NoTensors(
-            f"the data of the input {quoted(name)} are {known} texts of another shape; expected shape {shown_shape(shape)}"
+            f"the data of the input {quoted(name)} are {known} texts, which don't match its shape {shown_shape(shape)}"
         )
     return b"".join(data)
 

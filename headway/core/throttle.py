@@ -39,7 +39,7 @@ LEAST_BURST = 10.0
 DEALT = 0.1
 """Part of the room that is divided evenly among all gateways."""
 LEAST_WEIGHT = 0.01
-"""Least weight of a tenant at a gateway, so that what it took there is worked off in time."""
+"""Minimum weight of a tenant at a gateway, so that what it took there is worked off in time."""
 AVERAGED = 1.0
 """Time constant in seconds of the averages of arrivals."""
 

@@ -49,7 +49,7 @@ class NoValue(ValueError):
     """The JSON text isn't an acceptable value. Says why."""
 
 
-_LONE_REASON = "holds a lone surrogate, which is no text"
+_LONE_REASON = "holds a lone surrogate, which is not text"
 _NUL_REASON = "holds U+0000, which not every model can hold"
 
 
@@ -114,7 +114,7 @@ def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
     """
     members = _read_members(text)
     if _check_numbers(text) > MOST_EXTREME:
-        raise NoValue(f"holds more than {MOST_EXTREME} numbers that may be out of range")
+        raise NoValue(f"holds more than {MOST_EXTREME} numbers so large or so long that each needs a range check")
     if text.count(b"[") + text.count(b"{") > deepest and _depth(text, deepest) > deepest:
         raise NoValue(f"is nested deeper than {deepest} levels")
     return members

@@ -119,7 +119,7 @@ def needs_model(name: str, model: str) -> str:
     if not model:
         hint = "Set it to the remote model's name."
         raise SettingError(
-            "remote_model", model, f"is empty, and every request of the dialect {name} names the model", hint
+            "remote_model", model, f"is empty, but every request of the dialect {name} must name a model", hint
         )
     return model
 

@@ -27,7 +27,7 @@ from headway.model import Tensors, Value
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-_LONE = r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
+_LONE = r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is not text"
 _MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
 _SEVERAL = re.compile(r"Expected `str`, got `array` - at `\$\.(?:input|input_data)`")
 _SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")
@@ -58,7 +58,7 @@ MAX_DEPTH = 32
 """Deepest nesting of `parameters`: a worker must be able to decode whatever was accepted."""
 
 MOST_MEMBERS = 1024
-"""Most members of a long body."""
+"""Maximum number of members of a long body."""
 
 ABSENT = msgspec.Raw()
 """Value of a Raw member that is missing."""
@@ -243,7 +243,9 @@ def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]
     except values.NoValue as exc:
         raise BadRequest(f"`$.parameters` {exc}") from None
     if extreme > values.MOST_EXTREME:
-        raise BadRequest(f"`$.parameters` holds more than {values.MOST_EXTREME} numbers that may be out of range")
+        raise BadRequest(
+            f"`$.parameters` holds more than {values.MOST_EXTREME} numbers so large or so long that each needs a range check"
+        )
     return {name: msgspec.Raw(value) for name, value in by_name.items()}
 
 

@@ -20,7 +20,7 @@ _COUNTS = (
 )
 
 REMEMBERED = 10_000
-"""Most sets of limits whose header text is cached."""
+"""Maximum number of sets of limits whose header text is cached."""
 
 
 _Terms = tuple[Limit, bytes, float, float]

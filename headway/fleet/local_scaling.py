@@ -102,7 +102,7 @@ class ScalingFollower(PeriodicResource):
         self._warned.add((model, driver))
         log.warning(
             "this process scales its own workers, but its controller is set to another driver; the controller's number is "
-            "followed all the same: give both --autoscale local, and the bounds and rules to the controller",
+            "followed all the same: start both with --autoscale local, and set the bounds and rules on the controller",
             model=model,
             controller=driver,
         )

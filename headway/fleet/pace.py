@@ -33,5 +33,5 @@ class Pace:
         return self._may_rest and self._clock() - self._stirred_at >= RESTS_AFTER
 
     def every(self) -> float:
-        """Return the seconds between two heartbeats, which are also those between two reads while nothing happens."""
+        """Return the interval in seconds between heartbeats; when idle, also the interval between reads."""
         return STANDBY_EVERY if self.rests else REST_EVERY

@@ -45,15 +45,15 @@ RETRY_AFTER = (1.0, 30.0)
 WORTH_GATHERING = 2.0
 """Entries gather only if at least this many arrive between two calls; a lone entry goes at once."""
 MOST_OFFERED = 64
-"""Most entries in one call. The call blocks the broker, and its verdicts are handled in one turn of the event loop."""
+"""Maximum number of entries in one call. The call blocks the broker, and its verdicts are handled in one turn of the event loop."""
 PROBE_AFTER = 0.5
 """Seconds without an answered call after which a broker that holds requests is probed: it may have lost them silently."""
 SECOND_CHANCE = 0.1
-"""Least seconds from the first failed call until the broker counts as down. A single call may get lost."""
+"""Minimum time in seconds from the first failed call until the broker counts as down. A single call may get lost."""
 TRIES = 3
 """Failures after which a client's call is given up while other calls succeed."""
 TAKEOVER = 5.0
-"""Most seconds to hold requests for a broker that is read-only. A planned takeover lasts one or two."""
+"""Maximum time in seconds to hold requests for a read-only broker. A planned takeover lasts one or two seconds."""
 AFTERMATH = 5.0
 """Seconds after an outage in which refusals of entries that are offered again are blamed on the outage."""
 SETTLING = 2.0
@@ -61,7 +61,7 @@ SETTLING = 2.0
 SCARCE = "memory"
 """Refusal reason that doesn't prove that the broker lacks the entry: without memory it can't look."""
 MOST_REPLIES = 64
-"""Most replies in one turn of the event loop. Each takes about 50 µs, and hundreds of requests may share one outcome."""
+"""Maximum number of replies in one turn of the event loop. Each takes about 50 µs, and hundreds of requests may share one outcome."""
 T = TypeVar("T")
 
 
@@ -148,13 +148,13 @@ class BrokerSession:
         gateway: id of the gateway, to which replies are addressed.
         pending: requests of all the gateway's sessions; read only.
         on_event: called with each event, in order.
-        room: most entries in the outbox.
+        room: maximum number of entries in the outbox.
         down_after: seconds of an outage before the broker counts as down.
         clock: monotonic seconds.
         rng: uniform in [0, 1).
 
     Attributes:
-        room: most entries in the outbox; the gateway sets it.
+        room: maximum number of entries in the outbox; the gateway sets it.
         near: synchronous interface of a broker in this process; None for a remote one.
         waits: True if something must reach the broker before the next entry.
         taken: entries handed to a near broker that the rate doesn't count yet.

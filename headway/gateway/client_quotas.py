@@ -26,10 +26,10 @@ REFUSED = "\1"
 """Owner of connections beyond their tenant's or address's quota. They are closed after an error was sent."""
 
 TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32
-"""Most refused connections at once, and their bound as a fraction of all. Further ones are closed without an answer."""
+"""Limits on refused connections at once: their number, and their fraction of all. Further ones are closed without an answer."""
 
 _LOOKED_AT = 64
-"""Most strangers to search for a silent one."""
+"""Maximum number of strangers to search for a silent one."""
 
 UNHELD = 1 << 16
 """Outputs of one request aren't counted up to this many bytes: most answers are read at once."""
@@ -61,7 +61,7 @@ class AnswerRoom:
     Arguments:
         bytes: budget of the bytes that clients hold.
         owner: owner whose bytes they are.
-        most: most bytes of all outputs together.
+        most: maximum size in bytes of all outputs together.
         why: origin of that bound, for the error.
 
     Attributes:

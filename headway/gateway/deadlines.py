@@ -19,9 +19,9 @@ from headway.runtime.timing_wheel import DEADLINE_GRAIN, TimingWheel
 LATE_SECONDS = 60.0
 """Seconds to wait for a task's outcome after its deadline. Few batches run that long."""
 MOST = 10_000
-"""Most late tasks of a gateway. Beyond that, the oldest ends as timed out."""
+"""Maximum number of late tasks of a gateway. Beyond that, the oldest ends as timed out."""
 MOST_BYTES = 16 << 20
-"""Most bytes of their large inputs, which the ledger may need. Beyond that, the oldest ends as well."""
+"""Maximum size in bytes of the late tasks' large inputs, which the ledger may need. Beyond that, the oldest ends as well."""
 
 _Name = tuple[str, str, int]
 """Tenant, id and nonce."""

@@ -20,7 +20,7 @@ from headway.model import DedupKind, Entry
 from headway.runtime.fair_turns import FairTurns
 
 AT_ONCE = 64
-"""Most inputs that get their output in one turn of the event loop."""
+"""Maximum number of inputs that get their output in one turn of the event loop."""
 
 
 class EqualInputs:

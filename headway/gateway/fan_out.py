@@ -32,9 +32,9 @@ from headway.model import Failure, InferenceRequest, Principal, QueueName, Reply
 from headway.runtime.request_id import new_id
 
 MOST_INPUTS = 1024
-"""Most inputs of one request."""
+"""Maximum number of inputs of one request."""
 AT_ONCE = 64
-"""Most parts submitted in one turn of the event loop."""
+"""Maximum number of parts submitted in one turn of the event loop."""
 BYTES_AT_ONCE = 1 << 20
 """Bytes of inputs and parameters that end such a turn."""
 MOST_BODIES = 8

@@ -84,9 +84,9 @@ _SESSION, _DEADLINE = attrgetter("session"), attrgetter("deadline")
 _KEY = attrgetter("key")
 
 WOKEN_EVERY = 0.5
-"""Least seconds between two messages to the controller about demand for models at zero."""
+"""Minimum time in seconds between two messages to the controller about demand for models at zero."""
 MOST_LANES = 10_000
-"""Most lanes to cache, for connections to share."""
+"""Maximum number of lanes to cache, for connections to share."""
 
 
 class Gateway:

@@ -49,7 +49,7 @@ Plan = tuple[Screen, tuple[Judge, ...]]
 """Screen and judges for one tier and model."""
 
 MOST_PLANS = 2_000
-"""Most plans to cache."""
+"""Maximum number of plans to cache."""
 
 
 class InputPolicy:
@@ -322,7 +322,7 @@ def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple
 
 
 def _decoded(value: Value) -> str | None:
-    """Return the text in octets, or in base64 of octets; None if they are no text."""
+    """Return the text in octets, or in base64 of octets; None if they aren't text."""
     if isinstance(value, Octets):
         return text_of(value)
     try:

@@ -5,7 +5,7 @@
                        ▼                               ▼
                  no verdict: busy               called again alone ──▶ no verdict: failed
 
-The function gets a list of texts and returns as many truth values. A process that hangs or dies is replaced.
+The function gets a list of texts and returns as many booleans. A process that hangs or dies is replaced.
 
 Callers take turns, and each may fill only part of the room. If a caller's text makes a process hang or die, that caller is
 paused for nine times as long as the failure took. So it uses at most a tenth of a process. During the pause its texts get no
@@ -33,19 +33,19 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 AT_ONCE = 16
-"""Most texts in one call."""
+"""Maximum number of texts in one call."""
 ROOM = 4096
-"""Most waiting texts."""
+"""Maximum number of waiting texts."""
 ROOM_OF_CALLER = 1024
-"""Most waiting texts of one caller."""
+"""Maximum number of waiting texts of one caller."""
 ROOM_IN_CHARS = 64 << 20
-"""Most waiting characters."""
+"""Maximum number of waiting characters."""
 SHARE = 9.0
 """Length of a caller's pause, as a multiple of the time that its text has cost."""
 PROBE_WITHIN = 30.0
 """Seconds for the trial call of a new process."""
 LOG_EVERY = 10.0
-"""Least seconds between two log lines about failures of the function."""
+"""Minimum time in seconds between two log lines about failures of the function."""
 MOST_PAUSED = 1000
 """Number of paused callers above which expired pauses are dropped."""
 
@@ -314,7 +314,7 @@ class Judge:
             raise TargetError(f"the function fails on {WARM_UP!r}: {exc}") from None
         if item.output not in _VERDICTS:
             problem = item.error or f"it returned {values.shown(item.output or '')[:100]} for {WARM_UP!r}"
-            raise TargetError(f"the function gives no truth value: {problem}")
+            raise TargetError(f"the function gives no boolean: {problem}")
 
     async def _replace(self, backend: Backend) -> None:
         """Restart a process, with retries until that succeeds. A retired judge tries once."""

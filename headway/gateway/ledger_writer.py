@@ -40,15 +40,15 @@ log = get_logger(__name__)
 INTERVAL = 0.25
 """Seconds after which notes become records."""
 BULK = 2000
-"""Most records in one bulk. This many notes become records at once."""
+"""Maximum number of records in one bulk. This many notes become records at once."""
 FIRST_BULK = 100
-"""Most records in the first bulk, when the ledger's speed is unknown, and in the first one at shutdown."""
+"""Maximum number of records in the first bulk, when the ledger's speed is unknown, and in the first one at shutdown."""
 SWIFT = 0.5
 """A full bulk that takes no more seconds than this doubles the next one."""
 PAGE = 250
 """Notes made into records in one turn of the event loop."""
 CONTENT_CHARS = 64 << 20
-"""Most characters of waiting inputs and outputs, if those are recorded."""
+"""Maximum number of characters of waiting inputs and outputs, if they are recorded."""
 FLUSH_WITHIN = 5.0
 """Seconds that a shutdown waits for the last records to be written."""
 ASK_EVERY = 5.0
@@ -56,11 +56,11 @@ ASK_EVERY = 5.0
 PRUNE_EVERY = 60.0
 """Seconds between two searches for records that are too old."""
 PRUNE_BITE = 1000
-"""Most records removed at once, so that writes don't wait for long."""
+"""Maximum number of records removed at once, so that writes don't wait for long."""
 PRUNE_PAUSE = 0.05
 """Seconds between two removals."""
 OPEN_AT_ONCE = 500
-"""Most rows of requests without an outcome that one call of the ledger writes, and most that it removes."""
+"""Maximum number of rows of requests without an outcome that one call of the ledger writes, or removes."""
 _DAY = 86_400.0
 
 
@@ -181,7 +181,7 @@ class LedgerWriter:
         """Records that the ledger hasn't confirmed. Those being written are in front."""
         self._content_size = 0
         self._bulk = FIRST_BULK
-        """Most records in the next bulk."""
+        """Maximum number of records in the next bulk."""
         self._pace = 0.0
         """Seconds for each record in the last bulk."""
         self._suspect: LedgerRecord | None = None

@@ -21,7 +21,7 @@ from headway.model import Entry, Failure, Limit
 from headway.ports import QueueCondition
 
 REMEMBERED = 10_000
-"""Most sets of limits whose parts are cached."""
+"""Maximum number of sets of limits whose parts are cached."""
 
 POLLS = 30
 """Polls of tasks allowed for each allowed request, at least: one per second of the longest task."""
@@ -192,7 +192,7 @@ class Limiter:
     def left(self, entry: Entry, seconds: float) -> None:
         """Note that the client of an entry left after `seconds`.
 
-        The entry is no demand if no worker could have answered by then. With a dedup key, it runs on.
+        The entry isn't demand if no worker could have answered by then. With a dedup key, it runs on.
         """
         if seconds < self.throttles[entry.model].least_seconds <= entry.timeout and not entry.dedup_keys:
             self.not_run(entry)

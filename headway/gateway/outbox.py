@@ -17,7 +17,7 @@ from headway.errors import BrokerUnavailable
 from headway.model import Entry, Submission
 
 AT_ONCE = 8
-"""Most large entries in one call."""
+"""Maximum number of large entries in one call."""
 MOST_BYTES = 8 << 20
 """Bytes of inputs and parameters that fill a call of large entries. The broker admits none before it has stored them all."""
 MOST_COPIED = 1 << 19
@@ -25,9 +25,9 @@ MOST_COPIED = 1 << 19
 SPREAD = 0.25
 """Seconds within which a gateway starts to resubmit. All gateways notice the broker's return at once; a random delay spreads them."""
 REST = 1.0
-"""Least seconds between two resubmissions, in case the broker comes and goes."""
+"""Minimum time in seconds between two resubmissions, in case the broker comes and goes."""
 CHUNK = 64
-"""Most entries in one call of a resubmission, and most submissions in one withdrawal."""
+"""Maximum number of entries in one call of a resubmission, and of submissions in one withdrawal."""
 _INPUT, _PARAMETERS = attrgetter("input"), attrgetter("parameters")
 
 
@@ -54,7 +54,7 @@ class Outbox:
         return chain(*(line.values() for line in self._lines.values()), self.fresh.values())
 
     def take(self, most: int) -> list[Entry]:
-        """Remove and return the entries of the next call: up to `most`, one tenant after the other."""
+        """Remove and return the entries of the next call: up to `most`, taking one from each tenant in turn."""
         if not self.later and len(self.fresh) <= most:  # The common case.
             taken, self.fresh = list(self.fresh.values()), {}
             return taken

@@ -19,13 +19,13 @@ _WEIGHT = attrgetter("entry.weight")
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
 
 MOST_WORKERS = 10_000
-"""Most workers whose last batch is remembered. At that number all are forgotten, including those that have left."""
+"""Maximum number of workers whose last batch is remembered. At that number all are forgotten, including those that have left."""
 
 MOST_TENANTS = 100
-"""Most tenants whose tokens have counts of their own. Others count under OTHER; the ledger records them all."""
+"""Maximum number of tenants whose tokens have counts of their own. Others count under OTHER; the ledger records them all."""
 OTHER = "other"
 MOST_ASKING = 256
-"""Most tenants with counts of their own. Another one replaces the tenant that hasn't asked for the longest time."""
+"""Maximum number of tenants with counts of their own. Another one replaces the tenant that hasn't asked for the longest time."""
 _COUNTED = (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT)
 """Endings that say something about a version."""
 

@@ -16,7 +16,7 @@ from headway.ports import RequestQueue
 from headway.runtime.fair_turns import FairSlots
 
 MOST_CALLS = 4
-"""Most calls at once."""
+"""Maximum number of calls at once."""
 
 Recalled = Reply | EntryState | None
 Asking = asyncio.Future[Recalled]

@@ -20,7 +20,7 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 REMEMBERED = 10_000
-"""Most requests to remember. Their inputs and outputs aren't kept."""
+"""Maximum number of requests to remember. Their inputs and outputs aren't kept."""
 LEFT = 499
 """Status of a request whose client left, as in nginx."""
 

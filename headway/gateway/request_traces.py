@@ -35,7 +35,7 @@ RATE = 20.0
 BURST = 100
 """Spans of refusals at once."""
 LONGEST_PATH = 256
-"""Most characters of a path in a span."""
+"""Maximum number of characters of a path in a span."""
 LONG_MODEL = 128
 """Longest model name, in characters, that a cached form may hold."""
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))

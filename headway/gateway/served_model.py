@@ -35,7 +35,7 @@ from headway.model import (
 )
 
 _MOST_KNOWN = 256
-"""Most headers of tensors to remember."""
+"""Maximum number of headers of tensors to remember."""
 _STRICT = (RowsTogether.SHAPE, RowsTogether.PADDED)
 """Rules by which not all rows may share a call. While workers differ, the first one counts."""
 

@@ -160,7 +160,7 @@ class CallStream:
         """Return the next message; None if the client has sent all.
 
         Arguments:
-            most: most bytes that it may have, also once it is unpacked.
+            most: maximum size in bytes, also once it is unpacked.
             leaves: end the call when its client has to open another connection.
 
         Raises:

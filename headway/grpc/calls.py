@@ -35,7 +35,7 @@ _LOOKED_AT = TRACE_FIELDS | {
     b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
 }  # fmt: skip
 MOST_PLAIN = 1 << 16
-"""Most bytes of a message that asks for no inference. Such messages are a few names, and are decoded without waiting for a turn."""
+"""Maximum size in bytes of a message other than inference. Such messages hold a few names, and are decoded without waiting."""
 read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
 """Read the metadata of a call, whose names and meanings are those of the HTTP header fields."""
 
@@ -49,8 +49,8 @@ class PortContext:
         turns: turns in which messages are taken in.
         gateway: the gateway.
         settings: bounds, times, tiers and the default model.
-        largest: most bytes of a message that asks for inference.
-        largest_plain: most bytes of any other message.
+        largest: maximum size in bytes of a message that asks for inference.
+        largest_plain: maximum size in bytes of any other message.
         longest: seconds that a request may take.
         message_timeout: seconds within which a message has to come.
         reading: deadlines of the messages that are being read.

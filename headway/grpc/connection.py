@@ -35,7 +35,7 @@ from headway.runtime.protocol_hints import ProtocolHints
 JITTER = 0.1
 """Share by which an age is longer or shorter at most, so that clients that came together leave one by one."""
 STREAMS = 1000
-"""Most calls at once on one connection; a client keeps further ones back."""
+"""Maximum number of calls at once on one connection; a client keeps further ones back."""
 LAST = LARGEST
 """Number of a stream that stands for all streams that the client begins before it has read this number."""
 LEAVING = b"headway."
@@ -91,7 +91,7 @@ class PortConnections:
     Attributes:
         turns: see the arguments.
         hints: log lines about clients that speak another protocol.
-        most_header: most bytes of a call's metadata.
+        most_header: maximum size in bytes of a call's metadata.
         grace: seconds that a client has to open another connection before this one is cut.
         unread_timeout: seconds for which a client may take nothing of what it is sent.
         open: the connections.
@@ -366,7 +366,7 @@ class CallConnection(asyncio.Protocol):
             transport.write(data)
 
     def write(self, data: bytes) -> None:
-        """Send bytes that are no frames, after all that was sent."""
+        """Send bytes that aren't frames, after all that was sent."""
         if self._transport is not None and not self._transport.is_closing():
             self._flush()
             self._transport.write(data)

@@ -80,7 +80,7 @@ class HeaderReader(Decoder):
     """Decoder that remembers blocks in which each octet stands for a field in the table.
 
     Arguments:
-        most: most bytes of a block's unpacked fields, as HTTP/2 counts them.
+        most: maximum size in bytes of a block's unpacked fields, as HTTP/2 counts them.
     """
 
     def __init__(self, most: int) -> None:

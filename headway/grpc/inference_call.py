@@ -22,7 +22,7 @@ from headway.grpc.statuses import Metadata
 from headway.model import Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20
-"""Most bytes that the outputs of one request have together, because they are one message."""
+"""Maximum size in bytes of all outputs of one request, because they are one message."""
 _ONE_MESSAGE = "as over gRPC an answer is one message"
 
 _NO_FIELDS: Mapping[bytes, bytes] = {}

@@ -27,7 +27,7 @@ SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)
 
 
 def read(kind: Any, body: bytes) -> Message:
-    """Decode a message of a class. Raises BadRequest if the bytes are no such message."""
+    """Decode a message of a class. Raises BadRequest if the bytes aren't such a message."""
     try:
         return kind.FromString(body)
     except DecodeError:
@@ -35,8 +35,8 @@ def read(kind: Any, body: bytes) -> Message:
 
 
 def malformed(size: int, name: str) -> BadRequest:
-    """Return the error for bytes that are no message of the class `name`."""
-    return BadRequest(f"the message is malformed: {size} bytes that are no {name}")
+    """Return the error for bytes that aren't a message of the class `name`."""
+    return BadRequest(f"the message is malformed: {size} bytes that are not a {name}")
 
 
 def varint(number: int) -> bytes:

@@ -69,7 +69,7 @@ def _tensors(known: KnownModels, model: str, text: bytes) -> Steps[Value | list[
         raise BadRequest(f"the input {exc}") from None
     except (ValueError, RecursionError) as exc:
         raise BadRequest(
-            f"the input is no JSON text: {exc}; the model takes tensors, as nested arrays in JSON, and ModelInfer of the Open Inference "
+            f"the input is not JSON text: {exc}; the model takes tensors, as nested arrays in JSON, and ModelInfer of the Open Inference "
             "Protocol takes them as they are"
         ) from None
     return (yield from to_tensors_in_steps(known, model, value))

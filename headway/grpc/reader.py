@@ -41,7 +41,7 @@ from headway.grpc.writer import (
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LARGEST_DATA = 1 << 20
-"""Most bytes of the payload of a frame with data that comes. Each frame takes time, however much it brings."""
+"""Maximum size in bytes of the payload of a received DATA frame. Each frame takes time, however much it brings."""
 _PADDED, _PRIORITY = 8, 0x20
 _SIZE = ErrorCode.FRAME_SIZE_ERROR
 _read_head = struct.Struct(">HBBBI").unpack_from
@@ -49,7 +49,7 @@ _read_head = struct.Struct(">HBBBI").unpack_from
 _IN_PIECES = 1 << 10
 """Bytes of data in a frame above which they are handed on as they come, so that nothing is put together twice."""
 _MOST_SETTINGS = 32
-"""Most settings in one frame; HTTP/2 has seven."""
+"""Maximum number of settings in one frame; HTTP/2 has seven."""
 _READ_AT_ONCE = 4096
 """Bytes of frames, or of unpacked header fields, after which `receive` stops. Data count less because they are only copied."""
 _DATA_SHIFT = 4
@@ -95,9 +95,9 @@ class Http2Reader:
     Arguments:
         events: gets the events.
         writer: writer of the same connection.
-        streams: most streams at once.
+        streams: maximum number of streams at once.
         window: bytes that the client may send ahead on each stream once it has read our settings.
-        most_header: most bytes of a request's header fields, as the client is told. Unpacking stops at twice as many. The decoder then no
+        most_header: maximum size in bytes of a request's header fields, as the client is told. Unpacking stops at twice as many. The decoder then no
             longer knows the connection's table, so no more streams can begin.
 
     Attributes:

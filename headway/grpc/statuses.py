@@ -54,7 +54,7 @@ RETRIED = frozenset((409, 429, 503))
 """HTTP statuses of errors after which the same call may succeed."""
 
 LONGEST = 2048
-"""Most bytes of details. Each may take three on the wire, and many clients accept 8 KiB of metadata."""
+"""Maximum size in bytes of details. Each byte may take three on the wire, and many clients accept 8 KiB of metadata."""
 
 Metadata = tuple[tuple[str, str], ...]
 

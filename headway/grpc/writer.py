@@ -19,7 +19,7 @@ FRAME_HEADER = 9
 LARGEST = (1 << 31) - 1
 """Largest window, and largest stream number."""
 LARGEST_FRAME = 1 << 14
-"""Most bytes of a frame's payload, except data that come in. Clients may allow more, which nobody needs."""
+"""Maximum size in bytes of a frame's payload, except for received data. Clients may allow more, which nobody needs."""
 DEFAULT_WINDOW = 65_535
 """Bytes that may be sent ahead on each stream, and on all together, until the other side says otherwise."""
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from headway.errors import BadRequest
 
 MOST_PARTS = 32
-"""Most parts of a form."""
+"""Maximum number of parts of a form."""
 _MOST_HEAD = 8_190
 """Longest header of a part, and longest text before the first part, in bytes."""
 _KIND = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
@@ -29,7 +29,7 @@ class FormPart(NamedTuple):
 
     Attributes:
         name: name of the field.
-        filename: name of the file; None if the part is no file.
+        filename: name of the file; None if the part isn't a file.
         content: yields the content as it arrives. Raises BadRequest.
     """
 

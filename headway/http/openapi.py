@@ -25,7 +25,7 @@ from headway.oip.tensors import INPUT
 from headway.version import __version__
 
 MOST_ZEROS = 64
-"""Most numbers in an example made of zeros."""
+"""Maximum size of an example made of zeros, in numbers."""
 
 Specs = tuple[TensorSpec, ...]
 """Input or output tensors of one model; empty if they are not known."""

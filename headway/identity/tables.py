@@ -54,7 +54,7 @@ def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) ->
         raise SettingError(where, model, "is no model that this credential may ask", hint)
     if not 0 < limit.rate <= MOST:
         hint = "Leave the model out for no limit of its own; models says which it may ask at all."
-        raise SettingError(f"{where}.{model}.rate", limit.rate, "must lie above 0, and be at most 1e9", hint)
+        raise SettingError(f"{where}.{model}.rate", limit.rate, "must be above 0 and at most 1e9", hint)
     if limit.burst is not None and not 1 <= limit.burst <= MOST:
         hint = "Leave it out for ten seconds' worth of the rate."
         raise SettingError(f"{where}.{model}.burst", limit.burst, "must lie between 1 and 1e9", hint)

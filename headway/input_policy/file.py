@@ -96,7 +96,7 @@ def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> Poli
         raise SettingError(f"{path}: rules", len(rows), reason, "Put patterns that belong together into one rule.")
     shadow = table.get("shadow", False)
     if not isinstance(shadow, bool):
-        raise SettingError(f"{path}: shadow", shadow, "must be a truth value", "Use true or false, without quotes.")
+        raise SettingError(f"{path}: shadow", shadow, "must be a boolean", "Use true or false, without quotes.")
     known = {"tiers": tuple(tiers), "models": tuple(models)}
     rules: list[InputRule] = []
     for position, row in enumerate(rows, start=1):

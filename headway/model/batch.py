@@ -145,7 +145,7 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cause(enum.Enum):
-    """Causes for which a whole batch fails."""
+    """Reasons why a whole batch fails."""
 
     RAISED = "raised"
     CRASHED = "crashed"

@@ -87,7 +87,7 @@ def _check_elements(head: TensorHead, octets: memoryview) -> Steps[None]:
         yield 0
     if at < len(octets):
         raise BadRequest(
-            f"{len(octets) - at} bytes of binary data are left after the {count_of(head.shape)} elements that the shape of input {quoted(head.name)} says"
+            f"{len(octets) - at} bytes of binary data are left after the {count_of(head.shape)} elements that the shape of input {quoted(head.name)} calls for"
         )
 
 

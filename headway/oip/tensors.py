@@ -101,7 +101,7 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
         )
     if left:
         raise BadRequest(
-            f"{left} bytes of binary data are left after the {count} elements that the shape of input {quoted(name)} says"
+            f"{left} bytes of binary data are left after the {count} elements that the shape of input {quoted(name)} calls for"
         )
     return elements
 

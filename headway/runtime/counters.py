@@ -33,7 +33,7 @@ OK, ITEM = "ok", "item"
 BULK = "bulk"
 """Outcome of a failed bulk entry, and of all inputs of a failed batch with bulk entries."""
 MOST_UNTOLD = 256
-"""Most batches, and most changes, to keep for the next notice to the departure board."""
+"""Maximum number of batches, and of changes, to keep for the next notice to the departure board."""
 
 
 class Histogram:

@@ -23,7 +23,7 @@ from headway.runtime.periodic import until_tick
 log = get_logger(__name__)
 
 BACKLOG = 2048
-"""Most connections that the system queues until they are accepted."""
+"""Maximum number of connections that the system queues until they are accepted."""
 
 HANDLES = 4
 """Handles on each listening socket. libuv accepts one connection per handle in a turn of the event loop. With a single
@@ -212,7 +212,7 @@ async def bind(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as exc:
-        raise SettingError(host_setting, host, f"is no address here: {exc}", "Try 127.0.0.1.") from None
+        raise SettingError(host_setting, host, f"is not an address here: {exc}", "Try 127.0.0.1.") from None
     sockets: list[ListeningSocket] = []
     chosen = port
     try:

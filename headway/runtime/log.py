@@ -31,9 +31,9 @@ OUTPUT = "worker output"
 TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
 """Trace id for log lines of the current task; empty for none."""
 CAPACITY = 10_000
-"""Most lines in the queue."""
+"""Maximum number of lines in the queue."""
 FLUSH_WITHIN = 2.0
-"""Most seconds to wait at the end for the last lines to be written."""
+"""Maximum time in seconds to wait at the end for the last lines to be written."""
 
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder text on a terminal.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

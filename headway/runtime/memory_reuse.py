@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 KEPT_BY_CHILD = 64 << 20
-"""Most bytes of free memory that a process with a target keeps."""
+"""Maximum size in bytes of free memory that a process with a target keeps."""
 _LEAST_KEPT, _MOST_KEPT, _PART = 64 << 20, 256 << 20, 16
 """A host keeps a 16th of its memory, within these bounds."""
 _LARGEST = 32 << 20

@@ -10,7 +10,7 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 LOG_EVERY = 60.0
-"""Least seconds between two lines of a kind."""
+"""Minimum time in seconds between two lines of a kind."""
 
 TLS = (
     "a client speaks TLS to a plain port",

@@ -16,9 +16,9 @@ from headway.errors import StoreUnavailable
 CHECK_FILES_EVERY = 0.5
 """Seconds between two looks."""
 MOST_FILES = 2000
-"""Most Python files of a folder to watch, the nearest ones."""
+"""Maximum number of Python files of a folder to watch; the nearest are."""
 MOST_FOLDERS = 500
-"""Most folders to search for them."""
+"""Maximum number of folders to search for them."""
 LOCK_WITHIN = 5.0
 """Seconds to wait for a lock."""
 _LOCK_EVERY = 0.02

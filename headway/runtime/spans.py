@@ -29,7 +29,7 @@ class SpanKind(enum.IntEnum):
 
 
 FORMS = 1024
-"""Most span forms that a recorder caches."""
+"""Maximum number of span forms that a recorder caches."""
 ZERO_LASTS = 1.0
 """Seconds for which the offset between the clock and Unix time is kept, so that spans stay in order."""
 
@@ -89,7 +89,7 @@ class SpanBuffer:
     """Spans that wait to be exported. One thread adds them, another takes them.
 
     Arguments:
-        most: most waiting spans; further ones are dropped and counted.
+        most: maximum number of waiting spans; further ones are dropped and counted.
         enough: number of waiting spans at which `wake` is called.
         dropped: counts of dropped spans by reason.
         wake: called to start an export.

@@ -31,12 +31,12 @@ LINGER = 1.0
 """Seconds to keep a connection after a failed handshake, so that the client can read why."""
 
 LOG_EVERY = 60.0
-"""Least seconds between two log lines about failed handshakes."""
+"""Minimum time in seconds between two log lines about failed handshakes."""
 
 NEW, WAITING, HANDSHAKE, OPEN, PLAIN, ENDED = range(6)
 
 _RECORD = 16_384
-"""Most bytes in one TLS record."""
+"""Maximum size in bytes of a TLS record."""
 
 _HANDSHAKE_RECORD = 0x16
 _TEXT = frozenset(b"\r\nABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")

@@ -177,7 +177,7 @@ def _doubling(second: float) -> float:
 
 
 class Backlog:
-    """Level of what waits for a number of workers; `dispersion` is that of arrivals within a second."""
+    """Backlog in front of the workers; `dispersion` is the dispersion of arrivals within a second."""
 
     def __init__(self, day: Day, dispersion: float) -> None:
         self.waiting = 0.0

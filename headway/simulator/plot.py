@@ -49,7 +49,9 @@ def check(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:
-        raise SettingError("--plot", str(path), "needs matplotlib, which is not here", install_hint("plot")) from None
+        raise SettingError(
+            "--plot", str(path), "needs matplotlib, which is not installed", install_hint("plot")
+        ) from None
 
 
 def draw(records: Sequence[Record], path: Path) -> None:

@@ -87,7 +87,7 @@ BY_OPERATOR = "by an operator"
 TELLING = 3
 """Number of batches before their run times are used to predict full ones; the first few may have been held up."""
 LEAST_TIME_LEFT = 1.0
-"""Least seconds for which to go on handing in an outcome while the broker is out of reach.
+"""Minimum time in seconds to go on handing in an outcome while the broker is out of reach.
 
 Some entries of the batch may have more time than the first to give up.
 """

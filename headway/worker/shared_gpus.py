@@ -61,7 +61,7 @@ class SharedModel(msgspec.Struct, frozen=True):
     Attributes:
         make: builds its batchers.
         worker: returns the id of its worker on a GPU, by number.
-        min_warm: least number of copies to keep loaded.
+        min_warm: minimum number of copies to keep loaded.
         report: what workers report about it.
         read_report: reads that report again after its code has changed; None if it can't change.
         version: version whose queue its batchers claim from; empty: the queue for any version.

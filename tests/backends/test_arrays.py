@@ -668,9 +668,9 @@ class TestAttributes:
             (Array, {"example": ROW, "pad": 0}, "Write dict[str, np.ndarray]"),
             (dict[str, Array], {"inputs": X, "pad": 0}, "has none|have none"),
             (dict[str, Array], {"inputs": {"x": ("FP32", [-1])}, "pad": "0"}, "write a number, as in pad = 0"),
-            (dict[str, Array], {"inputs": {"x": ("INT8", [-1])}, "pad": 1.5}, "which is no INT8"),
-            (dict[str, Array], {"inputs": {"x": ("UINT8", [-1])}, "pad": -1}, "which is no UINT8"),
-            (dict[str, Array], {"inputs": {"x": ("INT8", [-1])}, "pad": float("nan")}, "which is no INT8"),
+            (dict[str, Array], {"inputs": {"x": ("INT8", [-1])}, "pad": 1.5}, "which does not fit the INT8"),
+            (dict[str, Array], {"inputs": {"x": ("UINT8", [-1])}, "pad": -1}, "which does not fit the UINT8"),
+            (dict[str, Array], {"inputs": {"x": ("INT8", [-1])}, "pad": float("nan")}, "which does not fit the INT8"),
             (dict[str, Array], {"inputs": {"x": ("FP32", [-1]), "x_lengths": ("FP32", [])}, "pad": 0}, "name it otherwise"),
         ],
     )  # fmt: skip

@@ -64,8 +64,8 @@ def test_the_path_tells_the_dialect(url: str, name: str) -> None:
             "m",
             "`?remote_format.*takes one conversation.*/v1/completions",
         ),
-        ("http://h/v1/completions", AUTO, "", "remote_model.*openai-completions names the model"),
-        ("http://h/x", "openai-embeddings", "", "remote_model.*openai-embeddings names the model"),
+        ("http://h/v1/completions", AUTO, "", "remote_model.*openai-completions must name a model"),
+        ("http://h/x", "openai-embeddings", "", "remote_model.*openai-embeddings must name a model"),
     ],
 )
 def test_what_does_not_fit_the_dialect_is_refused(url: str, name: str, model: str, what: str) -> None:

@@ -82,7 +82,7 @@ async def test_the_error_of_one_input_is_its_own() -> None:
     [
         ("exit", "ended with exit code 3"),
         ("segfault", "died of SIGSEGV"),
-        ("scribble", "wrote something on its pipe to Headway that is no answer"),
+        ("scribble", "wrote something on its pipe to Headway that is not an answer"),
         ("forge", "answered something else than it was asked"),
         ("close", "closed its pipe to Headway"),
         ("last-words", r"exit code 9; its last words: out of\x1b[31m luck"),
@@ -199,7 +199,7 @@ async def test_an_answer_after_what_is_none_does_not_count() -> None:
         running = asyncio.ensure_future(backend.run(batch("babble"), LONG))
         await asyncio.sleep(0)
         await_bytes(backend, child_process._READ + 1)
-        with pytest.raises(WorkerCrashed, match="that is no answer"):
+        with pytest.raises(WorkerCrashed, match="that is not an answer"):
             await running
 
 
@@ -216,7 +216,7 @@ async def test_a_second_batch_at_once_is_a_mistake_of_the_caller() -> None:
     async with started(FAULTS) as (backend, _):
         running = asyncio.ensure_future(backend.run(batch("a"), LONG))
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="given a batch while it runs one"):
+        with pytest.raises(RuntimeError, match="given a batch while it was running one"):
             await backend.run(batch("b"), LONG)
         assert await running == [ItemResult("A")]
 

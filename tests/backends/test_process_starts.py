@@ -36,7 +36,7 @@ pytestmark = pytest.mark.processes
         (kind("NeedsArguments"), "it cannot be built without arguments: missing a required argument: 'path'"),
         (kind("NeedsArguments", "paht='canary'"), "it cannot be built with (paht=…): missing a required argument"),
         (kind("NeedsArguments", "path=None"), "building it with (path=…) raised TypeError: path must be a str"),
-        (kind("plain", "n=1"), "it is no class, and arguments are for a class"),
+        (kind("plain", "n=1"), "it is not a class, and only a class takes arguments"),
         (kind("BadSetup"), r"raised RuntimeError: no GPU here"),
         (kind("DyingSetup"), "ended with exit code 7"),
         (kind("needs_two"), "its signature is (inputs: 'list[str]', other: 'str')"),

@@ -173,11 +173,11 @@ def deep(levels: int) -> Any:
         (Array([1.0, math.nan]), "NaN or an infinity"),
         ("\ud800", "lone surrogate"),
         (["\ud800"], "lone surrogate"),
-        ({(1, 2): 3}, "which is no JSON value"),
-        (object(), "object for this input, which is no JSON value: it holds object"),
-        ([1, object()], "list for this input, which is no JSON value: it holds object"),
-        (msgspec.Raw(b"[1"), "msgspec.Raw for this input that is no JSON"),
-        (msgspec.Raw(b'["\xff"]'), "msgspec.Raw for this input that is no JSON"),
+        ({(1, 2): 3}, "which is not a JSON value"),
+        (object(), "object for this input, which is not a JSON value: it holds object"),
+        ([1, object()], "list for this input, which is not a JSON value: it holds object"),
+        (msgspec.Raw(b"[1"), "msgspec.Raw for this input that is not JSON"),
+        (msgspec.Raw(b'["\xff"]'), "msgspec.Raw for this input that is not JSON"),
         (deep(100_000), "nested too deeply"),
     ],
     ids=lambda given: given if isinstance(given, str) and given.isascii() else "",
@@ -194,7 +194,7 @@ def test_bad_outputs_fail_alone() -> None:
     word = run(mixed, *[b"0"] * 4)
     assert word.outputs == [b"1", None, None, b'"x"']
     assert word.errors == {
-        1: ("the target returned NaN or an infinity for this input, which are no JSON values", True),
+        1: ("the target returned NaN or an infinity for this input, which are not JSON values", True),
         2: ("ValueError: no", False),
     }
 
@@ -239,7 +239,7 @@ def test_octets_come_as_they_are_or_in_base64() -> None:
     word = run(reverse, "YWI=", "no base64!", b"[1]", "", Octets(b"\xffab"))
     assert word.outputs == [b"ba", None, None, b"", b"ba\xff"]
     assert {error for error, _ in word.errors.values()} == {
-        "this model takes octets, and the input is no text in base64"
+        "this model takes octets, and the input is not text in base64"
     }
 
     def texts(inputs: list[bytes]) -> list[bytes]:

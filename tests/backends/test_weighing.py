@@ -145,7 +145,7 @@ def test_a_function_may_be_the_targets_the_modules_or_async() -> None:
 
 @pytest.mark.parametrize("odd", [None, "3", True, -0.5, math.nan, math.inf, [3]], ids=str)
 def test_what_is_no_weight_is_refused_when_the_target_loads(odd: object) -> None:
-    with pytest.raises(Refusal, match=r"expected a number from 0 on for the warm-up input 'warm-up'\. Mend it") as told:
+    with pytest.raises(Refusal, match=r"expected a number from 0 on for the warm-up input 'warm-up'\. Fix it") as told:
         weighing(lambda inputs: inputs, words=lambda text: odd)
     assert not told.value.trace
 

@@ -95,11 +95,11 @@ def test_limits_for_models_are_kept_and_listed(keys: Any) -> None:
         (("--model-rate", "60"), "--model-rate = '60'", "names no model"),
         (("--model-rate", "big="), "--model-rate = 'big='", "names no model, or nothing for it"),
         (("--model-rate", "big=fast"), "--model-rate = 'big=fast'", "is not a rate"),
-        (("--model-rate", "big=0"), "--model-rate.big.rate = 0", "must lie above 0"),
+        (("--model-rate", "big=0"), "--model-rate.big.rate = 0", "must be above 0"),
         (
             ("--model-rate", "big=1", "--model-rate", "big=2"),
             "--model-rate = 'big=2'",
-            "is the second for the model big",
+            "is a second value for the model big",
         ),
         (("--model-burst", "big=2"), "--model-burst = 'big=2'", "has no effect without a rate for that model"),
         (("--model-rate", "big=1", "--model-burst", "big=0"), "--model-burst = 'big=0'", "not a whole number above 0"),

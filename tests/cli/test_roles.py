@@ -125,7 +125,7 @@ def test_a_worker_may_have_any_admin_port(capsys: pytest.CaptureFixture[str]) ->
 def test_a_fallback_that_is_no_target_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["gateway", "--broker", "redis://127.0.0.1:1", "--fallback", "no.py:x"]) == 3
     assert capsys.readouterr().err.startswith(
-        "headway: --fallback = 'no.py:x': is no target: TARGET 'no.py:x': there is"
+        "headway: --fallback = 'no.py:x': is not a target: TARGET 'no.py:x': there is"
     )
 
 

@@ -84,7 +84,7 @@ WRITE = "Write seconds or YYYY-MM-DD HH:MM:SS.ffffff in TIMESTAMP."
         (
             "1\n" + "9" * 200_000 + "\n",
             "line 2 is not CSV: field larger than field limit (131072)",
-            "Mend the line.",
+            "Fix the line.",
         ),
     ],
 )

@@ -39,10 +39,10 @@ def test_rules_are_read_as_they_were_written(rules: list[ScaleRule]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "no JSON"),
-        ("{}", "no list"),
+        ("{", "not JSON"),
+        ("{}", "not a list"),
         ("[]", "0 rules"),
-        ("[1]", "rule 1 is no table"),
+        ("[1]", "rule 1 is not a table"),
         ('[{"queue_above": 1, "for_s": 1}]', "lacks add or remove"),
         ('[{"for_s": 1, "add": 1}]', "lacks queue_above, .* or utilisation_below"),
         ('[{"queue_above": 1, "add": 1}]', "lacks for_s"),
@@ -50,7 +50,7 @@ def test_rules_are_read_as_they_were_written(rules: list[ScaleRule]) -> None:
         ('[{"queue_above": 1, "for_s": 1, "adds": 1}]', "'adds'.* it may have queue_above, .*, add, remove"),
         ('[{"queue_above": 1, "for_s": 1, "add": 0}]', "whole number"),
         ('[{"queue_above": 1, "for_s": 1, "add": 1.5}]', "whole number"),
-        ('[{"queue_above": 1, "for_s": 1, "add": true}]', "no number"),
+        ('[{"queue_above": 1, "for_s": 1, "add": true}]', "not a number"),
         ('[{"queue_above": -1, "for_s": 1, "add": 1}]', "queue_above = -1"),
         ('[{"queue_above": 1, "for_s": "30", "add": 1}]', "for_s = '30'"),
         ('[{"queue_above": 1, "for_s": 1, "remove": 1}]', "remove with queue_above.*write add"),

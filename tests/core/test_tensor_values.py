@@ -290,7 +290,7 @@ def test_rows_of_vectors_are_read_alike_however_short_they_are(
         (b"[[1,2],[3]]", "are arrays of several lengths; expected one row, FP32 of shape [-1], or an array of rows"),
         (b"[[1,2],3]", "the data of the input `x`"),
         (b"[1,[2]]", "the data of the input `x`"),
-        (b"[[1,true]]", "are no FP32: Expected `float`, got `bool`, at element 1"),
+        (b"[[1,true]]", "are not FP32: Expected `float`, got `bool`, at element 1"),
         (b"[[1,1e39]]", "element 1 of the input `x` is 1e39, which is out of the range of FP32"),
         (b"[[[1]]]", "have 3 axes"),
         (b"{}", "`x` is missing"),

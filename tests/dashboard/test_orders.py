@@ -59,7 +59,7 @@ async def rollouts(page: Page) -> None:
     await fill(page, "Share of", "10,5")
     await tab_to(page, "Start")
     await enter(page)
-    await page.until(says("#dialog-error", "steps '10,5' are not percentages that grow"))
+    await page.until(says("#dialog-error", "steps '10,5' must be increasing percentages"))
     assert await page.run(OPEN), "nothing that was filled in is lost"
     page.complaints.clear()  # Chromium notes every 400 in the console.
     await fill(page, "Share of", "10,50")

@@ -215,7 +215,7 @@ def test_a_process_alone_moves_a_rollout_on_and_operators_promote_and_abort(tmp_
         wait_until(lambda: versions() == {"4"})
         assert "no worker serves version '9' of 'm'; those that serve are 3, 4" in refused("start", "m", "9")
         assert "model 'n' has no worker" in refused("start", "n", "9")
-        assert "steps '5,5' are not percentages that grow" in refused(
+        assert "steps '5,5' must be increasing percentages" in refused(
             "start", "m", "3", "--steps", "5,5", "--beside", "4"
         )
         assert "'x' is not a number" in refused("start", "m", "3", "--steps", "x")

@@ -434,12 +434,12 @@ async def test_predict_takes_several_inputs_as_an_object_by_name(port: Port) -> 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("abc", "the input is no JSON text: JSON is malformed"),
-        ("", "the input is no JSON text"),
-        (b"\xff", "the input is no JSON text"),
+        ("abc", "the input is not JSON text: JSON is malformed"),
+        ("", "the input is not JSON text"),
+        (b"\xff", "the input is not JSON text"),
         ('"abc"', "the data of the input `x` are `str`; expected one row, FP32 of shape [4], or an array of rows"),
         ("[1, 2]", "the input `x` is FP32 of shape [1, 2]; the model takes `x`, FP32 of shape [-1, 4]"),
-        ("[1, 2, 3, null]", "the data of the input `x` are no FP32: Expected `float`, got `null`, at element 3"),
+        ("[1, 2, 3, null]", "the data of the input `x` are not FP32: Expected `float`, got `null`, at element 3"),
         ("[" * 100_000, "the input"),
     ],
 )

@@ -93,9 +93,9 @@ def test_what_is_no_template_stops_the_start(tmp_path: Path, monkeypatch: pytest
         patch.setattr(builtins, "__import__", without)
         with pytest.raises(SettingError, match=r"pip install 'jinja2"):
             load_template(str(path))
-    with pytest.raises(SettingError, match="no Jinja template"):
+    with pytest.raises(SettingError, match="not a Jinja template"):
         load_template(template(tmp_path, "{% for"))
-    with pytest.raises(SettingError, match=r"unknown tag 'frob'\. Mend the file\.$"):
+    with pytest.raises(SettingError, match=r"unknown tag 'frob'\. Fix the file\.$"):
         load_template(template(tmp_path, "{% frob %}"))
 
 

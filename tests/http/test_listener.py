@@ -88,7 +88,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @pytest.mark.parametrize(
     ("settings", "setting", "says"),
     [
-        ({"admin_host": "a" * 64 + ".invalid", "admin_token": "t"}, "admin_host", "is no address here"),
+        ({"admin_host": "a" * 64 + ".invalid", "admin_token": "t"}, "admin_host", "is not an address here"),
         ({"admin_host": "192.0.2.1", "admin_token": "t"}, "admin_host", "cannot be bound on 192.0.2.1"),
     ],
 )

@@ -80,7 +80,7 @@ async def test_several_inputs_are_an_object_by_name(stand: Stand) -> None:
         ((FOUR,), [1, 2], "the input `x` is FP32 of shape [1, 2]; the model takes `x`, FP32 of shape [-1, 4]"),
         ((FOUR,), [[[1, 2, 3, 4]]], "the data of the input `x` have 3 axes"),
         ((FOUR,), [], "the input `x` is FP32 of shape [1, 0]; the model takes `x`, FP32 of shape [-1, 4]"),
-        ((FOUR,), [1, 2, 3, "4"], "the data of the input `x` are no FP32: Expected `float`, got `str`, at element 3"),
+        ((FOUR,), [1, 2, 3, "4"], "the data of the input `x` are not FP32: Expected `float`, got `str`, at element 3"),
         ((FOUR,), [1, 2, 3, 1e39], "element 3 of the input `x` is 1e39, which is out of the range of FP32"),
         ((FOUR,), {"y": [1, 2, 3, 4]}, "the input `x` is missing"),
         (NAMED, [1, 2], "expected an object with an array by name; the model takes `query`, FP32 of shape [-1, 2]; `ids`"),

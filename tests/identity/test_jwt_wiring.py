@@ -51,5 +51,7 @@ def test_without_what_checks_tokens_naming_issuers_is_a_bad_setting(
     for name in [name for name in sys.modules if name.partition(".")[0] == package or ".identity.jwt." in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SettingError, match=r"PyJWT\[crypto\], which is not here. Run pip install 'PyJWT\[crypto\]>="):
+    with pytest.raises(
+        SettingError, match=r"PyJWT\[crypto\], which is not installed. Run pip install 'PyJWT\[crypto\]>="
+    ):
         stores.make_identity(Settings(jwt=issuers), StoreCounts())

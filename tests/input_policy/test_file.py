@@ -82,7 +82,7 @@ def rule(lines: str) -> str:
         ("rules = 3", "rules", "…", "has no rules", "[[rules]]"),
         ("rules = [1]", "rules", "…", "has no rules", "[[rules]]"),
         ("shade = true\n" + WHOLE, "shade", True, "no such key", "shadow"),
-        ("shadow = 1\n" + WHOLE, "shadow", 1, "truth value", "true or false"),
+        ("shadow = 1\n" + WHOLE, "shadow", 1, "boolean", "true or false"),
         (rule("pattern = ['a']"), "rules[1].pattern", ["a"], "no such key", "Did you mean patterns?"),
         (rule("patterns = 'a'"), "rules[1].patterns", "a", "Expected `array`, got `str`", "Correct it"),
         (rule("patterns = [1]"), "rules[1].patterns", [1], "Expected `str`, got `int`", "Correct it"),

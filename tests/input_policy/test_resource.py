@@ -40,14 +40,14 @@ def test_a_missing_package_is_named_with_how_to_install_it(tmp_path: Path, monke
         raise ModuleNotFoundError("No module named 're2'", name="re2")
 
     monkeypatch.setattr(policy_file, "_searches", missing)
-    with pytest.raises(SettingError, match="google-re2, which is not here") as told:
+    with pytest.raises(SettingError, match="google-re2, which is not installed") as told:
         resource(tmp_path, WORDS)
     assert told.value.hint == "Run pip install 'google-re2>=1.1.20251105,<2'."
 
 
 @pytest.mark.parametrize(
     ("function", "reason"),
-    [("http://localhost/", "is no function of Python"), ("nothing", "cannot be used: TARGET 'nothing'")],
+    [("http://localhost/", "is not a Python function"), ("nothing", "cannot be used: TARGET 'nothing'")],
 )
 def test_what_is_no_function_of_python_is_refused_with_its_rule(tmp_path: Path, function: str, reason: str) -> None:
     with pytest.raises(SettingError) as told:

@@ -323,7 +323,7 @@ async def test_a_cluster_and_a_server_are_told_apart(cluster: ClusterSetup, tmp_
     with pytest.raises(SettingError, match=r"is a node of a cluster.*redis\+cluster://"):
         async with opened(cluster.url.replace("redis+cluster", "redis")):
             pass
-    with RedisServer("valkey", tmp_path) as server, pytest.raises(SettingError, match=r"is no cluster.*redis://"):
+    with RedisServer("valkey", tmp_path) as server, pytest.raises(SettingError, match=r"is not a cluster.*redis://"):
         async with opened(f"redis+cluster://127.0.0.1:{server.port}"):
             pass
 

@@ -110,7 +110,7 @@ async def test_a_replica_is_no_primary_and_another_one_cannot_be_chosen(pair: tu
     why, _ = await refused(replica.url)
     assert why == f"{LOOPBACK}:{replica.port} is a replica of {LOOPBACK}:{primary.port}; nothing was begun"
     why, _ = await refused(primary.url, to="10.9.9.9:1")
-    assert why.startswith("10.9.9.9:1 is no replica that is in sync")
+    assert why.startswith("10.9.9.9:1 is not a replica in sync")
 
 
 @real

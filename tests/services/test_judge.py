@@ -235,6 +235,6 @@ async def test_a_function_that_gives_no_truth_value_at_its_start_is_refused(
 ) -> None:
     monkeypatch.setattr(judging, "WARM_UP", text)
     stand = Stand(clock, FakeFunction())
-    with pytest.raises(TargetError, match=r"the function (fails|gives no truth value)"):
+    with pytest.raises(TargetError, match=r"the function (fails|gives no boolean)"):
         await stand.start()
     assert stand.functions[0].stops == 1

@@ -166,7 +166,7 @@ def _column_of_array(value: Any) -> Column:
 
 
 def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
-    """Return the column of a list of rows: arrays, numbers or lists of them, texts, or other JSON values."""
+    """Return the column for a list of rows. Rows are arrays, numbers, lists of numbers, texts, or other JSON values."""
     np = numpy()
     if any(map(looks_like_array, rows)) and datatype != JSON:
         columns = [_column_of_array(row) for row in rows]

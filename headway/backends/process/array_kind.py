@@ -258,7 +258,7 @@ def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
     if len(shape) != len(row) or any(want not in (-1, got) for want, got in zip(shape, row, strict=False)):
         line = ", ".join(["None", *map(str, row[1:])]) if row else ""
         raise NoArrays(
-            f"its attribute shapes is {str(given)[:80]}, and its example is of shape {shown_shape(row)}; write its sizes, and None "
+            f"its attribute shapes is {str(given)[:80]}, but its example has shape {shown_shape(row)}; write the sizes, with None "
             f"for an axis of any size, as in shapes = [{line}]"
         )
     return shape
@@ -309,7 +309,7 @@ def _pad(call: Any, kind: ArrayKind) -> float | None:
             )
         if spec.datatype in DTYPES and not _can_hold(spec.datatype, pad):
             raise NoArrays(
-                f"its attribute pad is {pad}, which is no {spec.datatype} as {spec.name!r} is; write pad = 0"
+                f"its attribute pad is {pad}, which does not fit the {spec.datatype} of {spec.name!r}; write pad = 0"
             )
     return pad
 

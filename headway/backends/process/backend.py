@@ -203,7 +203,7 @@ class ProcessBackend:
         if child is None or child.doomed:
             raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
         if self._busy:
-            raise RuntimeError(f"worker {self._worker} was given a batch while it runs one")
+            raise RuntimeError(f"worker {self._worker} was given a batch while it was running one")
         parameters = [entry.parameters for entry in entries] if self._signature.sees else None
         arena, content = child.arena, b""
         self._busy = True
@@ -438,7 +438,7 @@ class ProcessBackend:
                 await _in_turns(place_inputs(arena, batch, self._count))
             content = _encode(batch)
         except UnicodeEncodeError as exc:
-            raise BatchRaised(f"an input is no proper Unicode text: {exc}") from None
+            raise BatchRaised(f"an input is not valid Unicode text: {exc}") from None
         if len(content) > MAX_FRAME:
             raise BatchRaised(f"the inputs come to {len(content)} bytes together, the limit is {MAX_FRAME}")
         return batch, content

@@ -265,8 +265,8 @@ def judge(
 ) -> Outputs | Failed:
     """Judge a result of user code for a batch of `expected` inputs, and return it as an answer.
 
-    `gives` is the kind of its outputs, and `kind` how the target gives arrays, if it does. Looking at `result` may raise
-    anything.
+    `gives` is the kind of its outputs. `kind` says how the target returns arrays; None if it doesn't. Reading `result` may
+    raise anything.
     """
     if kind is not None and gives is ValueKind.TENSORS:
         from headway.backends.process import arrays
@@ -386,7 +386,7 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
         pipe.send(TargetRefused(str(refusal), refusal.trace))
         return
     except BaseException as exc:
-        pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Mend it there.", trace(exc)))
+        pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Fix it there.", trace(exc)))
         return
     signature, example = target.signature, target.signature.example
     content = example.content if isinstance(example, Tensors) else None if example is None else as_json(example)

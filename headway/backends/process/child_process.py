@@ -332,7 +332,7 @@ class ChildProcess(Child):
             self._nonsense = True
             self._received.clear()
             self._loop.remove_reader(self._socket)
-            self.kill("wrote something on its pipe to Headway that is no answer")
+            self.kill("wrote something on its pipe to Headway that is not an answer")
             return False
         return True
 

@@ -222,7 +222,7 @@ def length(head: bytes) -> int:
     """
     magic, size = HEADER.unpack(head)
     if magic != MAGIC:
-        raise NoFrame(f"{head!r} is no header of a frame")
+        raise NoFrame(f"{head!r} is not a frame header")
     if size > MAX_FRAME:
         raise NoFrame(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
     return int(size)

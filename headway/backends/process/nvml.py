@@ -108,7 +108,7 @@ def _opened() -> Nvml | None:
     try:
         return Nvml()
     except ImportError:
-        log.info("GPUs are not watched: the package nvidia-ml-py is not here", hint=install_hint("gpu"))
+        log.info("GPUs are not watched: the package nvidia-ml-py is not installed", hint=install_hint("gpu"))
     except Exception as exc:  # Errors of a module that may be of any version.
         log.info("GPUs are not watched: NVML does not open", error=str(exc))
     return None

@@ -215,9 +215,9 @@ class Target:
         self.takes_mapping = are_one_mapping(hints.get("parameters")) and self.takes_parameters
         if self.takes_mapping and not self.per_call:
             raise Refusal(
-                f"target {name}: its parameter parameters is annotated as one mapping, and the inputs of a call may have different "
-                'parameters. Name those that a call is to have once in its attribute together, such as together = ("temperature",), '
-                'or all of them by together = "all"; or write parameters: list[dict].'
+                f"target {name}: its parameter parameters is annotated as one mapping, but the inputs of a call may have different "
+                "parameters. List the parameters that all inputs of a call must share in the attribute together, e.g. together = "
+                '("temperature",); or set together = "all"; or annotate it as list[dict].'
             )
         sees = () if not self.takes_parameters else self.per_call if self.takes_mapping else ALL_PARAMETERS
         self.signature = msgspec.structs.replace(self.signature, sees=sees, per_call=self.per_call)
@@ -426,7 +426,9 @@ def prepare(subject: Any, name: str, source: str, loop: UserLoop, arguments: str
     if isinstance(subject, type):
         subject = _build(subject, name, loop, arguments)
     elif arguments:
-        raise Refusal(f"target {name}: it is no class, and arguments are for a class. Leave them out, or name a class.")
+        raise Refusal(
+            f"target {name}: it is not a class, and only a class takes arguments. Leave them out, or name a class."
+        )
     elif not callable(subject):
         raise Refusal(f"target {name}: it is of type {type(subject).__name__}. Name a function or a class.")
     return Target(subject, name, source, loop, module)
@@ -473,7 +475,7 @@ def _no_package(place: str, name: str) -> Refusal:
 
 
 def _raised(
-    name: str, doing: str, exc: BaseException, hint: str = " The log has the traceback; mend it there."
+    name: str, doing: str, exc: BaseException, hint: str = " The log has the traceback; fix it there."
 ) -> Refusal:
     return Refusal(f"target {name}: {doing} raised {describe(exc)}.{hint}", trace(exc))
 
@@ -489,7 +491,7 @@ def _import_file(place: str) -> Any:
     module_name = f"target_{stem}" if taken else stem
     spec = spec_from_file_location(module_name, place, loader=SourceLoader(module_name, place))
     if spec is None or spec.loader is None:
-        raise ImportError(f"{place} is no Python source")
+        raise ImportError(f"{place} is not Python source")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -273,7 +273,7 @@ def _octets_in(octets: type, value: Value) -> object:
             return content if isinstance(content, octets) else octets(content)
     except (binascii.Error, ValueError):
         pass
-    raise ValueError("this model takes octets, and the input is no text in base64")
+    raise ValueError("this model takes octets, and the input is not text in base64")
 
 
 def _text_out(output: object) -> Value:
@@ -307,14 +307,14 @@ def _json_out(output: object) -> Value:
     except UnicodeEncodeError:
         raise NoOutput("a lone surrogate for this input, expected proper Unicode") from None
     except (values.NoValue, msgspec.MsgspecError, UnicodeDecodeError):
-        raise NoOutput("msgspec.Raw for this input that is no JSON") from None
+        raise NoOutput("msgspec.Raw for this input that is not JSON") from None
     except RecursionError:
         raise NoOutput("something for this input that is nested too deeply") from None
     except (TypeError, ValueError, OverflowError) as exc:
-        what = f"{kind_of(output)} for this input, which is no JSON value"
+        what = f"{kind_of(output)} for this input, which is not a JSON value"
         raise NoOutput(f"{what}: {str(exc)[:_MOST_SHOWN]}") from None
     if b"null" in text and _endless(output):
-        raise NoOutput("NaN or an infinity for this input, which are no JSON values")
+        raise NoOutput("NaN or an infinity for this input, which are not JSON values")
     return _bounded(value, len(text))
 
 

@@ -39,7 +39,7 @@ class Weighing:
         loop: runs async user code.
 
     Raises:
-        Refusal: there is no such function, or it gives no weight for the target's warm-up input.
+        Refusal: there is no such function, or it gives the target's warm-up input no weight.
     """
 
     def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
@@ -92,7 +92,7 @@ class Weighing:
                 self.weigh(warm_up)
             except NoWeight as exc:
                 what = f"{exc} for the warm-up input {shown(value)[:_MOST_SHOWN]!r}"
-                hint = "Mend it, give the target another attribute example, or use --weight chars."
+                hint = "Fix it, give the target another attribute example, or use --weight chars."
                 raise Refusal(f"target {target.name}: {what}. {hint}", exc.trace) from None
 
 

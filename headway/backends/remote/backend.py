@@ -342,7 +342,7 @@ class RemoteBackend(ABC):
         try:
             call = self._dialect.encode(inputs, parameters)
         except UnicodeEncodeError as exc:
-            raise RemoteRefused(f"an input is no proper Unicode text: {exc}") from None
+            raise RemoteRefused(f"an input is not valid Unicode text: {exc}") from None
         except NotSendable as exc:
             raise RemoteRefused(str(exc)) from None
         try:

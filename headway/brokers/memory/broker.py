@@ -65,9 +65,9 @@ _MODEL = attrgetter("model")
 LEASE_SECONDS = 10.0
 """Seconds that a lease lasts unless it is extended."""
 REAP_EVERY = 0.05
-"""Most seconds between two calls of `reap` without a rest. An expiry may be late by as much."""
+"""Maximum time in seconds between two calls of `reap` without a rest. An expiry may be late by as much."""
 REST_SECONDS = 1.0
-"""Most seconds between two calls of `reap` with a rest."""
+"""Maximum time in seconds between two calls of `reap` with a rest."""
 LOOK_AGAIN = 0.05
 """Seconds after which entries held for an idle worker are checked again, because the load may have changed."""
 COMING_SECONDS = 0.05
@@ -86,7 +86,7 @@ class MemoryBroker(Broker, NearQueue):
         clock: monotonic seconds, at the pace of the event loop's clock.
         rng: uniform in [0, 1).
         kept: budgets of kept outcomes.
-        queue_bytes: most bytes of entries without an outcome.
+        queue_bytes: maximum size in bytes of entries without an outcome.
     """
 
     def __init__(

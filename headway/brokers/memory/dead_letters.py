@@ -20,8 +20,8 @@ class DeadLetterBox(DeadLetters):
     If there are too many, in number or in bytes, the tenant with most loses its oldest.
 
     Arguments:
-        capacity: most dead letters.
-        capacity_bytes: most bytes of input, parameters and error in all dead letters together.
+        capacity: maximum number of dead letters.
+        capacity_bytes: maximum size in bytes of input, parameters and error in all dead letters together.
     """
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:

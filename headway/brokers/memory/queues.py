@@ -12,7 +12,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.model import CostLine, QueueName
 
 TIMER_GRAIN = 0.001
-"""Least delay of a timer in seconds, because event loops count in milliseconds."""
+"""Minimum delay of a timer in seconds, because event loops count in milliseconds."""
 
 
 class Wakeups:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 LEAST = 0.001
-"""Least seconds of a read: 0 would mean for ever."""
+"""Minimum length of a read in seconds: 0 would mean for ever."""
 FEW = 2
 """Number of reads under way above which new keys gather."""
 GATHERED = 0.02

@@ -17,11 +17,11 @@ from headway.model.board import FleetFigures, HistoryRow, News, Notice, Posted
 from headway.ports import Board
 
 PAGE = 1000
-"""Most notices read in one call."""
+"""Maximum number of notices read in one call."""
 DECISION = b"s:"
 """Beginning of a row's field that holds a decision of the autoscaler."""
 ROWS = 150
-"""Most rows read in one call, because it blocks the server."""
+"""Maximum number of rows read in one call, because it blocks the server."""
 
 
 class RedisBoard(Board):

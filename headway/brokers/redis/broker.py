@@ -66,16 +66,16 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 LEAST_LINGER = 0.001
-"""Least seconds for which entries gather."""
+"""Minimum time in seconds for which entries gather."""
 IN_USE = 1.0
 """Seconds after its last offer for which a queue counts as in use."""
 MOST_PAUSE = 0.4
-"""Most seconds between two looks at other shards. The pause doubles while a slot rests."""
+"""Maximum time in seconds between two looks at other shards. The pause doubles while a slot rests."""
 APART_FROM = 64 << 10
 """Default for the bytes above which a value is stored apart."""
 _MODEL_AND_VERSION, _CLAIMS = attrgetter("model", "version"), attrgetter("claims")
 RUNNING = 1_000
-"""Most running leases whose waits are remembered."""
+"""Maximum number of running leases whose waits are remembered."""
 
 
 class _UnansweredClaim(msgspec.Struct):
@@ -96,7 +96,7 @@ class RedisBroker(Broker):
         shards: number of queues of each model.
         lease_seconds: seconds that a lease lasts unless it is extended.
         kept: budgets of kept outcomes, per server.
-        queue_bytes: most bytes of large entries without an outcome.
+        queue_bytes: maximum size in bytes of large entries without an outcome.
         apart_from: bytes above which inputs and outputs are stored apart; infinite for none.
     """
 
@@ -276,7 +276,7 @@ class RedisBroker(Broker):
                 self._idle_at.pop(slot, None)
 
     def _apart(self, slot: Slot) -> Queue | None:
-        """At every second claim, return a shard that may have entries for the slot but is no home of its version, if any."""
+        """At every second claim, return a shard that may have entries for the slot but isn't a home of its version, if any."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None

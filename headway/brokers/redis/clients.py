@@ -87,7 +87,7 @@ def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[
     Arguments:
         url: URL of the broker.
         timeout: longest time in seconds for a call, and for connecting; infinite for none.
-        bounds: most connections of each client to one server; None for no bound.
+        bounds: maximum number of connections of each client to one server; None for no bound.
 
     Raises:
         SettingError: a file that the URL names can't be used.

@@ -25,9 +25,9 @@ from headway.errors import BrokerUnavailable
 from headway.runtime.race import end
 
 MOVES = 4
-"""Most redirections of a call whose key has moved."""
+"""Maximum number of redirections of a call whose key has moved."""
 REFRESH_EVERY = 0.1
-"""Least seconds between two reads of the map."""
+"""Minimum time in seconds between two reads of the map."""
 
 
 class Cluster(Client):
@@ -59,7 +59,7 @@ class Cluster(Client):
         return self._left_at
 
     def watch(self) -> None:
-        """See Client. Nothing announces it; nodes are asked when one is in doubt."""
+        """Do nothing: a cluster doesn't announce a failover. Its nodes are asked when one of them is in doubt."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         if self._doubtful:

@@ -96,13 +96,13 @@ class QueueSettings(NamedTuple):
 
     Attributes:
         tiers: number of tiers.
-        max_batch: most entries of a batch.
+        max_batch: maximum number of entries of a batch.
         share: share of a batch that is kept for lower tiers.
-        max_queue: most waiting entries.
-        max_weight: most weight of a batch; 0 if entries aren't weighed.
+        max_queue: maximum number of waiting entries.
+        max_weight: maximum weight of a batch; 0 if entries aren't weighed.
         unit: weight of one place of a batch; infinite if entries aren't weighed.
         round_weight: weight that costs a tenant one round.
-        least_cost: least rounds that an entry costs.
+        least_cost: minimum number of rounds that an entry costs.
         longest, fixed: as in `Padding` if the model pads; otherwise 0.
         lease_seconds: seconds that a lease lasts.
         shed_last: depth from which the lowest tier is refused; negative for none.

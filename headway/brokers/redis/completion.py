@@ -31,7 +31,7 @@ _OUTPUT = attrgetter("output")
 log = get_logger(__name__)
 
 MOST_BYTES = 64 << 20
-"""Most bytes of outputs in the replies of one batch, without outputs stored apart."""
+"""Maximum size in bytes of outputs in the replies of one batch, without outputs stored apart."""
 PART_BYTES = 8 << 20
 """Bytes of outputs in one step. A larger output gets a step of its own."""
 NONE_APART: Mapping[int, str] = MappingProxyType({})

@@ -33,7 +33,7 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 BOUNDS = 8, 8, None, 8
-"""Most connections to one server for calls, claims, blocking reads and large values."""
+"""Maximum number of connections to one server for calls, claims, blocking reads and large values."""
 BLOCK = 2.0
 """Longest blocking read in seconds. It ends in an answer if the connection lives."""
 OLDEST = (7, 0)
@@ -49,11 +49,11 @@ SCARCE = 0.8
 KEEPING = "noeviction"
 """Eviction policy that throws no waiting entry away."""
 SLOWEST = 10_000_000
-"""Least bytes of a large value that a server moves per second. Calls with large values may last longer by as much."""
+"""Lowest speed of a server with large values, in bytes per second. It lengthens the timeouts of such calls."""
 PIECE = 1 << 19
 """Bytes of a large value in one answer. Redis is blocked while it makes it: 0.1 ms for this size, 6 ms for 8 MB."""
 LOADS = 3
-"""Most times that a call loads the library, should the server lose it again and again."""
+"""Maximum number of times that a call loads the library, if the server keeps losing it."""
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
 """Rights that a user needs, as in ACL SETUSER; in a cluster also `+cluster|slots`."""
 MISSING = "Function not found"
@@ -86,7 +86,7 @@ class RedisConnection:
     Attributes:
         prefix, process: as given.
         servers: number of servers.
-        smallest_memory: least `maxmemory` of all servers in bytes; 0 if unlimited or not known yet.
+        smallest_memory: smallest `maxmemory` of all servers in bytes; 0 if unlimited or not known yet.
         memory: bytes in use and `maxmemory` of all servers together at the last look; 0 as above.
 
     Raises:
@@ -167,7 +167,7 @@ class RedisConnection:
         except RefusedCommand as exc:
             if "'SENTINEL'" in str(exc):
                 hint = "Name the Sentinels' own port, 26379 as a rule, or begin the URL with redis:// or rediss://."
-                raise SettingError("broker", self._shown, "is no Sentinel", hint) from exc
+                raise SettingError("broker", self._shown, "is not a Sentinel", hint) from exc
             hint = (
                 "Put user and password into the URL, redis://USER:PASSWORD@HOST:PORT/0. "
                 f"That user needs, as in ACL SETUSER: ~{self.prefix}:* {NEEDED}; in a cluster +cluster|slots, too."
@@ -342,7 +342,7 @@ class RedisConnection:
         """Return True if every server answers reads while writes get no answer, or are refused for lack of a primary.
 
         Servers look like that while writes are paused and a replica takes over. A server that is gone or frozen answers no read,
-        and one that refuses writes for other reasons says so. For the time of two calls after a server was found to be no primary,
+        and one that refuses writes for other reasons says so. For the time of two calls after a server was found not to be a primary,
         reads may fail too: several hands close connections then, and the new primary may be slow at first.
         """
         for pause in (READ_AGAIN, 0.0):  # Connections to a replaced server are closed.
@@ -374,7 +374,7 @@ class RedisConnection:
             self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
 
     def _note_policies(self, policies: set[str]) -> None:
-        """Log a harmful change of the eviction policy after the start, and its mending.
+        """Log a harmful change of the eviction policy after the start, and its repair.
 
         If the policy prevents the start, the start reports it.
         """
@@ -527,7 +527,7 @@ def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Unfit(said, f"is not trusted: {said.rstrip('.')}", _TRUST)
         if "cluster support disabled" in text:
-            return Unfit(said, "is no cluster", "Begin the URL with redis:// or rediss://.")
+            return Unfit(said, "is not a cluster", "Begin the URL with redis:// or rediss://.")
         if "DB index is out of range" in text:
             return Unfit(said, "names a database that the server does not have", _DATABASE)
         cause = cause.__cause__ or cause.__context__

@@ -28,7 +28,7 @@ from headway.model import DeadLetter, DedupKind, Entry, Limit, Value
 TOKEN_BYTES = 11
 """Characters of the token of a stored-apart input."""
 MOST_COUNTED = (1 << 32) - 1
-"""Most bytes of an entry that are counted."""
+"""Number of bytes of an entry that are counted at most."""
 
 
 class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
@@ -148,7 +148,7 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
 
     Arguments:
         entries: entries of one call.
-        threshold: most bytes of input and parameters that aren't stored apart.
+        threshold: maximum size in bytes of an input with parameters that isn't stored apart.
     """
     packed: list[bytes] = []
     large: dict[int, Entry] = {}

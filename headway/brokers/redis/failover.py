@@ -64,7 +64,7 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
 
     Arguments:
         nodes: the servers.
-        within: most seconds for the catch-up and the takeover of each primary. Its writes are paused for 5 more at most.
+        within: maximum time in seconds for the catch-up and the takeover of each primary. Its writes are paused for 5 more at most.
         say: is told each step in words.
         to: HOST:PORT of the replica that takes over from a single server; empty for the most advanced. Sentinels choose by themselves.
         only: HOST or HOST:PORT of the primaries of a cluster that hand over; empty for all.
@@ -103,7 +103,7 @@ def _check(kind: str, within: float, to: str, only: str) -> None:
         hint = "Leave it out; --only HOST says which primaries hand over."
         raise SettingError("--to", to, "is for one server; a cluster has a primary for each part", hint)
     if only and kind != "cluster":
-        raise SettingError("--only", only, "is for a cluster, and this URL is of none", "Leave it out.")
+        raise SettingError("--only", only, "is only for a cluster, and this URL isn't one's", "Leave it out.")
 
 
 async def _of_kind(servers: _Servers, within: float, say: Callable[[str], None], to: str, only: str) -> None:
@@ -410,9 +410,7 @@ def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
     for address in replicas:
         if to in (_shown(address), address[0]):
             return address
-    raise FailoverAborted(
-        f"{to} is no replica that is in sync; {', '.join(map(_shown, replicas))} are; nothing was begun"
-    )
+    raise FailoverAborted(f"{to} is not a replica in sync; {', '.join(map(_shown, replicas))} are; nothing was begun")
 
 
 class _Pause(msgspec.Struct):

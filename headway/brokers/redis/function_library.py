@@ -53,9 +53,9 @@ COMING_SECONDS = 0.1
 WATCH_GRACE = 0.03
 """Seconds after which the slot on watch counts as gone."""
 REAP_EVERY = 0.05
-"""Most seconds between two reaps while something waits. An expiry may be late by as much."""
+"""Maximum time in seconds between two reaps while something waits. An expiry may be late by as much."""
 REST_SECONDS = 1.0
-"""Most seconds between two reaps of a queue at rest. A lease lasts longer, because the reaper doesn't know of claims in between."""
+"""Maximum time in seconds between two reaps of an idle queue. A lease lasts longer: the reaper doesn't know of claims in between."""
 STIRS_SECONDS = 1.0
 """Seconds after its last entry until an empty queue is at rest."""
 REAPER_SECONDS = 0.25

@@ -34,7 +34,7 @@ PREFIX = 4
 TEXT = KIND[ValueKind.TEXT].letter
 """Letter for the kind of a text."""
 AT_ONCE = 2
-"""Most values that a process sends or reads at the same time."""
+"""Maximum number of values that a process sends or reads at the same time."""
 
 
 class LargeValues:

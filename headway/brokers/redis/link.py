@@ -22,7 +22,7 @@ PIECE = 1 << 18
 """Bytes of a large argument written per turn of the event loop."""
 
 SHORT = 1 << 10
-"""Most bytes of an argument in a small command."""
+"""Maximum size in bytes of an argument of a small command."""
 
 _MORE = object()
 """Marker for an incomplete answer."""
@@ -81,7 +81,7 @@ class Link(asyncio.Protocol):
         return waiting
 
     async def ask_large(self, command: Sequence[Any]) -> bytes | None:
-        """Send a command that is large or has a large answer, copying its bytes less often. Large texts are ASCII, and the answer is no list."""
+        """Send a command that is large or has a large answer, copying its bytes less often. Large texts are ASCII, and the answer isn't a list."""
         if not all(
             isinstance(argument, int) or (isinstance(argument, str | bytes) and len(argument) <= SHORT)
             for argument in command

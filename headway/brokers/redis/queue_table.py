@@ -191,7 +191,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
 
 
 async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
-    """Names that a queue's server lists, and until when; None without an answer."""
+    """Return the queue names that a queue's server lists, and the instant until which the list holds; None if it doesn't answer."""
     with contextlib.suppress(BrokerUnavailable):
         return await queue.siblings()
     return None

@@ -18,7 +18,7 @@ from headway.runtime.counters import BrokerCounts
 from headway.runtime.periodic import EARLY, until_tick
 
 LEAST_PAUSE = 0.001
-"""Least seconds between two reaps."""
+"""Minimum time in seconds between two reaps."""
 
 
 class Reaping:

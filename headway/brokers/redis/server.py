@@ -13,7 +13,7 @@ from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, R
 from headway.brokers.redis.link import Address, Link
 
 KEPT = 2
-"""Most idle connections kept without a bound: one for each kind of blocking read."""
+"""Maximum number of idle connections kept without a bound: one for each kind of blocking read."""
 
 _DEPOSED = "NOREPLICAS", "UNBLOCKED"
 """Errors of a server without its replicas, and for blocking reads on a server that has just become a replica."""
@@ -72,7 +72,7 @@ class Server:
 
     Arguments:
         redis: client of redis-py, which determines the kind of connections.
-        most: most connections for calls; None for one per call, of which a few are kept, as for blocking calls.
+        most: maximum number of connections for calls; None for one per call, of which a few are kept, as for blocking calls.
 
     Attributes:
         left_at: see Client.
@@ -96,7 +96,7 @@ class Server:
     async def call(self, *command: Any, large: bool = False) -> Any:
         """Send a command of bytes, text and numbers. Returns its raw answer.
 
-        With `large`, the bytes of a large command or answer are copied less often, and the answer is no list.
+        With `large`, the bytes of a large command or answer are copied less often, and the answer isn't a list.
 
         It avoids redis-py's work around each command, which takes longer than the command. Each call uses a link alone, and waits if all are
         busy. When a link breaks, all idle links are closed too, because they most likely broke as well.

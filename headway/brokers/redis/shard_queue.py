@@ -47,9 +47,9 @@ from headway.model import (
 from headway.runtime.logger import get_logger
 
 SHARDS = 256
-"""Most shards of a model. A lease's fence is the queue's fence times this, plus the shard."""
+"""Maximum number of shards of a model. A lease's fence is the queue's fence times this, plus the shard."""
 MOST_ENTRIES = 256
-"""Most entries in one call, because a step blocks the server."""
+"""Maximum number of entries in one call, because a step blocks the server."""
 GATHERING, GATHERED = 0.1, 0.004
 """Share of the headway for which entries may gather while a slot may be free, and a limit in seconds."""
 GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
@@ -57,7 +57,7 @@ GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
 AHEAD = 0.001
 """Seconds before a slot is free by which entries must be in the queue."""
 TRIES = 4
-"""Most times in a row that a claim may ask for a newer rule."""
+"""Maximum number of times in a row that a claim may ask for a newer rule."""
 KEPT_SHARE = 0.25
 """Largest share of a server's `maxmemory` for kept outcomes, so they never cause a refusal."""
 ROOM_SHARE = 0.5
@@ -76,7 +76,7 @@ class Budgets:
     Arguments:
         connection: connection to the server.
         kept: budgets of kept outcomes, per server.
-        queue_bytes: most bytes of large entries without an outcome.
+        queue_bytes: maximum size in bytes of large entries without an outcome.
         shards: number of queues of each model.
         queues: returns the number of all queues.
     """
@@ -335,7 +335,7 @@ class Queue:
         Arguments:
             slot: slot that claims.
             policy: decides when the batch leaves.
-            token: name of the claim; a repeated claim has the same.
+            token: name of the claim; a repeated claim has the same token.
             guest: whether the slot's home is another shard.
         """
         self.wakeups.forget(slot.worker)

@@ -28,9 +28,9 @@ from headway.runtime.race import end
 CENSUS_AGE = 1.0
 """Seconds for which a census is valid."""
 REMEMBERED = 100_000
-"""Most entries whose queue is remembered."""
+"""Maximum number of entries whose queue is remembered."""
 MOVES = 4
-"""Most queues that an entry is offered to. A flight that it wants to join may end, and begin elsewhere, on the way there."""
+"""Maximum number of queues to offer an entry to. The flight that it wants to join may have ended and begun elsewhere by then."""
 
 _Key = tuple[str, str]
 _MODEL_AND_VERSION = attrgetter("model", "version")

@@ -15,7 +15,7 @@ import msgspec
 TURNS = 6
 """Turns of the event loop for which calls gather: as many as the slowest task needs from its timer to its call."""
 MOST = 16
-"""Most calls in one, because a step blocks the server."""
+"""Maximum number of calls sent as one, because a step blocks the server."""
 
 T = TypeVar("T")
 

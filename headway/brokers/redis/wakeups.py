@@ -1,7 +1,7 @@
 """Wake-ups of this process's idle slots, by one blocking read of a list that the process owns.
 
-A wake-up names its slot and the instant at which the slot should claim. A slot that is woken while it doesn't listen returns at once when
-it does.
+A wake-up names its slot and the instant at which the slot should claim. If a slot is woken while it isn't
+listening, its next wait returns at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 GRAIN = 0.0005
-"""Least delay of a timer in seconds."""
+"""Minimum delay of a timer in seconds."""
 
 
 class _Sleeper:

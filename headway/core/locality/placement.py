@@ -55,7 +55,7 @@ LOAD_WEIGHT = 0.3
 HEAT_LOADS = 8.0
 """Time constant of the heat, in loads."""
 LEAST_HEAT_TIME = 30.0
-"""Least time constant of the heat, in seconds."""
+"""Minimum time constant of the heat, in seconds."""
 LEAST_MEMORY = 10.0
 """Seconds for which a request for a cold model is remembered at least, as refused clients pause before they ask again."""
 UNKNOWN_SECONDS = 0.01

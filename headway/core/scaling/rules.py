@@ -75,14 +75,14 @@ def read(text: str) -> tuple[ScaleRule, ...]:
     try:
         rules: object = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
-        raise NoRules(f"it is no JSON: {exc}") from None
+        raise NoRules(f"it is not JSON: {exc}") from None
     return read_all(rules)
 
 
 def read_all(rules: object) -> tuple[ScaleRule, ...]:
     """Read a list of rules from decoded JSON or TOML. Raises NoRules if it isn't such a list."""
     if not isinstance(rules, list):
-        raise NoRules("it is no list")
+        raise NoRules("it is not a list")
     if not 1 <= len(rules) <= MOST_RULES:
         raise NoRules(f"it has {len(rules)} rules; 1 to {MOST_RULES} will do")
     checked = tuple(_rule(number, rule) for number, rule in enumerate(rules, 1))
@@ -103,7 +103,7 @@ def _table(rule: ScaleRule) -> dict[str, float]:
 def _rule(number: int, table: object) -> ScaleRule:
     where = f"rule {number}"
     if not isinstance(table, dict):
-        raise NoRules(f"{where} is no table")
+        raise NoRules(f"{where} is not a table")
     for name in table:
         if name not in _NAMES:
             raise NoRules(f"{where} has {str(name)[:40]!r}, which no rule has; it may have {', '.join(_NAMES)}")
@@ -122,7 +122,7 @@ def _rule(number: int, table: object) -> ScaleRule:
     seconds = _number(where, table, "for_s", LONGEST_S)
     change = _number(where, table, step, MOST_STEP)
     if change < 1 or change != int(change):
-        raise NoRules(f"{where}: {step} = {change:g} is no whole number from 1 on")
+        raise NoRules(f"{where}: {step} = {change:g} is not a whole number from 1 on")
     return ScaleRule(condition, threshold, seconds, int(change) if step == "add" else -int(change))
 
 
@@ -143,7 +143,7 @@ def _number(where: str, table: Mapping[Any, object], name: str, most: float) -> 
         or not isinstance(value, int | float)
         or not (math.isfinite(value) and 0 <= value <= most)
     ):
-        raise NoRules(f"{where}: {name} = {value!r} is no number from 0 to {most:g}"[:200])
+        raise NoRules(f"{where}: {name} = {value!r} is not a number from 0 to {most:g}"[:200])
     return float(value)
 
 
@@ -152,6 +152,4 @@ def _check_band(rules: Sequence[ScaleRule]) -> None:
     above = [rule.threshold for rule in rules if rule.condition == UTILISATION_ABOVE]
     below = [rule.threshold for rule in rules if rule.condition == UTILISATION_BELOW]
     if above and below and max(below) >= min(above):
-        raise NoRules(
-            f"utilisation_below {max(below):g} is no less than utilisation_above {min(above):g}: it would flap"
-        )
+        raise NoRules(f"utilisation_below {max(below):g} is not below utilisation_above {min(above):g}: it would flap")

@@ -54,7 +54,7 @@ class ScaleLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: RULES or PLAN.
-        least, most: fewest and most workers. The fewest is at least 1; `idle_after` may still remove all.
+        least, most: minimum and maximum number of workers. `least` is at least 1; `idle_after` may still remove all.
         rules: rules of the policy RULES.
         start_within: seconds for which a requested worker counts as coming.
         promise: promised 95th percentile of latency in seconds, for PLAN.

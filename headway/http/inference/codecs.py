@@ -38,7 +38,7 @@ from headway.http.server.head import OpenHead
 from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
 
 SHORT_ANSWER = UNHELD // 4
-"""Most characters of several outputs that are written in one go. Quotas don't count so few."""
+"""Maximum number of characters of several outputs to write at once. Quotas don't count so few."""
 
 _NONE = msgspec.Raw(b"[]")
 """Placeholder for outputs that are written piece by piece."""

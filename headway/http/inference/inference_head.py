@@ -154,7 +154,7 @@ def read_prefer(value: bytes) -> Wish | None:
 
 
 MOST_DIGITS = 9
-"""Most digits of Content-Length in a head that is remembered."""
+"""Maximum number of digits of Content-Length in a head that is remembered."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _UNREAD = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _UNUSUAL = Usual(unusual, NO_ROUTE.write, b"", NO_ROUTE.write_one)

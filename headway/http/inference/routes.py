@@ -81,7 +81,7 @@ class Routes:
         self._forms = [(path.encode(), form) for path, form in ERROR_FORMS.items()]
 
     def find(self, target: bytes) -> tuple[Codec, RequestTarget] | None:
-        """Return the codec for a request target, and the target's variable parts; None if it is no inference route."""
+        """Return the codec for a request target, and the target's variable parts; None if it isn't an inference route."""
         path, query = _split(target)
         codec = self._exact.get(unquote_to_bytes(path) if b"%" in path else path)
         if codec is not None:

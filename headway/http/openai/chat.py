@@ -67,7 +67,7 @@ def load_template(chosen: str) -> Render:
     """Load the template that the setting names.
 
     Raises:
-        SettingError: the file can't be read or is no template, or Jinja is not installed.
+        SettingError: the file can't be read or isn't a template, or Jinja is not installed.
     """
     template = _load(chosen)
     if template is None:
@@ -127,9 +127,9 @@ def _load(chosen: str) -> Any:
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as exc:
-        raise _unusable(chosen, f"is no Jinja template: {exc}", "Mend the file.") from exc
+        raise _unusable(chosen, f"is not a Jinja template: {exc}", "Fix the file.") from exc
     except RecursionError:
-        raise _unusable(chosen, "nests too deep for a Jinja template", "Mend the file.") from None
+        raise _unusable(chosen, "nests too deep for a Jinja template", "Fix the file.") from None
 
 
 def _plain(messages: Sequence[Message]) -> str:
@@ -193,7 +193,7 @@ _decode_plain = msgspec.json.Decoder(_Plain).decode
 _PLAIN = frozenset(_Plain.__struct_fields__)
 
 MOST_PARTS = 1024
-"""Most parts of a message in a long conversation."""
+"""Maximum number of parts of a message in a long conversation."""
 TOGETHER = 256
 """Messages to read between two yields."""
 
@@ -314,7 +314,7 @@ def text_of(content: str | list[Part], where: str, kinds: Collection[str]) -> st
         kinds: types of text parts.
 
     Raises:
-        BadRequest: a part is no text.
+        BadRequest: a part isn't text.
     """
     if isinstance(content, str):
         return content

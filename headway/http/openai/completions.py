@@ -33,7 +33,7 @@ from headway.http.openai.members import (
 from headway.model import RequestOptions
 
 MOST_CHOICES = 128
-"""Most choices for one prompt."""
+"""Maximum number of choices for one prompt."""
 
 _UNSERVED = {
     "logprobs": "log probabilities are not served, as the model gives text only; leave it out",

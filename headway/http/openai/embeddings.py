@@ -160,7 +160,7 @@ def _read(output: Value) -> tuple[list[float], int]:
         else:
             numbers, tokens = _numbers(text), 0
     except (msgspec.MsgspecError, RecursionError) as exc:
-        message = f"the model's output is no embedding, which is a list of numbers, or its JSON text: {exc}"
+        message = f"the model's output is not an embedding, which is a list of numbers, or its JSON text: {exc}"
         raise RequestError(message, code=BACKEND_ERROR, reason="output") from None
     if not numbers:
         raise RequestError("the model's output is an embedding without numbers", code=BACKEND_ERROR, reason="output")

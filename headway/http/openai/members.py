@@ -25,19 +25,19 @@ from headway.http.server.head import Head, OpenHead, RequestTarget
 from headway.model import RequestOptions
 
 MOST_TEXTS = 2048
-"""Most texts in one request. OpenAI has the same limit, and some of its clients make lists of exactly that length."""
+"""Maximum number of texts in one request. OpenAI has the same limit, and some of its clients make lists of exactly that length."""
 
 MOST_MESSAGES = 4096
-"""Most messages in one conversation."""
+"""Maximum number of messages in one conversation."""
 MOST_VALUES = 1 << 15
-"""Most JSON values in all messages together. A message has two, and each of its parts two more."""
+"""Maximum number of JSON values in all messages together. A message has two, and each of its parts two more."""
 
 Members = dict[str, msgspec.Raw]
 Converse = Callable[[Members, KnownModels], Steps[tuple[str, msgspec.Raw]]]
 """Return a conversation as one text, and its messages as a parameter, without changing the members. Raises RequestError."""
 
 _MOST_READ = {"metadata": SHORT, "stream_options": SHORT, "text": 1 << 16, "response_format": 1 << 16}
-"""Most bytes of some members that the API reads."""
+"""Maximum size in bytes of some members that the API reads."""
 _STANDS_FOR = {b"[": msgspec.Raw(b"[0]"), b"{": msgspec.Raw(b'{"":0}')}
 _ONE_MESSAGE = msgspec.Raw(b'[{"role":"user","content":""}]')
 

@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
             self.advance()
 
     def _take_head(self) -> bool:
-        """Start the next request and return True, once its head is complete."""
+        """If the next request's head is complete, start the request and return True."""
         reader = self.reader
         try:
             complete = reader.read_head()
@@ -427,7 +427,7 @@ class Connection(asyncio.Protocol):
 
 
 class RouteInHand(msgspec.Struct, eq=False):
-    """Request to an ordinary route, or bytes that are no valid request; see InHand.
+    """Request to an ordinary route, or bytes that aren't a valid request; see InHand.
 
     Attributes:
         encode_error: encodes errors in the form of its API.

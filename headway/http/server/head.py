@@ -36,7 +36,7 @@ _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
 MOST_MEMBERS = 100
-"""Most members of a query: parsing a header full of them takes several milliseconds, which no limit charges for."""
+"""Maximum number of members of a query: parsing a header full of them takes several milliseconds, which no limit charges for."""
 _MOST_DIGITS = 20
 """Digits of the largest Content-Length that 64 bits hold."""
 
@@ -129,7 +129,9 @@ def read_head(raw: bytes) -> Head:
             f"the target {shorten(target)} has a fragment, which is for the client alone; leave out # and what follows"
         )
     if b"%2f" in target.partition(b"?")[0].lower() and not target.startswith(_NAMES):
-        raise BadRequest("the path has a slash written as %2F in it, which is no slash everywhere; write it as it is")
+        raise BadRequest(
+            "the path has a slash written as %2F in it, which not every server takes for a slash; write it as it is"
+        )
     head = Head(method, target, version.decode(), events.fields)
     _check_fields(head)
     return head

@@ -17,7 +17,7 @@ from headway.http.server.head import END, Head, past_blank, read_head, suspect, 
 
 _OPENING = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 _WRAPPING = 8
-"""Most bytes on the wire per byte of content. A chunk of one byte needs six."""
+"""Maximum number of bytes on the wire per byte of content. A chunk of one byte needs six."""
 
 FREE_PIECES = 2_048
 """Pieces that any body may have, however small they are."""
@@ -157,7 +157,7 @@ class HttpReader:
     """Reader of the requests of one connection.
 
     Arguments:
-        max_header: most bytes of a head.
+        max_header: maximum size in bytes of a head.
 
     Attributes:
         buffer: bytes to read next.

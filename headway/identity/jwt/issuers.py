@@ -1,8 +1,8 @@
 """Issuers whose tokens are accepted, from a TOML file.
 
     [[issuers]]
-    issuer = "https://login.example.com/"    # must equal the claim iss
-    audience = "headway"                     # must be among the claim aud
+    issuer = "https://login.example.com/"    # must equal the `iss` claim
+    audience = "headway"                     # must be in the `aud` claim
     jwks = "https://login.example.com/.well-known/jwks.json"    # or a file, relative to this one
     algorithm = "RS256"                      # RS256, ES256 or EdDSA, whatever a token says
     leeway_s = 30                            # for clocks that differ; at most 300
@@ -10,9 +10,9 @@
     tenant_claim = "tenant"                  # or tenant = "acme" for all its users
     tenant_prefix = "login/"                 # put before the claim
     tier_claim = "tier"
-    default_tier = "free"                    # for tokens without the claim; left out: they are refused
-    models_claim = "models"                  # list of the only models the caller may use; left out: all
-    model_limits_claim = "model_limits"      # table of limits for single models: {"big": {"rate": 60, "burst": 5}}; left out: none
+    default_tier = "free"                    # for tokens without the claim; if omitted, such tokens are refused
+    models_claim = "models"                  # list of the only models the caller may use; if omitted: all
+    model_limits_claim = "model_limits"      # table of limits for single models: {"big": {"rate": 60, "burst": 5}}; if omitted: none
 
 Two issuers must not be able to name the same tenant, or one could impersonate the other's users. So each has a fixed tenant,
 or a prefix that no other begins with. `shared_tenants = true` in both says that sharing is intended.

@@ -298,7 +298,7 @@ def _model_limits(issuer: Issuer, claims: dict[str, Any]) -> list[ModelLimit]:
         limits = [ModelLimit(model, limit.rate, limit.burst) for model, limit in claim.items()]
         return [check_model_limit("model_limits", limit, ()) for limit in limits]
     except msgspec.ValidationError:
-        raise _TokenRefused("its claim of model limits is missing, or no table of rates and bursts") from None
+        raise _TokenRefused("its claim of model limits is missing, or isn't a table of rates and bursts") from None
     except SettingError as exc:
         raise _TokenRefused(f"its claim of model limits cannot be used: {exc}") from None
 

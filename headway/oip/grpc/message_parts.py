@@ -19,7 +19,7 @@ _DATA = _TENSOR.fields_by_name["contents"].message_type
 
 
 def _tag(kind: Any, name: str) -> int:
-    """Return the tag of a member that has a length."""
+    """Return the tag of a length-delimited field."""
     return int(kind.fields_by_name[name].number << 3 | 2)
 
 

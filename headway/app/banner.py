@@ -25,7 +25,7 @@ READY = "Ready."
 """Last line of a process without clients."""
 
 ENOUGH = 256
-"""Descriptors that a gateway needs besides those of connections: for its workers, files, and outgoing connections."""
+"""Descriptors that a gateway needs besides its clients' connections: for its workers, files, and outgoing connections."""
 MOST_SHOWN = 16
 """Upper bound on the workers whose devices are shown."""
 _LONGEST_EXAMPLE = 200
@@ -230,7 +230,7 @@ def _devices(settings: Settings, target: Target, devices: Devices) -> str:
 
 def _rates(settings: Settings) -> str:
     if not settings.user_rate:
-        return "no limit for a user but that of the key, if it has one"
+        return "no limit for a user except the limit of the key, if it has one"
     return f"{settings.user_rate:g} requests/min for each user whose key has no rate of its own (--user-rate)"
 
 
@@ -288,7 +288,7 @@ def _credential(settings: Settings) -> str:
 
 
 def _fallbacks(settings: Settings) -> Iterator[str]:
-    """A line for each fallback, or one that says that there is none."""
+    """A line for each fallback, or a line saying that there is none."""
     fallbacks = fallbacks_of(settings)
     for model, own in fallbacks.items():
         at_once = fallback_batches(own.fallback)

@@ -23,7 +23,7 @@ Given = str | Target | Mapping[str, str | Target]
 
 
 class ModelPlan(msgspec.Struct, frozen=True):
-    """Plan of one model or version that a process runs; `devices` are those of its workers."""
+    """Plan of one model or version that a process runs; `devices` are its workers' devices."""
 
     settings: Settings
     target: Target
@@ -65,7 +65,7 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
     """Check that weights name existing versions, if only this process defines them.
 
-    `texts` has the weights of each model that has its own, by name, and those of all other models at "".
+    `texts` has by name the weights of each model with weights of its own, and at "" the weights of all other models.
 
     Raises:
         SettingError: an unknown version has a weight above 0.

@@ -43,7 +43,7 @@ VARIABLE = "NOTIFY_SOCKET"
 WRITE_LINE_EVERY = 0.5
 """Seconds between two writings of the progress line."""
 SILENT = 2.0
-"""Seconds before the log reports progress where there is no terminal; each interval is twice as long as the one before."""
+"""Seconds before the log reports progress where there is no terminal; each interval is twice as long as the previous one."""
 MOST_NAMED = 4
 """Upper bound on the workers named in the progress line."""
 _CLEAR = "\x1b[2K"

@@ -527,7 +527,7 @@ def counted_models(
 
 
 def warn_of_idle(settings: Settings, idle_settings: Sequence[tuple[str, str]]) -> None:
-    """Warn of settings without effect because another is missing: these of the process, and those of its models."""
+    """Warn of settings without effect because another setting is missing: `idle_settings` of the process, and those of its models."""
     for name, missing in idle_settings:
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
     for model in settings.models:

@@ -153,7 +153,7 @@ class Turns:
         return model in self._models
 
     def add(self, lines: Iterable[BulkLine]) -> None:
-        """Add lines; those of one job run in this order."""
+        """Add lines; the lines of one job run in this order."""
         for line in lines:
             tenants = self._models.setdefault(line.model, OrderedDict())
             tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)

@@ -460,7 +460,7 @@ class SeatRunner(BulkRunner):
             )
 
     def _search(self, lines: Sequence[_PendingLine], reply: Reply) -> None:
-        """Run the lines of one tenant in a failed batch again, or end the one that is to blame."""
+        """Run the lines of one tenant in a failed batch again, or end the line that is to blame."""
         if reply.failure is None or reply.ran is None:
             return
         cause, ran, first = Cause(reply.failure.reason), reply.ran, lines[0]

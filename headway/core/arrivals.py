@@ -74,7 +74,7 @@ def instants(lines: Iterable[str], name: str, setting: str = "--arrivals") -> It
     """Yield the arrivals of a trace, given line by line, in seconds from its first one.
 
     `name`, `setting`: the trace, and the setting that it came from, in errors. On iteration, raises SettingError with the number of a
-    line if there is no TIMESTAMP column, or if an instant can't be read or is earlier than the one before it."""
+    line if there is no TIMESTAMP column, or if an instant can't be read or is earlier than the previous instant."""
     column: int | None = None
     read: Callable[[str], float] | None = None
     before = -math.inf

@@ -14,9 +14,9 @@ from headway.core.suspects import Group
 class Departure(msgspec.Struct):
     """A batch that has departed.
 
-    `late` are entries dropped from it because they could no longer be answered in time. `size`: see `QueueLimits.size`. The last `bulk`
-    members are bulk entries. `parted`: see `core.packing.Packed`. `failures`, `alone` and `rest` are those of the group that it was, as
-    in `core.suspects`. `attempts` includes this run."""
+    `late` are entries dropped from the batch because they could no longer be answered in time. `size`: see `QueueLimits.size`. The last
+    `bulk` members are bulk entries. `parted`: see `core.packing.Packed`. `failures`, `alone` and `rest` come from the batch's
+    group; see `core.suspects.Group`. `attempts` includes this run."""
 
     worker: str
     members: list[QueuedEntry]

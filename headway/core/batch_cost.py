@@ -26,7 +26,7 @@ from headway.model import CostLine, CostShape, Value, WorkerInfo, WorkerStatus
 NUMBER_ERROR = 0.03
 """Mean relative error of forecasts below which the line by number holds whatever the others are."""
 BETTER = 0.8
-"""Error of another line, relative to the one that holds, at which it takes over."""
+"""Error of another line, relative to the current line, at which the other line takes over."""
 RECENT = 0.05
 """Weight of the newest call in the mean error of a line."""
 KNOWN_CALLS = 16
@@ -85,7 +85,7 @@ class BatchCost:
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Return the calls for a batch, the best ones or a trial: places of the inputs of each. There must be a weight."""
+        """Split a batch into calls, each a list of places of inputs: the cheapest split, or a trial. `weights` must not be empty."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
         self._trial_at = self._observed + FIRST_TRIALS
@@ -243,7 +243,7 @@ class Calls:
         return not self._whole and self._cost.cuts
 
     def parts(self, weights: Sequence[int]) -> list[list[int]]:
-        """Return the calls for a batch of these weights: places of the inputs of each."""
+        """Split a batch of these weights into calls, each a list of places of inputs."""
         return self._cost.calls(weights) if self.cuts and weights else [list(range(len(weights)))]
 
     def ran(self, inputs: Sequence[Value], seconds: float) -> None:

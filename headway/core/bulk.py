@@ -38,7 +38,7 @@ from headway.core.fair_queue import QUEUED, RUNNING, QueuedEntry, TierQueue
 from headway.core.packing import Nearness
 
 STRETCH = 1.03
-"""A full batch counts as equally long as the one that leaves if it takes at most so many times longer."""
+"""A full batch counts as equally long as the departing batch if it takes at most so many times longer."""
 WITHIN = 0.8
 """Share of the promised latency within which a batch with bulk entries should be back."""
 QUIET = 30.0

@@ -1,4 +1,4 @@
-"""Parameters that a call of a target has only once: requests ride together only if these are equal.
+"""Parameters that apply to a whole call of a target: only requests with equal values ride together.
 
 A module of its own, as few targets need it. Values are compared in normal form, in which the call gets them, too, so that no answer
 depends on its neighbours: 5.0 is 5, -0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer
@@ -36,7 +36,7 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Return the parameters that a call has once: all that any worker of the model names."""
+    """Return the parameters that apply to a whole call: all that any worker of the model names."""
     names = set[str]()
     for worker in workers:
         if worker.per_call == ALL_PARAMETERS:

@@ -14,7 +14,7 @@ Identical requests are also distinguished by the code that answers: their flight
 and only outputs of that code are kept. So answers and runs of older code don't count for requests that come once a worker with other
 code is there.
 
-If an original is too late, its followers, which came later, needn't be: they are offered again, and so are those that follow them, in
+If an original is too late, its followers, which came later, needn't be: they are offered again, and so are their own followers, in
 the order in which they joined, so that the first of them is the next original. A follower that waits for a task gets the task's
 failure.
 """
@@ -38,7 +38,7 @@ from headway.errors import REJECTED_BY_MODEL
 from headway.model import DedupKey, DedupKind, Entry, Failure, QueueName, Reply, Value
 
 FlightKey = tuple[str, DedupKind, str]
-"""Tenant, kind and key. The key starts with the model if it is for one model only, and that of identical requests ends with the code."""
+"""Tenant, kind and key. A key for a single model starts with the model. The key of identical requests ends with the code."""
 
 STALE = 64
 """Limit on former followers before they are swept."""
@@ -100,7 +100,7 @@ def follower(
 ) -> Entry:
     """Make an entry that follows a task, wherever that was submitted: it gets the task's outcome, and never runs.
 
-    `seconds`: seconds from the enqueue until the outcome is worthless. `model`, `version`: those of the task's queue; empty if unknown."""
+    `seconds`: seconds from the enqueue until the outcome is worthless. `model`, `version`: model and version of the task's queue; empty if unknown."""
     keys = (DedupKey(DedupKind.TASK, task),)
     return Entry(id, model, "", 0, tenant, gateway, seconds, seconds, dedup_keys=keys, nonce=nonce, version=version)
 
@@ -289,9 +289,9 @@ class Dedup:
         return consequences
 
     def cancel(self, queued: QueuedEntry, *, deleted: bool = False) -> Consequences:
-        """Stop waiting for an entry. If no other entry waits for it, it is among the consequences' idle ones.
+        """Stop waiting for an entry. An original that nobody waits for any more is in `Consequences.idle`.
 
-        `deleted`: its outcome is unwanted, too. Otherwise the first entry under an idempotency key runs on."""
+        `deleted`: nobody wants its outcome any more. Otherwise the first entry under an idempotency key runs on."""
         consequences = Consequences()
         for flight in list(self._begun.get(queued, ())):
             kind = flight.dedup_key.kind

@@ -61,7 +61,7 @@ class Load(msgspec.Struct, frozen=True):
         deviation: standard deviation in seconds of a batch's time around what α and β predict.
         largest: about the largest recently measured batch; 0 if unknown.
         entry_size: mean size of an entry; 1 unless entries are weighed.
-        paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are those of a slot whose pace is the mean of
+        paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are for a slot whose pace is the mean of
             all.
         past: recent arrivals; None if not kept.
     """

@@ -62,7 +62,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
         due: instant by which it must be answered.
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
-        weight: its weight, at most that of a full batch; see `QueueLimits.weight`.
+        weight: its weight, at most the weight of a full batch; see `QueueLimits.weight`.
         held: the gateway's own object for this entry, returned with its output; None if the gateway looks it up.
         pages: pages of its input and parameters.
         attempts: number of times it has left.
@@ -131,7 +131,7 @@ class TierQueue:
         self._begun = 0
         """Entries still queued in the round being served, so that a refusal needn't count."""
         self._latest: dict[str, float] = {}
-        """Last round that each tenant's entries have paid for; the next entry starts in the one that isn't used up."""
+        """Last round that each tenant's entries have paid for; the next entry starts in the round that isn't used up."""
         self._rough = 0
         """Last round paid for by an entry that doesn't cost one round, or whose tenant has a partly used round.
 
@@ -214,8 +214,8 @@ class TierQueue:
     def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
         """Take the entry whose turn it is, and mark it RUNNING.
 
-        Returns None if it has more than `pages` pages or is heavier than `weight`, if given. If its shape isn't the one given, it
-        stays, and the next of that shape is taken, free for its tenant; see `_pop_alike`."""
+        Returns None if it has more than `pages` pages or is heavier than `weight`, if given. If its shape isn't `shape`, the entry
+        stays, and the next entry of that shape is taken, free for its tenant; see `_pop_alike`."""
         places = self._round
         while self.depth:
             while places:
@@ -429,7 +429,7 @@ class DeadlineQueue:
     """Queued entries by the instant at which they are due.
 
     Deadlines come almost in order, since most requests use the configured timeout: these go to a deque, and only an entry due sooner
-    than the one before pays for a heap."""
+    than the previous entry pays for a heap."""
 
     __slots__ = ("_full_at", "_heap", "_line", "_order")
 

@@ -78,7 +78,7 @@ Noted = set[tuple[str, Effect]]
 
 
 class InputRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. One of the attributes that say what it does is set.
+    """One rule. One of the attributes that define its effect is set.
 
     Attributes:
         name: name of the rule, as clients and metrics see it.

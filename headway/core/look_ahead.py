@@ -56,7 +56,7 @@ MARGIN = 1.03
 CLIENTS_MARGIN = 1.01
 """The same for clients, whom the model predicts well, relative to the current rule."""
 TURN = 149
-"""Number of draws by which each look starts later than the one before."""
+"""Number of draws by which each look starts after the previous look."""
 FINENESS = 100
 """Buckets of a histogram for each e-fold of latency."""
 RATES = 20.0
@@ -103,7 +103,7 @@ class LookAhead:
     Arguments:
         rules: rules by name; the first is the default.
         of_clients: rules for clients that wait for their answers, in the order in which they are tried; by default `rules`. The first
-            is that of `rules`, and holds unless another is better.
+            is the first of `rules`, and holds unless another is better.
 
     Attributes:
         chosen: name of the rule that holds.

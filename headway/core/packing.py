@@ -54,7 +54,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
         share: share of the batch kept for lower tiers.
         owed: weight owed to lower tiers besides.
         pages: limit on the pages of all large entries together, except for a single one; infinite for none.
-        rows: True if entries have rows or call parameters, so that only those of one shape ride together.
+        rows: True if entries have rows or call parameters, so only entries of one shape ride together.
         fewest: True if the first entry comes from the tenant whose next entries make the fewest batches, if they have shapes.
         hopeless: instant at which the batch ends. While more waits than fits, an entry due before it is dropped.
     """

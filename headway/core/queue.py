@@ -94,7 +94,7 @@ class ModelQueue:
         """Waiting entries by tenant; None while the count isn't needed."""
         self._last_tenant: str | None = None
         self._mixed_at = -math.inf
-        """Instant of the last entry with another tenant than the one before it."""
+        """Instant of the last entry that came from another tenant than the entry before it."""
         self._fresh = 0
         self._coming: list[QueuedEntry] = []
         """Entries that were admitted since the last look at the queue, and have no place in it yet."""
@@ -638,7 +638,7 @@ class ModelQueue:
         return wanted
 
     def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
-        """Run members of a batch again, apart, whose outputs, of so many bytes, were left out."""
+        """Run again, apart, the members whose outputs were left out; `members` has the sizes of these outputs in bytes."""
         callers = {caller_of(member.entry) for member, _ in members}
         if new_callers := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
             self._move_apart(new_callers, now)

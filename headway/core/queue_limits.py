@@ -35,7 +35,7 @@ class QueueLimits:
         max_queue: limit on waiting entries.
         shed_at: depths from which the lowest tier, and all tiers but the highest, are refused; None: as many as can be served in time.
         max_weight: limit on the weight of a batch; 0 if entries aren't weighed.
-        rows: True if entries have rows or parameters of a call, so that only those of one shape ride together.
+        rows: True if entries have rows or parameters of a call, so only entries of one shape ride together.
         promise: promised latency in seconds; 0 for none.
         delayed: share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
         unit: weight of one place of a batch; infinite if entries aren't weighed.
@@ -92,7 +92,7 @@ class QueueLimits:
         return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
 
     def weight(self, entry: Entry) -> int:
-        """Return the weight of an entry, at most that of a full batch, since a heavier one runs alone."""
+        """Return the weight of an entry, at most the weight of a full batch, since a heavier entry runs alone."""
         return min(entry.weight, self.max_weight) if self.max_weight else entry.weight
 
     def cost(self, entry: Entry) -> float:

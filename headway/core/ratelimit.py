@@ -75,7 +75,7 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
     """Judge one request by several limits: all are charged or none. `tats`: known theoretical arrival times by id of the limit.
 
     Returns:
-        The times to store, in the order of `limits`; or, of the limits that it exceeds, the one with the longest wait.
+        The times to store, in the order of `limits`; or, if the request exceeds limits, the exceeded limit with the longest wait.
     """
     charged: list[float] = []
     worst, longest = None, 0.0

@@ -125,7 +125,7 @@ class Rehearsal:
         return self._newest
 
     def _take(self, next: int) -> None:
-        """Let arrivals come, up to the one at a position."""
+        """Let arrivals come, up to the arrival at a position."""
         self._newest = self._arrivals[next - 1]
         if self._clients:
             self.rate.observe(next - self._next, self._newest)
@@ -142,7 +142,7 @@ class Rehearsal:
         return slot
 
     def _serve(self, freed: int | None, now: float) -> None:
-        """Let slots claim until one holds, the freed one first."""
+        """Let slots claim until one has to hold. The freed slot claims first."""
         idle, self._look = self._idle, math.inf
         while freed is not None or idle:
             if self._next == self._first:

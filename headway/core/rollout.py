@@ -1,7 +1,7 @@
 """Rules of a rollout: how much traffic the new version gets, and when there is enough evidence against it.
 
-Both tests compare two shares, block by block: those of the new version's requests, and of the other version's requests that ended at
-the same time. So whatever troubles both counts for neither. The bet on an alternative grows by its likelihood ratio, where under the
+Both tests compare two shares, block by block: among the new version's requests, and among the other version's requests that ended at
+the same time. So whatever troubles both versions counts against neither. The bet on an alternative grows by its likelihood ratio, where under the
 hypothesis that the new version isn't worse a joint share replaces the two. This makes it an e-variable for that hypothesis: A. Turner,
 A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that allow for optional stopping", J. Stat. Plan. Inference
 230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating
@@ -157,7 +157,7 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Return the weights of a model's versions; `there`: those that have a worker.
+    """Return the weights of a model's versions; `there`: versions that have a worker.
 
     The configured ones hold until a version is promoted, and while the promoted version has no worker, except for versions that lost."""
     if rollout is None:
@@ -172,7 +172,7 @@ def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[s
 
 
 def bucket_of(seconds: float) -> int:
-    """Return the bucket of a latency; each is a tenth wider than the one before."""
+    """Return the bucket of a latency; each bucket is a tenth wider than the previous one."""
     return max(math.ceil(math.log(max(seconds, 1e-9) / _SHORTEST) / math.log(_GROWTH)), 0)
 
 

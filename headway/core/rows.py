@@ -30,7 +30,7 @@ NUMBER_BYTES = 5
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
     """Return, by model, whether entries have rows or shapes, for models whose healthy workers say what they take.
 
-    They do while any of them takes tensors, or parameters that a call has once."""
+    They do while any of them takes tensors, or parameters that apply to a whole call."""
     counting: dict[str, bool] = {}
     for worker in workers:
         if worker.takes and worker.status is WorkerStatus.HEALTHY:
@@ -40,7 +40,7 @@ def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
 
 
 def weight(value: Value, max_batch: int, max_weight: int) -> int:
-    """Return the weight of a value's rows, at most that of a full batch. Values other than tensors are one row.
+    """Return the weight of a value's rows, at most the weight of a full batch. Values other than tensors are one row.
 
     `max_weight`: limit on the weight of a batch; 0 for none, and each row weighs 1."""
     rows = min(rows_of(value), max_batch)

@@ -24,7 +24,7 @@ REACH = 2.0
 NORMAL = 1.25
 """Standard deviations in a mean distance, for a normal distribution: √(π/2)."""
 STRAY = 2.0
-"""A much slower batch counts as so many times the expected run time, unless the one before was as slow."""
+"""A much slower batch counts as so many times the expected run time, unless the previous batch was as slow."""
 FASTER = 8
 """Batches in a row, each faster than expected by more than STRAY, after which the model has become faster."""
 FORGETTING = 0.5

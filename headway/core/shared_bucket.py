@@ -54,7 +54,7 @@ class SharedBucket:
         self._sum = self._weight = 0.0
         """Sum of these instants times their tenants' weights, and sum of the weights."""
         self._order: list[tuple[float, str]] = []
-        """Heap with an instant for each of these tenants, which may be earlier than the true one; and some outdated ones."""
+        """Heap with an instant for each of these tenants, which may be earlier than the true instant; and some outdated instants."""
 
     @property
     def tenants(self) -> int:

@@ -155,8 +155,8 @@ def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
 
 
 def scale(counts: Collection[int], slots: int) -> float:
-    """Return the number that scales FACTORS so that the mean of their inverses over all slots is 1. `counts`: at all positions but
-    USUAL."""
+    """Return the number by which to scale FACTORS to make the mean of their inverses over all slots 1. `counts`: slots at each
+    position except USUAL."""
     apart = sum(counts)
     if not apart or slots <= 0:
         return 1.0

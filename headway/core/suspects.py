@@ -43,7 +43,7 @@ from headway.model import MOST_OUTPUT, Cause
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
 """Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome."""
 QUARANTINED_ATTEMPTS = 1
-"""Runs that all entries of a quarantine count as having had once one of them had any, as a quarantine may never be empty."""
+"""Runs that count for all entries of a quarantine once an entry of it has run, because a quarantine may never be empty."""
 LEAST_COST = 0.001
 """Shortest run, in seconds, for the accounts below, as runs would cost nothing before the first measurement."""
 APART_PRICE = 4.0
@@ -74,12 +74,12 @@ class Group(msgspec.Struct, eq=False):
     Attributes:
         ready_at: instant before which they don't run.
         kind: FIRST, HALF, QUARANTINE or REST.
-        failures: times that they failed together, or in a larger batch.
+        failures: times that the entries failed together, or in a larger batch.
         attempts: runs of each of them.
-        alone: those of these runs in which the only member ran alone.
-        caller: whose quarantine it is.
+        alone: number of attempts in which the only member ran alone.
+        caller: caller whose quarantine it is.
         rest: for a half, the group that holds the culprit if the half doesn't.
-        avoid, avoid_until: worker on which they failed, and until when they wait for another.
+        avoid, avoid_until: worker on which the entries failed, and the instant until which they wait for another worker.
         hung: True if their last run was ended at the GPU deadline.
     """
 
@@ -119,7 +119,7 @@ class Suspects:
         self.credit = 0.0
         """GPU seconds that groups may take while the tier queues have a batch."""
         self._lean = 0.0
-        """GPU seconds of halves, at their price, less those of quarantines."""
+        """GPU seconds of halves, at their price, minus the GPU seconds of quarantines."""
         self._quarantines: dict[CallerKey, Group] = {}
 
     def quarantine(self, caller: CallerKey) -> Group | None:

@@ -18,7 +18,7 @@ class TenantTurns(Generic[T]):
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[T]] = {}
-        """Non-empty lines; that of the tenant whose turn it is comes first."""
+        """Non-empty lines, from the line of the tenant whose turn it is."""
         self.count = 0
 
     def __len__(self) -> int:

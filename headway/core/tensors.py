@@ -6,8 +6,8 @@
 
 Each tensor's data begin at a multiple of ALIGNED bytes; gaps, and the end after the last data, are filled with zeros. Numbers are
 little-endian, in row-major order. A tensor of BYTES has its elements in the binary form of the Open Inference Protocol: each follows
-its length in 4 bytes, little-endian. A tensor of JSON has JSON texts in that form. The first axis of each shape is that of the rows,
-and equally long in all tensors of a value. `single` marks a value of one row whose reader knows no such axis; in JSON that axis is left
+its length in 4 bytes, little-endian. A tensor of JSON has JSON texts in that form. The first axis of each shape counts the rows,
+and is equally long in all tensors of a value. `single` marks a value of one row whose reader knows no such axis; in JSON that axis is left
 out.
 
 Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types" and "Binary Tensor Data".
@@ -68,7 +68,7 @@ class NoTensors(ValueError):
 
 
 class TensorHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Name, datatype and shape of a tensor. The first axis is that of the rows."""
+    """Name, datatype and shape of a tensor. The first axis counts the rows."""
 
     name: str
     datatype: str

@@ -124,7 +124,7 @@ def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> flo
 
 
 def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return the shares of tenants' arrivals that come to one gateway, from LEAST_WEIGHT to 1. Tenants left out send only to it."""
+    """Return the shares of tenants' arrivals that come to one gateway, from LEAST_WEIGHT to 1. Tenants not in the result send only to this gateway."""
     elsewhere = _together(others)
     return {
         tenant: max(rate / (rate + elsewhere[tenant]), LEAST_WEIGHT)

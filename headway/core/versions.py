@@ -1,4 +1,4 @@
-"""Choice of the model version that answers a request: the one that the client names, or one drawn by weight.
+"""Choice of the model version that answers a request: the version that the client names, or a version drawn by weight.
 
 A version is there while it has a worker, and live while such a worker is healthy. Weights count among live versions, and cold ones,
 which are loaded when drawn. Without weights each live version gets its part of the healthy slots. A version with weight 0 drains: it

@@ -1,4 +1,4 @@
-"""Exchange: the one shape that every request has between its decoded body and its answer.
+"""Exchange: the common shape of every request between its decoded body and its answer.
 
 A reader turns a body into an exchange, whose `write` function holds whatever the answer needs. An HTTP route makes one reader
 per head, and uses it for every body that follows an equal head on the connection.

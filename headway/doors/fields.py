@@ -132,7 +132,7 @@ def _tier(value: bytes, names: tuple[str, ...]) -> int:
 
 
 def with_time_left(options: RequestOptions, waited: float, remaining: float | None = None) -> RequestOptions:
-    """Shorten a request's timeout by the seconds it has waited, and to those that remain for its call."""
+    """Shorten a request's timeout by the seconds it has waited, and to the seconds that remain for its call."""
     left = options.timeout if waited < DEADLINE_GRAIN else options.timeout - waited
     if remaining is not None:
         left = min(left, remaining)

@@ -13,7 +13,7 @@ from headway.gateway.gateway import Gateway
 from headway.model import Limit
 
 _ITEM, _LEFT, _END = b'ratelimit: "', b'";r=', b"\r\n"
-"""What surrounds the name and the figures in the RateLimit line."""
+"""Text around the name and the figures in the RateLimit line."""
 
 _COUNTS = (
     b"%bx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %b\r\nx-ratelimit-reset-requests: %bs\r\n"

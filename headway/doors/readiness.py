@@ -56,9 +56,9 @@ class Readiness:
         holding: returns True while new requests go to the broker, or are held for it because it may be back in time; None
             in a process without requests.
         needs_workers: True if it is ready only with a healthy worker.
-        needs_own: True if that must be one of its own.
+        needs_own: True if that worker must be one of this process.
         starting: returns True until the process is up.
-        learners: told of the workers at each look, so that a process that says it is ready knows them.
+        learners: called with the workers at each look, so a process that says it is ready knows them.
         expected: number of healthy workers that the fleet should have; 0 if not set.
         at_zero: returns True if a model without workers will get one on demand.
         awaited: returns the models that have demand but no workers, with the workers they should have.
@@ -180,7 +180,7 @@ class Readiness:
         return "ok" if complete and (self.needs_own or healthy >= self.expected) else "degraded", counted
 
     def _missing(self, counted: Sequence[WorkerInfo]) -> list[Scaling]:
-        """Return the workers that should exist, of models that have none."""
+        """Return the desired workers of the models that have no workers."""
         present = {worker.model for worker in counted}
         return [scaling for model, scaling in self.awaited().items() if model not in present]
 

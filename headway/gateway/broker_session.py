@@ -112,7 +112,7 @@ class Up(msgspec.Struct, frozen=True):
 
 
 class Waiting(Protocol):
-    """What a session uses of a `PendingRequest`."""
+    """Part of a `PendingRequest` that a session uses."""
 
     entry: Entry
     unadmitted: bool
@@ -123,7 +123,7 @@ class Waiting(Protocol):
 
 
 class WaitingTable(Protocol):
-    """What a session uses of the `PendingTable`."""
+    """Part of the `PendingTable` that a session uses."""
 
     def __len__(self) -> int: ...
 
@@ -192,7 +192,7 @@ class BrokerSession:
         self._departed: list[Submission] = []
         """Submissions to withdraw."""
         self._departed_ids = Counter[tuple[str, str]]()
-        """Their tenants and ids, for look-up: the list may be long."""
+        """Tenants and ids of these submissions, to look up fast because the list may be long."""
         self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
         self._reading: asyncio.Timeout | None = None

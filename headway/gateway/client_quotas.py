@@ -75,7 +75,7 @@ class AnswerRoom:
         self.held = 0
 
     def hold(self, amount: int) -> Failure | None:
-        """Grow to `amount` bytes. Returns a failure if that is too much for one request, or with its owner's other bytes."""
+        """Grow to `amount` bytes. Returns a failure if that is too much for one request, or together with its owner's other bytes."""
         if amount > self._most:
             return too_large(self._most, self._why)
         more = amount - self.held if amount > UNHELD else 0
@@ -99,7 +99,7 @@ def too_large(most: int, why: str = "memory_mb") -> Failure:
 
 
 class CountedConnection(Protocol):
-    """What the quotas use of a connection.
+    """Part of a connection that the quotas use.
 
     Attributes:
         owner: name of its owner; None if it isn't counted.
@@ -229,7 +229,7 @@ class Quotas:
     def keep(self, counted: CountedConnection, amount: int) -> None:
         """Count `amount` bytes of unread answers for a connection, in all.
 
-        If its owner has too many, those of its connections are closed whose answers have waited longest.
+        If its owner has too many, the connections whose answers have waited longest are closed.
         """
         owner = counted.owner
         if owner is None:

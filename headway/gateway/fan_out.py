@@ -8,11 +8,11 @@
 The parts share the principal, the options and the deadline. They are let in together or not at all: the gateway judges the
 first part on behalf of all, and submits no other if it is refused. The first part also carries the charge of the rate limits.
 
-Few parts go in at once. Many are submitted in slices that take turns with those of other requests. The time spent waiting
+Few parts go in at once. Many are submitted in slices, which take turns with the slices of other requests. The time spent waiting
 counts towards the deadline.
 
 With an idempotency key, the other parts are submitted once the broker has accepted or answered the first. If two different
-requests use one key, even at two gateways, the one whose first part comes first is answered, and nothing of the other runs.
+requests use one key, even at two gateways, the request whose first part comes first is answered, and nothing of the other runs.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ class FanOut(ReplySink):
         )
 
     def _shown(self, position: int, reply: Reply) -> Failure:
-        """Return a part's failure as that of the whole request, with the input named if the input is to blame."""
+        """Return a part's failure as the failure of the whole request. It names the input if the input is to blame."""
         failure, count = failures.failure_of(reply), self._count
         if count == 1 or reply.failure is None:
             return failure

@@ -99,7 +99,7 @@ class Question:
         return self._on_verdict is not None and self.wanted()
 
     def take(self, verdict: Verdict, position: int) -> None:
-        """Take the verdict on one text. The first text that isn't let in decides for all."""
+        """Take the verdict on one text. The first refused text decides for the whole request."""
         self._missing -= 1
         if verdict is Verdict.LET_IN and self._missing:
             return

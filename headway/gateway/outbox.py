@@ -81,7 +81,7 @@ class Outbox:
             line.move_to_end(entry.nonce, last=False)
 
     def drop(self, submission: Submission) -> bool:
-        """Drop the entry of a submission. Returns False if it isn't here."""
+        """Drop the entry of a submission. Returns False if the outbox doesn't hold it."""
         tenant, _, nonce = submission
         if self.fresh.pop(nonce, None) is not None:
             return True

@@ -19,7 +19,7 @@ _WEIGHT = attrgetter("entry.weight")
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
 
 MOST_WORKERS = 10_000
-"""Maximum number of workers whose last batch is remembered. At that number all are forgotten, including those that have left."""
+"""Maximum number of workers whose last batch is remembered. At that number all are forgotten, including workers that have left."""
 
 MOST_TENANTS = 100
 """Maximum number of tenants whose tokens have counts of their own. Others count under OTHER; the ledger records them all."""

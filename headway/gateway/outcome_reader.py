@@ -1,6 +1,6 @@
 """Reads of kept outcomes, a few at a time: an outcome may have 16 MiB, and the broker sends nothing else in that time.
 
-Reads of the same outcome share calls: those that come during a call share the next one. That call begins after all of them
+Reads of the same outcome share calls: reads that come during a call share the next call. That call begins after all of them
 asked, so its result is true for each. Tenants take turns.
 """
 

@@ -207,7 +207,7 @@ class SeveralInputs:
         return hashed.digest()
 
     def digest_of(self, model: str, version: str, input: Value) -> bytes:
-        """Return the digest of an input and the parameters for dedup keys. `version` is the one that the client requests."""
+        """Return the digest of an input and the parameters for dedup keys. `version` is the version that the client requests."""
         if self._asked is None or self._asked[0] is not input:
             self._asked = input, dedup.digest(model, version, input, self.parameters)
         return self._asked[1]
@@ -272,7 +272,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         entry: its entry.
         since: instant of its arrival, in seconds.
         deadline: instant of its deadline, in seconds.
-        session: session that it went over; None if it was turned away, or waits for the input policy.
+        session: session that the request went over; None if it was refused, or waits for the input policy.
         key: its key in the table.
         lane: lane that it took; None if it came through `submit`.
         several: list of inputs that it belongs to; None if it is alone.
@@ -355,7 +355,7 @@ class PendingTable(dict[Key, PendingRequest]):
         return [pending for pending in self.values() if pending.session is session]
 
     def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
-        """Return those of the entries that still wait on a session, each with the time that remains."""
+        """Return the entries that still wait on a session, each with its remaining time."""
         left = []
         for entry in entries:
             pending = self.of(entry)

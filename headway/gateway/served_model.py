@@ -60,7 +60,7 @@ class ServedModel:
     Attributes:
         settings: settings of the model.
         versions: choice of the version that answers.
-        reported: versions that workers run, or the one that the settings name until there is a worker.
+        reported: versions that workers run; until there is a worker, the version that the settings name.
         takes, gives: kinds of its inputs and outputs; None while unknown. `takes` is also None while only some workers take
             tensors, for example during a change of the target.
         inputs, outputs: specifications of its tensors; empty if it has none, or while unknown.

@@ -1,4 +1,4 @@
-"""Burden of one client: the frames it sends that bring no message, less those that its answers explain."""
+"""Burden of one client: the frames it sends that bring no message, minus the frames that its answers explain."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class CallStream:
         self._encoding = b""
         self._received = bytearray()
         self._room: memoryview | None = None
-        """What isn't filled yet of the memory of a large message; None if no such message is being read."""
+        """Unfilled part of the memory of a large message; None if no such message is being read."""
         self._whole = whole
         self._missing: int | None = None
         """Bytes still to come according to the content-length; None if there is none."""
@@ -342,7 +342,7 @@ class CallStream:
         return True
 
     def _fill(self, room: memoryview, data: bytes | memoryview) -> None:
-        """Put data into the memory of a large message, and keep what is beyond it for the next message."""
+        """Put data into the memory of a large message, and keep the data beyond its end for the next message."""
         own = data[: len(room)]
         room[: len(own)] = own
         self._room = room[len(own) :]

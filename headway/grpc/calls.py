@@ -37,7 +37,7 @@ _LOOKED_AT = TRACE_FIELDS | {
 MOST_PLAIN = 1 << 16
 """Maximum size in bytes of a message other than inference. Such messages hold a few names, and are decoded without waiting."""
 read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
-"""Read the metadata of a call, whose names and meanings are those of the HTTP header fields."""
+"""Read the metadata of a call, whose names and meanings are the same as in the HTTP header fields."""
 
 
 class PortContext:

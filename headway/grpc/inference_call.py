@@ -29,7 +29,7 @@ _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class _Usual(NamedTuple):
-    """What calls with equal metadata share."""
+    """Values that calls with equal metadata share."""
 
     authorization: bytes
     options: RequestOptions

@@ -41,7 +41,7 @@ class GrpcListener(ListeningPort):
         entrance: entrance of the calls.
         readiness: tells if this process should get traffic.
         certificates: certificates of the port; None for HTTP/2 without TLS.
-        port: port to bind; None for the one in the settings.
+        port: port to bind; None for the port in the settings.
 
     Attributes:
         port: the port, once it is bound.

@@ -232,7 +232,7 @@ class Http2Reader:
     # Data.
 
     def _in_pieces(self, kind: int, flags: int, number: int, size: int) -> bool:
-        """Begin to hand on a large frame as it comes. Return False if it has to be complete first."""
+        """Begin to pass on a large frame piece by piece. Return False if the frame has to be complete first."""
         if self._block is not None:
             _check(kind == CONTINUATION and number == self._block_of)
         if kind == DATA and not flags & _PADDED and size <= LARGEST_DATA:
@@ -249,7 +249,7 @@ class Http2Reader:
         return True
 
     def _go_on(self, piece: memoryview) -> None:
-        """Hand on more of a frame that is handed on as it comes."""
+        """Pass on more of a frame that is passed on piece by piece."""
         amount, number = len(piece), self._rest_of
         self._rest -= amount
         self._spent += amount >> _DATA_SHIFT
@@ -271,7 +271,7 @@ class Http2Reader:
             self._unwanted(number)
 
     def _take(self, amount: int) -> None:
-        """Take data off the connection's window, and widen that when half of it is used."""
+        """Subtract data from the connection's window, and widen the window when half of it is used."""
         self._in -= amount
         if self._in < 0:
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR)

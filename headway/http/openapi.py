@@ -61,7 +61,7 @@ _FACT = re.compile(r"\$\{(\w+)\}")
 _SCHEMAS = "#/components/schemas/"
 _RESPONSES = "#/components/responses/"
 _VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets", "TensorInput", "TensorOutput"])
-"""Schemas of values. The document keeps those that its models take or give."""
+"""Schemas of values. The document keeps the schemas that its models take or give."""
 _BULK = ("File", "FileList", "DeletedFile", "BatchRequest", "Batch", "BatchList")
 """Schemas of bulk jobs. The document keeps them if bulk jobs are served."""
 _NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)

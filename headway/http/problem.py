@@ -27,7 +27,7 @@ class Problem(msgspec.Struct, gc=False):
 _encode = msgspec.json.Encoder().encode
 
 Encoded = tuple[dict[str, str], bytes]
-"""Header fields and body of an answer. The fields are ASCII and include the content type, but not those of the framing."""
+"""Header fields and body of an answer. The fields are ASCII and include the content type, but not the fields of the framing."""
 
 EncodeError = Callable[[AnyError, str], Encoded]
 """Encode any error in the form of one API. Never raises.

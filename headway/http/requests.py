@@ -130,7 +130,7 @@ class RouteAnswer:
     Arguments:
         body: its body.
         status: its status.
-        headers: header fields, without those of the framing.
+        headers: header fields, without the fields of the framing.
         media_type: type of the body; None if `headers` has it, or there is no body.
     """
 

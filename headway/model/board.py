@@ -136,7 +136,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
         changes: changes of its slots.
         untold: number of batches and changes that didn't fit.
         flow: requests that it finished; None if there was nothing to count.
-        fleet: figures of the fleet, from the one process that records them.
+        fleet: figures of the fleet, from the only process that records them.
         at: broker instant of the notice; set by the board.
         scalings: decisions of the autoscaler.
     """

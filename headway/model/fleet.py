@@ -194,7 +194,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         inputs, outputs: specifications of the tensors that its target takes and gives; empty for none.
         together: which rows of its tensors may share a call.
         sees: parameters of requests that its target gets.
-        per_call: parameters that a call of its target has once.
+        per_call: parameters that apply to a whole call of its target.
         cost: estimate of a call's run time; None if the number of inputs determines it, or if unknown.
     """
 

@@ -40,7 +40,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         seconds: age of the block.
-        new, old: requests of the new version, and of the one it is compared with.
+        new, old: requests of the new version, and of the version it is compared with.
     """
 
     seconds: float = 0.0
@@ -52,7 +52,7 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
     """Evidence of one step of a rollout.
 
     Attributes:
-        new, old: requests in this step of the new version, and of the one it is compared with.
+        new, old: requests in this step of the new version, and of the version it is compared with.
         failures, p95: logarithms of the bets on each alternative, for the test of failures and the test of latency.
         outcomes, latencies: open blocks of the two tests.
         slow: sum and number of the old version's shares of slow answers, by blocks.

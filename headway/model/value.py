@@ -159,7 +159,7 @@ class WeightLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CostShape(enum.Enum):
-    """What the run time of a call grows with."""
+    """Quantity with which the run time of a call grows."""
 
     NUMBER = "number"
     WEIGHT = "weight"
@@ -185,7 +185,7 @@ class CostLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowsTogether(enum.Enum):
-    """Which rows of tensors may share a call: any, those of one shape, or those that can be padded to one shape."""
+    """Which rows of tensors may share a call: any, rows of one shape, or rows that can be padded to one shape."""
 
     ANY = ""
     SHAPE = "shape"
@@ -193,7 +193,7 @@ class RowsTogether(enum.Enum):
 
 
 PerCall = tuple[str, ...] | Literal["all"]
-"""Names of the parameters that a call has once; only requests with equal values of these share a batch. `all`: all parameters."""
+"""Names of the parameters that apply to a whole call; only requests with equal values share a batch. `all`: all parameters."""
 ALL_PARAMETERS: Final = "all"
 
 
@@ -209,7 +209,7 @@ class Signature(msgspec.Struct, frozen=True):
         inputs, outputs: specifications of its tensors, if it takes or gives any and they are known.
         together: which rows of its tensors may share a call.
         sees: parameters of requests that it gets.
-        per_call: parameters that a call has once.
+        per_call: parameters that apply to a whole call.
     """
 
     takes: ValueKind = ValueKind.TEXT

@@ -178,7 +178,7 @@ class DepartureLog:
 
 
 class GatewayCounts:
-    """Counts of requests: all of a gateway and its ports, or those of one tenant."""
+    """Counts of requests: all requests of a gateway and its ports, or one tenant's."""
 
     def __init__(self) -> None:
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)

@@ -47,7 +47,7 @@ class FairTurns:
 
     Arguments:
         clock: monotonic seconds.
-        loop: event loop; None for the one that runs when work comes.
+        loop: event loop; None for the loop that runs when work comes.
         budget: seconds in one turn of the loop after which no further piece starts; 0 for one piece in each turn.
         rests: True to pause after each turn for as long as its pieces took, so they use at most half of the process.
     """

@@ -18,7 +18,7 @@ TLS = (
 )
 HTTP2 = (
     "a client speaks HTTP/2 to the HTTP port",
-    "gRPC has a port of its own, that of --grpc-port; other clients ask in HTTP/1.1",
+    "gRPC has a port of its own (--grpc-port); other clients ask in HTTP/1.1",
 )
 CUTS = {
     "protocol_error": (
@@ -35,7 +35,7 @@ CUTS = {
     ),
 }
 """Reasons to cut connections of the gRPC port, by the reason label of `headway_refusals_total`."""
-HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its own, that of --port")
+HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its own (--port)")
 
 
 class ProtocolHints:

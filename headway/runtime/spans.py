@@ -35,7 +35,7 @@ ZERO_LASTS = 1.0
 
 
 class SpanForm(msgspec.Struct, eq=False):
-    """What many spans have in common.
+    """Part that many spans have in common.
 
     Attributes:
         name: name of the spans.

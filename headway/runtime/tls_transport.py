@@ -94,7 +94,7 @@ class TlsPort:
         return self._certificates.context(self._protocol)
 
     def failed(self, reason: str) -> None:
-        """Count a failed handshake, and log the counts at most once in LOG_EVERY."""
+        """Count a failed handshake, and log the counts at most once every LOG_EVERY seconds."""
         self._certificates.counts.failures[self._label, reason] += 1
         if reason in ("closed", "unfinished"):  # Load balancers that check for an open port cause these all the time.
             return
@@ -129,7 +129,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # Called by the socket's transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Give the connection to the protocol above at once."""
+        """Pass the connection to the protocol above without waiting for the handshake."""
         self._raw = cast(asyncio.Transport, transport)
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
         if self._protocol is not None:

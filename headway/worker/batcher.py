@@ -513,7 +513,7 @@ class Batcher:
         await self._tell(lease, lambda: self._broker.release(lease, failure if ran else None), since)
 
     async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Hand in the outcome of a batch, trying again until the broker answers; None if that was given up.
+        """Hand in the outcome of a batch, trying again until the broker answers; None if it gave up.
 
         Give up when the first entry's time is over. A slot that winds down also gives up when its lease expires, because
         another slot then runs the batch.

@@ -36,7 +36,7 @@ COMES_BACK = 5.0
 
 
 class Claims:
-    """Claims of one slot, from its own queue and from those where it helps."""
+    """Claims of one slot, from its own queue and from the queues where it helps."""
 
     def __init__(
         self,

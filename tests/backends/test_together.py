@@ -209,7 +209,7 @@ def mapped(inputs: list[str], parameters: Mapping[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     ("together", "words"),
     [
-        ("temperature", "together is 'temperature', of type str. It names the parameters that a call has once: write together = ('temperature',), or together = \"all\""),
+        ("temperature", "together is 'temperature', of type str. It names the parameters that apply to a whole call: write together = ('temperature',), or together = \"all\""),
         (["a", "b"], "write together = ('a', 'b')"),
         ((1,), "together is '(1,)', of type tuple"),
         (True, "together is 'True', of type bool"),

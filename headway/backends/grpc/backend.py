@@ -209,7 +209,7 @@ async def _why(channel: Any, within: float) -> str:
 
 
 def _system_authorities() -> bytes | None:
-    """Return the authorities that the system trusts, in PEM; None: use those that gRPC ships."""
+    """Return the authorities that the system trusts, in PEM; None: use the authorities that gRPC ships."""
     try:
         return Path(ssl.get_default_verify_paths().cafile or "").read_bytes()
     except OSError:

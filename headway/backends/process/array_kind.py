@@ -149,7 +149,7 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Return the form of arrays that a target takes by its attributes, for lack of an annotation; empty for none."""
+    """Return the form of the arrays that a target takes, by its attributes instead of an annotation; empty if it takes none."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)

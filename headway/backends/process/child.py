@@ -124,10 +124,10 @@ class Pipe:
 def run(
     target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0, calls: Calls | None = None
 ) -> Outputs | Failed:
-    """Have user code run a batch, and judge its result. Inputs that can't be given to it fail alone.
+    """Run a batch in user code, and judge its result. Inputs that can't be passed to user code fail alone.
 
-    Inputs with conflicting call parameters run in separate calls. Queues keep them apart, unless they came before the target
-    was known. A call that fails fails the batch.
+    Inputs with conflicting call parameters run in separate calls. Queues keep such inputs apart, unless they came before the
+    target was known. If a call fails, the batch fails.
 
     Arguments:
         target: the target.

@@ -111,7 +111,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
         example: its example as a JSON text, or as packed tensors if it takes these.
         inputs, outputs: specifications of its tensors.
         together: which rows may share a call.
-        per_call: parameters that a call has once.
+        per_call: parameters that apply to a whole call.
     """
 
     sees: PerCall

@@ -70,7 +70,7 @@ class ThreadChild(Child):
         self._asked.put(None)
 
     def resident_bytes(self) -> int:
-        """Return 0: the memory is that of this process."""
+        """Return 0: the memory belongs to this process."""
         return 0
 
     def _send(self, content: bytes) -> None:

@@ -170,7 +170,7 @@ class Target:
         signature: kinds of its inputs and outputs, and its example.
         arrays: how it takes and gives arrays, if it does.
         takes_parameters: True if it gets the parameters of each input.
-        per_call: parameters that a call has once.
+        per_call: parameters that apply to a whole call.
         takes_mapping: True if it gets the parameters as one mapping.
         takes_views: True if it gets bytes as views, which are valid until its batch ends.
         one_call: True if it wants each batch in one call.
@@ -271,7 +271,7 @@ class Target:
         return json_parameters.decode(values) if values else {}
 
     def _parameters(self, text: bytes) -> Any:
-        """Return the parameters of an input; those of the call come first, in normal form."""
+        """Return the parameters of an input; the parameters of the call come first, in normal form."""
         parameters: Any = json_parameters.decode(text) if text else {}
         if self.per_call and text:
             values = self._values(text)
@@ -280,7 +280,7 @@ class Target:
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
-    """Return the parameters that a call has once, from the target's attribute `together` unless that is a method.
+    """Return the parameters that apply to a whole call, from the target's attribute `together` unless that is a method.
 
     Raises:
         Refusal: it isn't a list of names, or the target takes no parameters.
@@ -297,8 +297,8 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
     ):
         such = (names,) if isinstance(names, str) else tuple(map(str, names)) if isinstance(names, list | set) else ()
         raise Refusal(
-            f"target {name}: its attribute together is {str(names)[:_MAX_SHOWN]!r}, of type {kind_of(names)}. It names the parameters that a "
-            f'call has once: write together = {such or ("temperature",)}, or together = "all".'
+            f"target {name}: its attribute together is {str(names)[:_MAX_SHOWN]!r}, of type {kind_of(names)}. It names the parameters that apply to a "
+            f'whole call: write together = {such or ("temperature",)}, or together = "all".'
         )
     if not takes_parameters:
         raise Refusal(

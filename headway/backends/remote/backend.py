@@ -437,7 +437,7 @@ def _shown(value: Value | None) -> str:
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """Choose the error of a batch whose requests failed: one after which an input may have run, if there is any."""
+    """Choose the error of a batch whose requests failed: preferably an error after which an input may have run."""
     for error in failed:
         if not isinstance(error, RemoteAbsent):
             return error

@@ -100,7 +100,7 @@ class Generations(Generic[T]):
             self.retired.append(generation)
 
     def _next(self) -> tuple[Generation[T], Generation[T] | None]:
-        """Return the generation for the next use, and the previous one if it was just retired."""
+        """Return the generation for the next use, and the previous generation if it was just retired."""
         if not self._opened:
             raise NotStarted
         former, stamp = self.current, self._stamp()

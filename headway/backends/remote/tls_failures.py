@@ -67,7 +67,7 @@ def explain_words(said: str) -> str:
     if _CLOSED.search(said):
         return (
             "it ended the handshake, and gRPC does not tell why. It may ask for a certificate, which remote_cert names, or "
-            f"refuse the one of remote_cert. {_ANOTHER_CERTIFICATE}"
+            f"refuse the certificate of remote_cert. {_ANOTHER_CERTIFICATE}"
         )
     return ""
 

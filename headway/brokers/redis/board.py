@@ -120,7 +120,7 @@ def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
 
 
 def _read(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Notice]:
-    """Notices of stream entries, without those that only a later release can read."""
+    """Notices of stream entries, except notices that only a later release can read."""
     return wire.readable(_stamped, [fields[b"t"] + b"\0" + fields[b"n"] for _, fields in entries])
 
 

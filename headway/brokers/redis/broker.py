@@ -407,7 +407,7 @@ class RedisBroker(Broker):
         return [*depths.values()]
 
     async def loads(self) -> Mapping[QueueName, Load]:
-        """See Broker. Loads of shards are added up; costs are those of the shard with most batches."""
+        """See Broker. Loads of shards are added up; costs come from the shard with the most batches."""
         loads: dict[QueueName, list[Load]] = {}
         for queue, look in await self._look():
             loads.setdefault(queue.name, []).append(look.load)

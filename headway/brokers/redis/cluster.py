@@ -107,7 +107,7 @@ class Cluster(Client):
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     def _doubt(self) -> None:
-        """Note that a node refused to be the one to ask."""
+        """Note that a node refused to answer, because it is the wrong one to ask."""
         self._doubtful, self._left_at = True, asyncio.get_running_loop().time()
 
     def _server(self, address: Address) -> Server:

@@ -253,7 +253,7 @@ class RedisConnection:
         return "".join(pieces)
 
     async def _pieces(self, key: str, length: int, most: int, take: Callable[[bytes], None]) -> bool:
-        """Hand over a large value piece by piece. Returns False if it isn't there, or vanishes."""
+        """Hand over a large value piece by piece. Returns False if the value doesn't exist, or vanishes."""
         for begin in range(0, length, most):
             end = min(begin + most, length)
             piece = await self._values.call(key, "GETRANGE", key, begin, end - 1, large=True)

@@ -216,7 +216,7 @@ def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, 
 
 
 def payer_of(entries: Sequence[Entry], position: int) -> Entry:
-    """Entry that the entry at a position is judged with: itself, or the one that pays for it."""
+    """Entry that the entry at a position is judged with: itself, or the entry that pays for it."""
     entry = entries[position]
     if entry.limits or not entry.payer:
         return entry

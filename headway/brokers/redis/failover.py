@@ -70,7 +70,7 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
         only: HOST or HOST:PORT of the primaries of a cluster that hand over; empty for all.
 
     Raises:
-        FailoverAborted: a guard failed, or it was given up. The text says why, and that writes go on.
+        FailoverAborted: a guard failed, or the failover was given up. The text says why, and that writes go on.
         SettingError: an option is invalid, or doesn't apply to such servers.
     """
     _check(nodes.kind, within, to, only)

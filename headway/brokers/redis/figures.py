@@ -1,7 +1,7 @@
 """Layout of a queue's figures in the server.
 
 Figures are doubles, in sections of one text. A step reads the first section, which differs after every step, and the rest only if the
-first isn't the one it remembers. It writes up to the last section it changed, so figures that change often come first. After the
+first section isn't as it remembers. It writes up to the last section it changed, so figures that change often come first. After the
 sections that enqueuing changes, each tier has a section of its own.
 """
 
@@ -49,7 +49,7 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
 """Figures of each section, and their values when a queue is born. Every step changes STEP."""
 
 BEFORE_TIERS = 2
-"""Number of sections ahead of those of the tiers."""
+"""Number of sections before the sections of the tiers."""
 
 TIER: Mapping[str, float] = {
     "depth": 0.0, "weight": 0.0, "mean": 0.0, "next": 1.0, "rough": 0.0, "last_due": -math.inf, "rate_last": -math.inf, "rate_sum": 0.0, "rate_unseen": 1.0,

@@ -125,7 +125,7 @@ _NUMBERS: dict[str, float] = {
     "MOST_OUTPUT": MOST_OUTPUT,
     "LETTER_BYTES": 64 << 20,
     "SCHEMA": wire.SCHEMA,
-    "RATE_ROUNDING": 1e-5,  # The server's instants count from 1970, so they are less exact than those of ratelimit.py.
+    "RATE_ROUNDING": 1e-5,  # The server's instants count from 1970, so they are less exact than the instants of ratelimit.py.
     "STRAY_KNOWN": service_model.KNOWN,
     "FACTOR_STEP": slot_factors.STEP,
     "FACTOR_ERROR": slot_factors.ERROR,

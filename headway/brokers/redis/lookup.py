@@ -74,7 +74,7 @@ class Lookup:
         return await self._found(tenant, id, _name_of) or self._queues.every[0].name
 
     async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
-        """Ask the queue that an entry was placed in, then all, because its id may be another's by now. Returns the first answer."""
+        """Ask the queue that an entry was placed in, then all queues, because its id may be another entry's by now. Returns the first answer."""
         key, queues = wire.key_of(tenant, id), list(self._router.where((tenant, id)))
         answers = await all_of(*(ask(queue, key) for queue in queues))
         if not any(answers):

@@ -119,7 +119,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self._signs[name] = self._signs[QueueName(name.model)] = now
 
     def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
-        """Add the queues that workers claim from, and those of models that may hold data.
+        """Add the queues that workers claim from, and the queues of models that may hold data.
 
         Strangers get the bounds of the first model, because nobody enqueues for them here.
         """

@@ -167,7 +167,7 @@ class Sentinels(Sentinel):
     async def _follow(self, sentinel: Redis) -> None:
         """Listen to one Sentinel for ever.
 
-        While it is silent or refuses this user, a vote is repeated instead.
+        While the Sentinel is silent or refuses this user, a vote is repeated instead.
         """
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError):

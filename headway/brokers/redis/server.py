@@ -30,7 +30,7 @@ class Client(Protocol):
 
     @property
     def left_at(self) -> float:
-        """Event loop instant at which a server was last found not to be the one to ask; minus infinity if never."""
+        """Event loop instant at which a server last turned out to be the wrong one to ask; minus infinity if never."""
 
     def watch(self) -> None:
         """Start listening for changes of the primary if Sentinels announce them."""
@@ -45,7 +45,7 @@ class Client(Protocol):
         """Name of the server that has a key."""
 
     async def leave(self, address: Address) -> None:
-        """Stop asking a server that refused to be the one to ask, and find the right one."""
+        """Stop asking a server that refused because it is the wrong one, and find the right one."""
 
     async def renew(self) -> None:
         """Replace all connections, using the present content of the URL's files."""
@@ -102,7 +102,7 @@ class Server:
         busy. When a link breaks, all idle links are closed too, because they most likely broke as well.
 
         Raises:
-            Deposed: the server isn't the one to ask; see `leave`.
+            Deposed: the server is the wrong one to ask; see `leave`.
         """
         if self._places is None:
             return await self._call(command, large)
@@ -169,7 +169,7 @@ class Server:
         pool._available_connections.clear()
 
     async def close(self) -> None:
-        """Close all connections; those of running calls when these end."""
+        """Close all connections; a connection with a running call closes when the call ends."""
         self._closed = True
         await self._disconnect()
         await self._redis.aclose()

@@ -83,7 +83,7 @@ class ShardRouter:
             await asyncio.wait({self._counting})
 
     async def census(self, rest: float) -> float:
-        """Count the workers again if that is due. Returns the seconds until it is due again; infinite if there is no choice.
+        """Count the workers again if that is due. Returns the seconds until it is due again; infinite if each model has one queue.
 
         `rest`: seconds between two calls by a process at rest.
         """
@@ -188,9 +188,9 @@ class ShardRouter:
         return dealt
 
     def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
-        """Queue of an entry: its tenant's if it can share limits or outcomes, else the one whose turn it is.
+        """Queue of an entry: its tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is.
 
-        `paid`: another entry's limits are charged for it.
+        `paid`: True if it is charged to another entry's limits.
         """
         name = entry.queue
         if paid or entry.limits or entry.dedup_keys or entry.digest:

@@ -42,7 +42,7 @@ class ServerClock:
         self._latest = 0.0
         """Seconds that the server's clock is ahead of this process's, by the last answer."""
         self._best = self._best_before = -math.inf
-        """The same by the best answer of this window, and of the one before."""
+        """The same by the best answer of this window, and of the previous window."""
         self._window_ends = -math.inf
 
     def learn(self, instant: float) -> None:

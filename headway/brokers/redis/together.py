@@ -28,7 +28,7 @@ class Caller(Protocol):
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """One call, and those who wait for its answer."""
+    """One call, and the callers that wait for its answer."""
 
     function: str
     key: str

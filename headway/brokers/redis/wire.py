@@ -90,7 +90,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answers of one batch for one gateway; `version` is that of the model that ran it."""
+    """Answers of one batch for one gateway; `version` is the version of the model that ran it."""
 
     schema: int
     worker: str

@@ -86,12 +86,12 @@ class Demand:
     """Demand for one model.
 
     Attributes:
-        work: GPU seconds per second that are asked at present.
+        work: GPU seconds of work that arrive per second at present.
         heat: mean of `work` over the time of a few loads; the coldest model makes room.
-        owed: GPU seconds by which demand exceeded capacity, but at least those of entries waiting beyond a batch.
-        paid: cost of not loading: seconds waited since something was owed, as if one request came each second.
-        asked_since: instant since which it has been asked for, with pauses, while loaded nowhere; otherwise infinite.
-        awaited: True if somebody waits for it while it is loaded nowhere, or did within the time of a load.
+        owed: GPU seconds by which demand exceeded capacity, but at least the GPU seconds of entries waiting beyond a batch.
+        paid: cost of not loading the model: seconds waited since work was owed, as if one request came each second.
+        asked_since: instant since which requests have come, with pauses, while the model is loaded nowhere; otherwise infinite.
+        awaited: True if a request waits while the model is loaded nowhere, or did so within the time of a load.
     """
 
     __slots__ = ("_asked_at", "_load", "asked_since", "awaited", "heat", "owed", "paid", "work")
@@ -186,7 +186,7 @@ class Placement:
         self._failed_on: dict[str, str] = {}
         """GPU on which each of them last failed to load. Other GPUs with room are tried first."""
         self._time_to_load: dict[str, float] = {}
-        """Time in seconds after which the next load of a model is overdue, once a load of it was given up."""
+        """Time in seconds after which the next load of a model is overdue, once an earlier load was given up."""
         self._looked_at: float | None = None
         self._asked: Mapping[str, Asked] = {}
         self._used: Mapping[tuple[str, str], float] = {}

@@ -92,7 +92,7 @@ LEAST_SPARE = 0.1
 MOMENT = 0.05
 """Part of α without an arrival after which all clients answered together have come back."""
 LONGEST_WAIT = 1.5
-"""Longest wait of too few clients for those of another slot, in batch times of an even part."""
+"""Longest wait of too few clients for another slot's clients, in batch times of an even part."""
 LEAST_COMPANY = 0.5
 """Share of an even part of all clients below which they are too few to leave."""
 LEAST_GAP = 1e-6

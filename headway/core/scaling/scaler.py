@@ -6,7 +6,7 @@
 Both respect the same bounds. Requested workers count as coming until they are late, so that one shortage is answered only once; late
 ones no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming: replacements are
 requested as far as the bounds allow. Workers are removed only if nothing changed, and none was wanted, during the time of the rule, or
-that of `plan`. At most a fifth of them goes at once, but at least one, and never so many that the load would bring some back.
+the time of `plan`. At most a fifth of the workers goes at once, but at least one, and never so many that the load brings some back.
 
 With `idle_after`, a model that nobody asked for during that time has no worker until somebody asks. Time while a worker starts doesn't
 count, unless one failed to load, so that a client that was told to come back finds a worker. Waiting lines of bulk jobs keep the

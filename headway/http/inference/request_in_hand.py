@@ -167,7 +167,7 @@ class RequestInHand(msgspec.Struct, eq=False):
     # The reply.
 
     def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: Sequence[TokenCount | None] = ()) -> None:
-        """Write the answer. `outputs` and their `tokens` are those of a request with several inputs."""
+        """Write the answer. `outputs` and their `tokens` are for a request with several inputs."""
         connection = self.connection
         if connection.in_hand is not self:
             return

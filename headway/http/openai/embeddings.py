@@ -129,7 +129,7 @@ class _Writer(msgspec.Struct, frozen=True):
     def _of_tensors(self, output: Tensors, position: int, inputs: int) -> tuple[int, int, str | msgspec.Raw]:
         """Return the count of an output's numbers, 0 for its tokens, and its embedding as it is sent.
 
-        `position` is that of its input among `inputs`, for errors. Raises RequestError.
+        `position` is the position of its input among `inputs`, for errors. Raises RequestError.
         """
         try:
             tensor = _one_embedding(output)

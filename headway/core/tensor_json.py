@@ -132,7 +132,7 @@ def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> N
     """Check the shape of nested arrays; `bare` has their brackets and commas."""
     if not _matches(text, bare, shape):
         sent = shape_of(text)
-        described = f"of shape {shown_shape(sent)}" if sent else "no array of numbers"
+        described = f"of shape {shown_shape(sent)}" if sent else "not an array of numbers"
         raise NoTensors(f"the data of the input {quoted(name)} are {described}; expected shape {shown_shape(shape)}")
 
 

@@ -323,7 +323,7 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("value", "part"),
         [
-            ("a", "no FP32"), (b"[1]", "expected shape"), (b'{"y":[1,2]}', "there is no input `y`|is missing"), (Octets(b"a"), "octets"), (b"null", "axes"),
+            ("a", "not FP32"), (b"[1]", "expected shape"), (b'{"y":[1,2]}', "there is no input `y`|is missing"), (Octets(b"a"), "octets"), (b"null", "axes"),
             (Tensors(b"a"), "header"), (Tensors(arrays(x=np.ones((1, 2), "f4")).content[:-20]), "too soon|left over|header"),
         ],
     )  # fmt: skip

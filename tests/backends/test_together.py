@@ -239,9 +239,7 @@ def test_parameters_that_are_not_taken_are_refused() -> None:
 
 
 def test_one_mapping_without_together_is_refused() -> None:
-    with pytest.raises(
-        Refusal, match=r'together = \("temperature",\), or all.*"all"; or write parameters: list\[dict\]'
-    ):
+    with pytest.raises(Refusal, match=r'together = \("temperature",\); or set.*"all"; or annotate it as list\[dict\]'):
         Target(mapped, "m:mapped", "", UserLoop())
 
 

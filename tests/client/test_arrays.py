@@ -143,7 +143,7 @@ def test_arrays_by_name_with_parameters_and_wanted_outputs_are_one_request() -> 
     ("input", "how", "what"),
     [
         (np.float32(1), {}, "is not JSON"),
-        (np.array(1.5), {}, r"of shape \(\): has no rows"),
+        (np.array(1.5), {}, r"has shape \(\), so it has no rows"),
         (np.zeros(2, complex), {}, "of dtype complex128: cannot be sent. Send bool, int8"),
         (np.zeros(2, "M8[s]"), {}, "cannot be sent"),
         (np.array([None, 1], object), {}, "with a NoneType: expected texts or bytes"),

@@ -131,7 +131,7 @@ def test_what_rounds_to_the_largest_number_is_no_overflow(datatype: str, good: s
 
 
 def test_a_digit_cannot_hide_behind_a_bracket() -> None:
-    with pytest.raises(NoTensors, match="no UINT8"):
+    with pytest.raises(NoTensors, match="not UINT8"):
         tensor_json.read(b"[[1]2,[3]]", "x", "UINT8", (2, 1))
 
 

@@ -88,7 +88,7 @@ async def test_several_inputs_are_an_object_by_name(stand: Stand) -> None:
         (NAMED, {"query": [1, 2], "ids": [[1]]}, "`ids` has an axis of rows, other than those before it"),
         (NAMED, {"query": [[1, 2], [3, 4]], "ids": [[1]]}, "`query` has 2 rows and `ids` has 1; expected as many"),
         ((TensorSpec("n", "UINT8"),), 256, "element 0 of the input `n` is 256, which is out of the range of UINT8"),
-        ((TensorSpec("n", "BOOL"),), [True, 1], "no BOOL: Expected `bool`, got `int`, at element 1"),
+        ((TensorSpec("n", "BOOL"),), [True, 1], "not BOOL: Expected `bool`, got `int`, at element 1"),
     ],
 )  # fmt: skip
 @on_stand(whole=True)

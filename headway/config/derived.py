@@ -25,9 +25,9 @@ Terms = Sequence[tuple[str, str | int | float | bool]]
 
 
 def fallbacks_of(settings: Settings) -> dict[str, Settings]:
-    """Return the settings of each model with a fallback. Their `fallback` is the target alone.
+    """Return the settings of each model with a fallback. Their `fallback` holds only the target.
 
-    A target without a name is for the default model, or else for the first. A model's own table beats it. Raises SettingError if
+    A target given without a model is for the default model, or for the first if that isn't served. A model's own table beats it. Raises SettingError if
     one is for a model that this process has no settings for.
     """
     if not settings.broker:

@@ -114,7 +114,7 @@ def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
     """
     members = _read_members(text)
     if _check_numbers(text) > MOST_EXTREME:
-        raise NoValue(f"holds more than {MOST_EXTREME} numbers so large or so long that each needs a range check")
+        raise NoValue(f"holds more than {MOST_EXTREME} numbers so large or long that each needs a check")
     if text.count(b"[") + text.count(b"{") > deepest and _depth(text, deepest) > deepest:
         raise NoValue(f"is nested deeper than {deepest} levels")
     return members

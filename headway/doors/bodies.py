@@ -244,7 +244,7 @@ def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]
         raise BadRequest(f"`$.parameters` {exc}") from None
     if extreme > values.MOST_EXTREME:
         raise BadRequest(
-            f"`$.parameters` holds more than {values.MOST_EXTREME} numbers so large or so long that each needs a range check"
+            f"`$.parameters` holds more than {values.MOST_EXTREME} numbers so large or long that each needs a check"
         )
     return {name: msgspec.Raw(value) for name, value in by_name.items()}
 

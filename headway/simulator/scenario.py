@@ -198,9 +198,7 @@ class Scenario:
             reason = f"no recorded batch has more than {times.largest} inputs"
             raise SettingError("--max-batch-size", self.max_batch, reason, "Record larger ones, or ask for less.")
         if not self.weights:
-            raise SettingError(
-                "--batch-times", f"{len(times)} batches", "cannot be used without the weights of entries", WEIGHTS_HINT
-            )
+            raise SettingError("--batch-times", f"{len(times)} batches", "need the weights of entries", WEIGHTS_HINT)
         if max(self.weights) > times.heaviest:
             reason = f"no recorded input is heavier than {times.heaviest}"
             raise SettingError("--weights", max(self.weights), reason, "Record longer ones, or ask for less.")

@@ -34,9 +34,7 @@ def read_trace(path: Path) -> tuple[float, ...]:
     except UnicodeDecodeError:
         raise SettingError("--trace", str(path), "is not UTF-8 text", "Save it as UTF-8.") from None
     if len(times) < 2 or times[-1] <= times[0]:
-        raise SettingError(
-            "--trace", str(path), f"has {len(times)} arrivals: too few, or all at one instant, to give a rate", hint
-        )
+        raise SettingError("--trace", str(path), f"has {len(times)} arrivals, too few or all at one instant", hint)
     return times
 
 

@@ -207,6 +207,6 @@ async def test_stopping_what_was_never_started_is_safe(build: Build) -> None:
 
 @on_backend
 async def test_an_input_that_cannot_be_sent_fails_its_batch(backend: Backend) -> None:
-    with pytest.raises(BackendError, match="no proper Unicode"):
+    with pytest.raises(BackendError, match="not valid Unicode text"):
         await backend.run(batch("a", "\ud800"), LONG)
     assert outputs(await backend.run(batch("a"), LONG)) == ["A"]

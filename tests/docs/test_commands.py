@@ -73,8 +73,11 @@ def test_every_command_within_a_sentence_has_the_flags_that_it_names(page: Path)
 def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reader]:
     """Reader of the page that the test is about, with what the page takes for granted."""
     page = of(request.param)
-    if any("curl " in block.text for block in blocks(request.param)) and not shutil.which("curl"):
-        lacking("curl is not on the path, with which the page asks; on Debian and Ubuntu: apt-get install curl")
+    for program in ("curl", "openssl"):
+        if any(f"{program} " in block.text for block in blocks(request.param)) and not shutil.which(program):
+            lacking(
+                f"{program}, which the page uses, is not on the path; on Debian and Ubuntu: apt-get install {program}"
+            )
     checkout(tmp_path)
     with ExitStack() as stack:
         it = Reader(tmp_path, installed=page != "README.md", home="store" if page == "docs/fleet.md" else "")

@@ -425,8 +425,8 @@ async def test_a_server_that_refuses_the_user_or_is_not_there_is_named_with_the_
     ("url", "how", "said"),
     [
         ("redis+sentinel://h:1/x", {"to": "h:2"}, "--to = 'h:2': is for one server; Sentinels choose the replica"),
-        ("redis+sentinel://h:1/x", {"only": "h"}, "--only = 'h': is for a cluster"),
-        ("redis://h:1", {"only": "h"}, "--only = 'h': is for a cluster"),
+        ("redis+sentinel://h:1/x", {"only": "h"}, "--only = 'h': is only for a cluster"),
+        ("redis://h:1", {"only": "h"}, "--only = 'h': is only for a cluster"),
         ("redis+cluster://h:1", {"to": "h:2"}, "--to = 'h:2': is for one server; a cluster has a primary for each part"),
         *(("redis://h:1", {"within": one}, f"--within = {one}: must be") for one in (0.0, -5.0, float("nan"), float("inf"))),
     ],

@@ -7,9 +7,9 @@
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
     │   ├── StoreCorrupted      the database is damaged
-        │   └── FolderUnavailable   the folder of bulk jobs is missing, or its disk is full or failing
+    │   └── FolderUnavailable   the folder of bulk jobs is missing, or its disk is full or failing
     │       └── FileLost        a file of the folder is gone
-        ├── FailoverAborted         a failover of the broker never began, or was given up; says why
+    ├── FailoverAborted         a failover of the broker never began, or was given up; says why
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
@@ -17,8 +17,8 @@
     │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
     │   ├── BadOutput           wrong number or shape of outputs
     │   ├── RemoteError         the remote API failed, its tries spent
-        │   │   ├── RemoteAbsent    no connection could be made, so nothing was sent
-        │   │   └── RemoteExhausted the remote API has no capacity for the batch
+    │   │   ├── RemoteAbsent    no connection could be made, so nothing was sent
+    │   │   └── RemoteExhausted the remote API has no capacity for the batch
     │   └── RemoteRefused       the remote API rejected an input of the batch, or all
     └── RequestError            one request gets an error answer; knows its `code`
         ├── BadRequest          not JSON, not UTF-8, a wrong type, a missing member

@@ -403,7 +403,7 @@ class BulkRunner(Protocol):
         """Return True if a tenant has so many bytes of unfinished lines that it may offer no more."""
 
     def paused(self, model: str, tenant: str = "") -> str:
-        """Return why a model, or a tenant's lines, are paused; empty if they aren't."""
+        """Return the reason why a model or a tenant's lines are paused; "" if they aren't."""
 
     async def look(self) -> None:
         """Find out why offered lines wait, unless that was done a moment ago. Raises BrokerUnavailable."""
@@ -565,7 +565,7 @@ class BulkStore(Protocol):
         """Return the total of a tenant's files."""
 
     async def remove_file(self, tenant: str, id: str) -> bool:
-        """Forget a file. Returns False if it is not there, or if an unfinished job reads it."""
+        """Forget a file. Returns False if it is not there, or if an unfinished job is still reading it."""
 
     async def old_files(self, before: float, limit: int) -> Sequence[BulkFile]:
         """Return the oldest files from before Unix time `before`, of all tenants, except those that jobs read."""

@@ -164,8 +164,8 @@ BAD_FILES: list[tuple[str, str]] = [
     ("max_batchsize = 4", r"some\.toml: max_batchsize = 4: there is no such setting\. Did you mean max_batch_size"),
     ("modells = 4", r"some\.toml: modells = 4: there is no such setting\. Did you mean models\?"),
     ("[modells.a]", r"some\.toml: modells = '…': there is no such setting\. Did you mean models\?"),
-    ("[model.a]\nx = 1", r"some\.toml: model = '…': is a table, and must be text\. Write \[models\.a\]; `model` is"),
-    ("model = {}", r"some\.toml: model = '…': is a table, and must be text\. Write \[models\.NAME\]; `model` is"),
+    ("[model.a]\nx = 1", r"some\.toml: model = '…': is a table, but must be text\. Write \[models\.a\]; `model` is"),
+    ("model = {}", r"some\.toml: model = '…': is a table, but must be text\. Write \[models\.NAME\]; `model` is"),
     ("[models.a]\ntaget = 4", r"some\.toml: \[models\.a\] taget = 4: there is no such setting\. Did you mean target\?"),
     ("[models.a]\nversoin = 4", r"\[models\.a\] versoin = 4: there is no such setting\. Did you mean version\?"),
     (

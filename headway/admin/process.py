@@ -23,7 +23,7 @@ class ProcessView(msgspec.Struct, frozen=True):
     """What the admin port sees of its process.
 
     Attributes:
-        now: asks for the broker's time, which all its instants are in; `clock` is this process's, monotonic.
+        now: asks for the broker's time, in which all the broker's instants are given; `clock` is this process's, monotonic.
         gateway: has the pending requests and replays dead letters; None if this process is no gateway.
         ledger: has requests that memory no longer holds; None if nothing is recorded.
         starting: returns True until the process is up.

@@ -76,7 +76,7 @@ async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
         async with asyncio.timeout(ANSWER_WITHIN):
             return await ledger.find(id)
     except TimeoutError:
-        why = f"it does not answer within {ANSWER_WITHIN * 1000:.0f} ms"
+        why = f"it did not answer within {ANSWER_WITHIN * 1000:.0f} ms"
     except (StoreUnavailable, SettingError) as exc:
         why = str(exc)
     raise StoreUnavailable(f"the request is not known here, and the ledger cannot be asked now: {why}")

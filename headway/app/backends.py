@@ -250,7 +250,7 @@ def model_worker_name(model: str, settings: Settings, target: Target, devices: D
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for a weight function; None if weights are characters. `most`: largest weight of a batch, or 0.
+    """Build the estimate for a weight function; None if weights are characters. `most`: limit on a batch's weight; 0 for none.
 
     Raises:
         SettingError: the target is a remote API, which has no functions.

@@ -93,7 +93,7 @@ def values_of(file: FileTable) -> Given:
     if isinstance(models := table.get("model"), dict):
         names = ", ".join(f"[models.{name}]" for name, own in models.items() if isinstance(own, dict))
         hint = f"Write {names or '[models.NAME]'}; `model` is the name of a single one."
-        raise SettingError(f"{file.path}: model", "…", "is a table, and must be text", hint)
+        raise SettingError(f"{file.path}: model", "…", "is a table, but must be text", hint)
     return _values(table, f"{file.path}: ", FIELDS)
 
 

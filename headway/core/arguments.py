@@ -20,7 +20,7 @@ def read(text: str) -> tuple[list[Any], dict[str, Any]]:
     if not text.strip():
         return [], {}
     if len(text) > MOST_CHARS:
-        raise NoArguments(f"they have {len(text)} characters; at most {MOST_CHARS} are taken")
+        raise NoArguments(f"they have {len(text)} characters; at most {MOST_CHARS} are allowed")
     try:
         call = ast.parse(f"f({text}\n)", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

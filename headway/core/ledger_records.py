@@ -112,7 +112,7 @@ class RefusalCounts:
         """Minutes of refusals, in the order in which they end."""
 
     def count(self, record: LedgerRecord, now: float) -> bool:
-        """Count a refusal along with others. Returns True if the record of the request, which may be any, needs no row of its own."""
+        """Count a record if it is a refusal. Any record may be passed. Returns True if it needs no row of its own."""
         if record.error not in REFUSALS or record.batch_size:
             return False
         key = (record.tenant, record.user, record.tier, record.error)

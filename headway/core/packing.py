@@ -4,8 +4,8 @@ A batch is full if the next entry would exceed its number or weight. The next en
 entries don't overtake it, but other tiers may use the remaining room. An entry heavier than a whole batch runs alone. If entries have
 rows or call parameters, a batch has entries of one shape, and its next entry is the next of that shape.
 
-The room kept for lower tiers may be too small for their next entry, or have another shape. Then it is owed to them, and added to what
-the next batch keeps for them, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and Varghese,
+A batch keeps room for lower tiers, but their next entry may be too big for it, or of a different shape. The room is then owed to them,
+and added to what the next batch keeps, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and Varghese,
 "Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)
 """
 

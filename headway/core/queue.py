@@ -725,7 +725,7 @@ class ModelQueue:
     def _fail_beside(
         self, departure: Departure, members: list[QueuedEntry], after: FailureOutcome, now: float
     ) -> FailureOutcome:
-        """End a failed batch with bulk entries: these end, and `members` run again as if they hadn't run."""
+        """Handle the failure of a batch that had bulk entries: they end, and `members` run again as if for the first time."""
         if members:
             self._suspects.add(Group(members, now, FIRST, departure.failures, departure.attempts - 1))
         after.again = len(members)

@@ -61,7 +61,7 @@ def slots_at(shard: int, slots: int, active: int) -> int:
 def in_turn(turn: int, slots: int, active: int) -> int:
     """Return the shard that gets the next entries: the home of the next slot, so that each shard gets its slots' share.
 
-    `turn` grows by one with each call of a gateway, from anywhere."""
+    `turn` may start at any number, and grows by one with each call that the gateway makes."""
     return turn % slots % active if slots else 0
 
 

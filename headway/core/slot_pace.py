@@ -2,8 +2,8 @@
 
 Slots differ: cards are mixed, and one may get hot. A line through all batches would mistake "slow card, larger batch" for the cost of
 an input. And if a batch takes as long as its longest input, no line fits from one input to a full batch. So each slot has figures of
-its own, and once batches of nearly the largest size were seen, they alone say how long a full one takes. Before that it is estimated:
-what the start's batches say about the largest, times how much longer later ones took.
+its own. Once batches of nearly the largest size have been seen, they alone say how long a full one takes. Before that, it is the
+estimate from the start-up batches, scaled by how much longer later batches took.
 """
 
 from __future__ import annotations

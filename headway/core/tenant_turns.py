@@ -1,4 +1,5 @@
-"""Lines of tenants that take turns, each with its items in order. Pure: outbox, gRPC and event loop share it."""
+"""Lines of tenants that take turns, each with its items in order. Pure: outbox, gRPC and event loop share it. Entries of a queue take
+turns in `fair_queue.py`."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iterator[bytes]:
-    """Yield pieces of a tensor's nested arrays; `single`: without the axis of its rows. Raises NoTensors."""
+    """Yield pieces of a tensor's nested arrays. `single`: omit the row axis. Raises NoTensors if `strict` and JSON can't hold an element."""
     head = tensor.head
     shape = head.shape[1:] if single else head.shape
     if not count_of(shape):
@@ -423,7 +423,7 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
     sizes = [len(layer)]
     while layer and isinstance(layer[0], list):
         if not all(isinstance(part, list) and len(part) == len(layer[0]) for part in layer):
-            raise NoTensors(f"the data of the input {quoted(name)} are nested arrays of several lengths")
+            raise NoTensors(f"the data of the input {quoted(name)} are nested arrays of unequal lengths")
         sizes.append(len(layer[0]))
         layer = [part for outer in layer for part in outer]
     shown = tuple(shape[: list(shape).index(0) + 1] if 0 in shape else shape)  # An empty axis hides those inside it.
@@ -433,7 +433,7 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
         )
     if len(layer) > MOST_ELEMENTS:
         raise NoTensors(
-            f"the input {quoted(name)} has {len(layer)} elements of {BYTES}; at most {MOST_ELEMENTS} are taken"
+            f"the input {quoted(name)} has {len(layer)} elements of {BYTES}; at most {MOST_ELEMENTS} are allowed"
         )
     if wrong := next(((place, element) for place, element in enumerate(layer) if not isinstance(element, str)), None):
         raise NoTensors(f"element {wrong[0]} of the input {quoted(name)} is {_beginning(wrong[1])}; expected a text")
@@ -448,7 +448,7 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
         texts = find_strings(page)
         if (known := known + len(texts)) > MOST_ELEMENTS:
             raise NoTensors(
-                f"the input {quoted(name)} has more than {MOST_ELEMENTS} elements of {BYTES}; at most {MOST_ELEMENTS} are taken"
+                f"the input {quoted(name)} has more than {MOST_ELEMENTS} elements of {BYTES}; at most {MOST_ELEMENTS} are allowed"
             )
         try:
             data.append(join_elements([element.encode() for element in _read_texts(b"[%b]" % b",".join(texts))]))
@@ -561,7 +561,7 @@ def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:
     if shape:
         described = f"have {len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
     else:
-        described = "are arrays of several lengths" if text[:1] == b"[" else f"are `{_NAMES.get(text[:1], 'number')}`"
+        described = "are arrays of unequal lengths" if text[:1] == b"[" else f"are `{_NAMES.get(text[:1], 'number')}`"
     raise NoTensors(
         f"the data of the input {quoted(spec.name)} {described}; expected one row, {spec.datatype} of shape {shown_shape(spec.shape)}, or an "
         "array of rows"

@@ -259,7 +259,7 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
         known = ", ".join(datatype for datatype in SIZES if datatype != JSON)
         raise NoTensors(f"the input {name} has the datatype {quoted(head.datatype)}; the datatypes are {known}")
     if len(head.shape) > MOST_AXES:
-        raise NoTensors(f"the input {name} has {len(head.shape)} axes; at most {MOST_AXES} are taken")
+        raise NoTensors(f"the input {name} has {len(head.shape)} axes; at most {MOST_AXES} are allowed")
     if not head.shape or min(head.shape) < 0 or count_of(head.shape) > _LARGEST:
         raise NoTensors(
             f"the input {name} has the shape {shown_shape(head.shape)}; expected the number of rows, and the axes of a row behind it"
@@ -310,7 +310,7 @@ def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[
     for head in heads:
         check_head(head, specs)
     if (elements := sum(count_of(head.shape) for head in heads if head.datatype == BYTES)) > MOST_ELEMENTS:
-        raise NoTensors(f"the request has {elements} elements of {BYTES}; at most {MOST_ELEMENTS} are taken")
+        raise NoTensors(f"the request has {elements} elements of {BYTES}; at most {MOST_ELEMENTS} are allowed")
     names = [head.name for head in heads]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise NoTensors(f"the input {quoted(twice)} is there {names.count(twice)} times; expected it once")

@@ -75,7 +75,7 @@ def traceparent(context: TraceContext) -> str:
 
 
 def trace_fields(context: TraceContext | None) -> dict[str, str]:
-    """Return the header fields that pass a context on; none for None."""
+    """Return the header fields that pass a context on; no fields if the context is None."""
     if context is None:
         return {}
     state = {"tracestate": context.state} if context.state else {}

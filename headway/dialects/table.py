@@ -42,5 +42,6 @@ def _implied_by(scheme: str, path: str) -> str:
         return next(iter(kinds))
     if re.fullmatch(".*/chat/completions/?", path):
         hint = "Name its …/v1/completions, which takes a list of prompts."
-        raise SettingError("remote_format", AUTO, f"finds no dialect for {path}, which takes one conversation", hint)
+        reason = f"finds no dialect for {path}, because that path takes a single conversation per request"
+        raise SettingError("remote_format", AUTO, reason, hint)
     return next((name for name, kind in kinds.items() if kind.path and re.fullmatch(kind.path, path)), "list")

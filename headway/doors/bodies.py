@@ -236,7 +236,7 @@ def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]
         raise BadRequest("Expected `object | null` - at `$.parameters`")
     by_name = yield from members(text, limit)
     if by_name is None:
-        raise BadRequest(f"`$.parameters` has more than {limit} members; at most {limit} are taken")
+        raise BadRequest(f"`$.parameters` has more than {limit} members; at most {limit} are allowed")
     yield 0
     try:
         extreme = yield from values.check_in_steps(text, MAX_DEPTH)
@@ -270,7 +270,7 @@ def _several(raw: msgspec.Raw, limit: int) -> list[Value]:
     if not elements:
         raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
     if len(elements) > limit:
-        raise PayloadTooLarge(f"`$.inputs` has more than {limit} members, which are the most in one request")
+        raise PayloadTooLarge(f"`$.inputs` has more than {limit} members, the limit for one request")
     if type(elements[0]) is str:
         return elements
     inputs: list[Value] = []
@@ -297,7 +297,7 @@ def _several_in_steps(text: bytes, limit: int) -> Steps[list[bytes]]:
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.of_json(text))}` - at `$.inputs`")
     elements = yield from split(text, limit)
     if elements is None:
-        raise PayloadTooLarge(f"`$.inputs` has more than {limit} members, which are the most in one request")
+        raise PayloadTooLarge(f"`$.inputs` has more than {limit} members, the limit for one request")
     if not elements:
         raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
     return elements
@@ -345,7 +345,7 @@ def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
     except values.NoValue as exc:
         raise BadRequest(f"`$.parameters` {exc}") from None
     if len(members) > limit:
-        raise BadRequest(f"`$.parameters` has {len(members)} members; at most {limit} are taken")
+        raise BadRequest(f"`$.parameters` has {len(members)} members; at most {limit} are allowed")
     return members
 
 

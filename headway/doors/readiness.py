@@ -246,4 +246,4 @@ async def within_answer_time(answer: Awaitable[T]) -> T:
         async with asyncio.timeout(ANSWER_WITHIN):
             return await answer
     except TimeoutError:
-        raise BrokerUnavailable(f"the broker does not answer within {ANSWER_WITHIN * 1000:.0f} ms") from None
+        raise BrokerUnavailable(f"the broker did not answer within {ANSWER_WITHIN * 1000:.0f} ms") from None

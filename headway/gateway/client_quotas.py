@@ -49,7 +49,7 @@ class HeldBytes(Budget):
         self.freed: Callable[[], None] | None = None
 
     def give(self, owner: str, amount: int) -> None:
-        """Take bytes back from an owner."""
+        """Release bytes that an owner held."""
         super().give(owner, amount)
         if self.freed is not None:
             self.freed()

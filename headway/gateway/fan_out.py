@@ -320,7 +320,7 @@ def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -
         return None
     message = (
         f"{count} inputs come to {total} bytes, and {count} times {len(parameters)} of parameters, as each has them with it; at "
-        f"most {most} are taken in one request ({MOST_BODIES} times max_body_bytes). Send fewer inputs at a time"
+        f"most {most} are allowed in one request ({MOST_BODIES} times max_body_bytes). Send fewer inputs at a time"
     )
     return Failure(errors.PAYLOAD_TOO_LARGE, message)
 

@@ -412,9 +412,9 @@ class LedgerWriter:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
-        """Handle a bulk with a record that the ledger can't take.
+        """Handle a bulk write with a record that the ledger can't take.
 
-        Bulks are halved until the record is alone. It is then tried once more, in case it was damaged on its way.
+        Bulk writes are halved until the record is alone. It is then tried once more, in case it was damaged on its way.
         """
         if len(bulk) > 1 or bulk[0] is not self._suspect:
             self._suspect = bulk[0]

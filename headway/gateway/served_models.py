@@ -332,7 +332,7 @@ def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
         return Failure(errors.BAD_REQUEST, str(exc))
     most = served.settings.max_batch_size
     if header.rows > most:
-        message = f"the input has {header.rows} rows; at most {most} are taken together (max_batch_size). Send them in several requests"
+        message = f"the input has {header.rows} rows; at most {most} are allowed together (max_batch_size). Send them in several requests"
         return Failure(errors.PAYLOAD_TOO_LARGE, message)
     return None
 

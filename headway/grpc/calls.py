@@ -157,7 +157,7 @@ class Call:
         self.belong(STRANGERS + self.stream.connection.address)
 
     def identify(self, authorization: bytes) -> Principal:
-        """Find the principal of the call, and count the call for it.
+        """Find the principal of the call, and count the call against it.
 
         Raises:
             RequestError: the principal is not known, or its tenant has too many calls or connections.

@@ -1,4 +1,4 @@
-"""Calls of inference: from the metadata and the message to the gateway, and back to the client."""
+"""Inference calls: from the metadata and the message to the gateway, and back to the client."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _names(head: bytes) -> tuple[str, str | None]:
 
 
 class _Body:
-    """Body of a form, after a line break that makes its first boundary look like all others."""
+    """Body of a form, with a line break put in front so that the first boundary looks like the others."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
         self._pieces, self._buffer = pieces, b"\r\n"

@@ -1,7 +1,7 @@
-"""Searches with RE2, in linear time whatever the pattern and the text; apart from `file`, as RE2 is an optional package.
+"""Searches with RE2, in linear time whatever the pattern and the text. Separate from `file` because RE2 is optional.
 
 The patterns of a rule are one expression. If that runs out of memory for its automaton, RE2 goes on without one, slower but
-still linear. A set of RE2's would find nothing then.
+still linear. An RE2.Set would find nothing in that case.
 """
 
 from __future__ import annotations

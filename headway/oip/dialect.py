@@ -145,8 +145,8 @@ class TensorDialect(Dialect, frozen=True):
         if not self._gives_tensors:
             return element_items(_elements(memoryview(tensors[0].data), expected))
         for head, data in tensors:
-            if head.datatype != BYTES and len(data) != SIZES[head.datatype] * count_of(head.shape):
-                raise NoOutputs(f"{len(data)} bytes of numbers, and its shape says another number")
+            if head.datatype != BYTES and len(data) != (size := SIZES[head.datatype] * count_of(head.shape)):
+                raise NoOutputs(f"{len(data)} bytes of data, but its shape calls for {size}")
         cuts = [_cut(tensor, rows or (0,) * expected) for tensor in tensors]
         singles = [not size for size in rows] if rows else [True] * expected
         return [
@@ -225,7 +225,7 @@ def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
         except NoTensors:
             raise NoOutputs("binary data that ends within an output") from None
         if len(elements) != count_of(head.shape):
-            raise NoOutputs(f"{len(elements)} elements, and its shape says another number")
+            raise NoOutputs(f"{len(elements)} elements, but its shape calls for {count_of(head.shape)}")
     parts, begin = list[Tensor](), 0
     for count in (size or 1 for size in rows):
         end = begin + count * count_of(head.shape[1:]) * (SIZES[head.datatype] or 1)

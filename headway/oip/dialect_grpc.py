@@ -56,7 +56,7 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
             raise SettingError("remote_model", model, "is empty, and the URL names no model", hint)
         if named and model and named != model:
             hint = "Leave it out, or name the model in one of them."
-            raise SettingError("remote_model", model, "is another model than the URL names", hint)
+            raise SettingError("remote_model", model, "is not the model that the URL names", hint)
         version = unquote(match["version"] or "") if match is not None else ""
         dialect = cls(model=named or model, version=version)
         named = _messages("ModelMetadata")[0](name=dialect.model, version=version)

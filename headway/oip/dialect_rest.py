@@ -45,7 +45,7 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         match = _INFER.fullmatch(path)
         if model and (match is None or unquote(match["name"]) != model):
             hint = "Leave it out, or name the model in one of them."
-            raise SettingError("remote_model", model, "is another model than the URL names", hint)
+            raise SettingError("remote_model", model, "is not the model that the URL names", hint)
         url = parts._replace(path=path).geturl()
         if match is None:
             return Remote(url, cls())
@@ -100,7 +100,7 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         if json_bytes < 0:
             raise NoOutputs("no binary data, which it was asked for")
         if json_bytes > len(body):
-            raise NoOutputs(f"{len(body)} bytes, of which {json_bytes} are to be JSON")
+            raise NoOutputs(f"{len(body)} bytes, but {json_bytes} bytes of JSON were announced")
         octets = memoryview(body)
         outputs, used = _outputs_in(octets[:json_bytes], several=self.signature.gives is ValueKind.TENSORS)
         heads = [TensorHead(output.name, output.datatype, tuple(output.shape)) for output in outputs]

@@ -47,7 +47,7 @@ def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], max_
         raise BadRequest(str(exc)) from None
     if (rows := checked[0].shape[0]) > max_rows:
         raise PayloadTooLarge(
-            f"the input {quoted(heads[0].name)} has {rows} rows; at most {max_rows} are taken in one request (max_batch_size)"
+            f"the input {quoted(heads[0].name)} has {rows} rows; at most {max_rows} are allowed in one request (max_batch_size)"
         )
     return checked
 

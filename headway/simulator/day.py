@@ -193,7 +193,10 @@ class Backlog:
         return accepted * share, arrivals - accepted
 
     def _share(self, waiting: float, rate: float, slots: int, capacity: float) -> float:
-        """Return the share of arrivals answered within the promise: they wait for the backlog, and up to a gap besides."""
+        """Return the share of arrivals answered within the promise.
+
+        Each arrival waits for the backlog to clear, plus up to one gap.
+        """
         cost = self._day.cost
         spare = slots - cost.beta * rate
         gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots

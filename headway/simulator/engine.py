@@ -207,7 +207,7 @@ class _Simulation:
             self._at(now + SET_EVERY, partial(self._set_throttle, throttle))
 
     def _deal(self, now: float) -> None:
-        """Assign the workers that are known to live to their home shards."""
+        """Assign each worker that is known to be alive to its home shard."""
         alive = [worker.name for worker in self._workers.values() if worker.known]
         self._slots, self._active = len(alive), shards.active(len(self._shards), len(alive))
         at_home = dict[Shard, list[str]]((shard, []) for shard in self._shards)

@@ -1,4 +1,4 @@
-"""Traffic of a simulation: when requests come, and the entries that they are."""
+"""Traffic of a simulation: when requests arrive, and the entries they become."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
     low, dash, high = text.partition("-")
     if dash and low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
         if not 1 <= int(low) <= int(high) <= MOST_RANGE:
-            raise SettingError(setting, text, f"must rise, from 1 on and to {MOST_RANGE} at most", hint)
+            raise SettingError(setting, text, f"must be increasing numbers from 1 to {MOST_RANGE}", hint)
         return tuple(range(int(low), int(high) + 1))
     try:
         content = Path(text).read_text(encoding="utf-8-sig")

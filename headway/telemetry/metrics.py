@@ -212,7 +212,7 @@ def _workers(own: ProcessFigures) -> Iterable[str]:
 
 
 def _scaled(own: ProcessFigures) -> Iterable[str]:
-    """Models whose scaling this process decides: a controller's."""
+    """Models whose scaling this process decides; empty unless it is the controller."""
     return own.models if own.leader is not None else ()
 
 

@@ -252,7 +252,7 @@ class RunCounts:
         self._fared(len(items) - elsewhere, failed, ITEM)
 
     def _came_back_with_bulk(self, lease: Lease, items: Sequence[ItemResult]) -> Sequence[ItemResult]:
-        """Count the bulk entries of a batch and the fill by its other entries; return the results of the others."""
+        """Count the bulk entries of a batch, record how full the others made it, and return the others' results."""
         count = self._bulk(lease)
         others, bulk_items = items[:-count], items[-count:]
         self._fared(count, [*map(_OUTPUT, bulk_items)].count(None), BULK)

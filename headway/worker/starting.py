@@ -96,7 +96,7 @@ class StartState(msgspec.Struct):
         return self._after(f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches")
 
     def _after(self, activity: str) -> str:
-        """Message on what the slot does, followed by the last error if there is one."""
+        """Message about what the slot is doing, followed by the last error if there is one."""
         error = self.trouble or self.cause
         return f"{activity}; the last error: {excerpt(error)}" if error else activity
 

@@ -287,7 +287,7 @@ def test_rows_of_vectors_are_read_alike_however_short_they_are(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"[[1,2],[3]]", "are arrays of several lengths; expected one row, FP32 of shape [-1], or an array of rows"),
+        (b"[[1,2],[3]]", "are arrays of unequal lengths; expected one row, FP32 of shape [-1], or an array of rows"),
         (b"[[1,2],3]", "the data of the input `x`"),
         (b"[1,[2]]", "the data of the input `x`"),
         (b"[[1,true]]", "are not FP32: Expected `float`, got `bool`, at element 1"),

@@ -219,7 +219,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "no axis": ((FOUR,), raw_four(), "the input `x` has the shape []; expected the number of rows"),
     "negative": ((FOUR,), raw_four(-1, 4), "the input `x` has the shape [-1, 4]"),
     "no rows": ((FOUR,), raw_four(0, 4, data=b""), "the input `x` has no rows"),
-    "many axes": ((FOUR,), raw_four(*[1] * 50_000), "take 50017 bytes; at most 32768 are taken"),
+    "many axes": ((FOUR,), raw_four(*[1] * 50_000), "are 50017 bytes; the limit is 32768"),
     "too few bytes": ((FOUR,), raw_four(1, 4, data=b"\0"), "the input `x` has 1 bytes; FP32 of shape [1, 4] takes 16"),
     "too many bytes": ((FOUR,), raw_four(1, 4, data=bytes(17)), "the input `x` has 17 bytes; FP32 of shape [1, 4] takes 16"),
     "many bytes": ((FOUR,), raw_four(1, 4, data=bytes(99_999)), "the input `x` has 99999 bytes; FP32 of shape [1, 4] takes 16"),
@@ -273,7 +273,7 @@ async def test_numbers_that_take_more_bytes_than_a_message_may_are_refused(port:
     port.gateway.served.learn(model(inputs=(TensorSpec("x", "INT64", (-1,)),)))
     found = await port.client().fail(INFER, typed("INT64", [1, 9000], int64_contents=[1] * 9000).SerializeToString())
     assert found.status is Status.RESOURCE_EXHAUSTED
-    assert "take 72000 bytes; at most 65536 are taken (max_body_bytes)" in found.details
+    assert "are 72000 bytes; the limit is 65536 (max_body_bytes)" in found.details
     assert port.gateway.asked == []
 
 

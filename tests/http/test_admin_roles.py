@@ -221,7 +221,7 @@ async def test_a_ledger_that_hangs_is_not_waited_for(stand: Stand, _: Port) -> N
     async with asyncio.timeout(2 * ANSWER_WITHIN):
         refused = await port.get(f"/internal/requests/{ID}")
     assert refused.status == 503
-    assert "does not answer within 800 ms" in refused.json["detail"]
+    assert "did not answer within 800 ms" in refused.json["detail"]
     assert (refused.headers["retry-after"], refused.headers["x-headway-dropped-reason"]) == ("1", "ledger")
 
 
@@ -231,7 +231,7 @@ async def test_a_ledger_that_hangs_is_not_waited_for(stand: Stand, _: Port) -> N
 async def test_without_the_broker_every_route_answers(stand: Stand, _: Port, role: Role, hangs: bool) -> None:
     port = Port(stand, role, broker=Unreachable(hangs))
     loop = asyncio.get_running_loop()
-    reason = "does not answer within 800 ms" if hangs else "connection refused"
+    reason = "did not answer within 800 ms" if hangs else "connection refused"
     assert (await port.get("/livez")).status == 200
     ready = await port.get("/readyz?verbose")
     assert (ready.status, ready.json["status"]) == (503, "unavailable")

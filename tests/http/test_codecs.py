@@ -226,7 +226,7 @@ def test_parameters_may_be_as_many_as_told() -> None:
         return json.dumps({"input": "a", "parameters": {str(number): number for number in range(count)}}).encode()
 
     assert len(json.loads(INFERENCE.read(body(64))[2])) == 64
-    with pytest.raises(BadRequest, match="65 members; at most 64 are taken"):
+    with pytest.raises(BadRequest, match="65 members; at most 64 are allowed"):
         INFERENCE.read(body(65))
 
 

@@ -239,12 +239,12 @@ BOUNDS = {
     "parts": (
         _CHAT,
         _listed('{"messages":[{"role":"user","content":[', _PART, MOST_PARTS + 1, "]}]}"),
-        f"at most {MOST_PARTS} are taken, so join some - at `$.messages[0].content`",
+        f"at most {MOST_PARTS} are allowed, so join some - at `$.messages[0].content`",
     ),
     "metadata": (
         _RESPONSES,
         _listed('{"input":"a","metadata":{"a":"', "b", SHORT, '"}}'),
-        f"at most {SHORT} are taken - at `$.metadata`",
+        f"at most {SHORT} are allowed - at `$.metadata`",
     ),
     "texts": ("/v1/embeddings", _listed('{"input":[', '"aaa"', 2049, "]}"), "more than 2048 texts"),
     "inputs": ("/v1/inference", _listed('{"inputs":[', '"aaaaaaaaa"', 1025, "]}"), "more than 1024 members"),

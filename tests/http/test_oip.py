@@ -209,7 +209,7 @@ WRONG = [
     (request(shape=[1.5]), "Expected `int`, got `float` - at `$.inputs[0].shape[0]`"),
     (request(shape=[2**100]), "at `$.inputs[0].shape[0]`"),
     (request(shape="1"), "Expected `array`, got `str` - at `$.inputs[0].shape`"),
-    (request(shape=[1] * 1000), "the shape of the input takes"),
+    (request(shape=[1] * 1000), "the `shape` field is"),
     (request(shape=[2]), "the data of the input have 1 elements, and its shape says 2"),
     (request(data=["a", "b"], shape=[1]), "the data of the input have 2 elements, and its shape says 1"),
     (request(data=["a"] * 100_000, shape=[1]), "or more elements, and its shape says 1"),
@@ -277,7 +277,7 @@ async def test_too_many_elements_are_refused_before_they_are_made(stand: Stand) 
     for asked in (infer(["a"] * (MOST_INPUTS + 1)), binary(b"", shape=[2**40])):
         answer = await stand.ask(asked)
         assert answer.status == 413
-        assert f"at most {MOST_INPUTS} are taken in one request" in answer.json["error"]
+        assert f"at most {MOST_INPUTS} are allowed in one request" in answer.json["error"]
     assert (await stand.ask(infer(["a"] * MOST_INPUTS))).status == 200
 
 

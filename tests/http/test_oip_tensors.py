@@ -327,7 +327,7 @@ WRONG: list[tuple[Any, str]] = [
     ([GOOD, NUMBERS | {"shape": [1, 2**62]}], "expected the number of rows"),
     ([GOOD, NUMBERS | {"shape": [1, 2**63]}], "at `$.inputs[1].shape[1]`"),
     ([GOOD, NUMBERS | {"shape": ["1"]}], "Expected `int`, got `str` - at `$.inputs[1].shape[0]`"),
-    ([GOOD, NUMBERS | {"shape": [1] * 1000}], "the shape of the input takes"),
+    ([GOOD, NUMBERS | {"shape": [1] * 1000}], "the `shape` field is"),
     ([GOOD, NUMBERS | {"shape": [1] * 40}], "the input `ids` has 40 axes; at most 32"),
     ([GOOD | {"shape": [0, 2]}, NUMBERS | {"shape": [0, 3]}], "the input `x` has no rows"),
     ([GOOD | {"shape": [1, 3], "data": [1, 2, 3]}, NUMBERS], "is FP32 of shape [1, 3]; the model takes `x`, FP32 of shape [-1, 2]"),

@@ -215,7 +215,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"echo": True}, "echo", "leave it out"),
     (COMPLETIONS, {"best_of": 3}, "best_of", "ask for n choices"),
     (COMPLETIONS, {"deep": json.loads("[" * 40 + "]" * 40)}, "", "deeper than 32"),
-    (COMPLETIONS, {f"p{number}": 1 for number in range(200)}, "", "at most 64 are taken"),
+    (COMPLETIONS, {f"p{number}": 1 for number in range(200)}, "", "at most 64 are allowed"),
     (CHAT, {"messages": None}, "messages", "at least one message"),
     (CHAT, {"messages": []}, "messages", "at least one message"),
     (CHAT, {"messages": "hello"}, "messages", "Expected `array | null`"),

@@ -220,7 +220,7 @@ def test_a_store_that_is_stuck_is_given_up_with_each_beat() -> None:
         assert not stage.knows("a")
 
     logged = played(scene, key("a"))
-    assert "does not answer within 2 s" in logged[0]["error"]
+    assert "did not answer within 2 s" in logged[0]["error"]
 
 
 @on_ring(key("a"), key("b"))

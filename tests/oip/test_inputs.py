@@ -24,7 +24,7 @@ def test_inputs_become_one_value() -> None:
 
 def test_more_rows_than_a_batch_has_are_too_many() -> None:
     with pytest.raises(
-        PayloadTooLarge, match=r"the input `a` has 3 rows; at most 2 are taken in one request \(max_batch_size\)"
+        PayloadTooLarge, match=r"the input `a` has 3 rows; at most 2 are allowed in one request \(max_batch_size\)"
     ):
         checked_heads([TensorHead("a", "FP32", (3, 4))], SPECS[:1], 2)
 
@@ -95,8 +95,8 @@ def test_elements_of_bytes_are_bounded_before_any_is_read() -> None:
     most = (TensorHead("a", "BYTES", (1, MOST_ELEMENTS - 1)), TensorHead("b", "BYTES", (1, 1)))
     assert checked_heads(most, specs, 8) == most
     more = (most[0], TensorHead("b", "BYTES", (1, 2)))
-    with pytest.raises(BadRequest, match="has 65537 elements of BYTES; at most 65536 are taken"):
+    with pytest.raises(BadRequest, match="has 65537 elements of BYTES; at most 65536 are allowed"):
         checked_heads(more, specs, 8)
     text = b"[%b]" % b",".join([b'""'] * (MOST_ELEMENTS + 1))
-    with pytest.raises(NoTensors, match="`a` has more than 65536 elements of BYTES; at most 65536 are taken"):
+    with pytest.raises(NoTensors, match="`a` has more than 65536 elements of BYTES; at most 65536 are allowed"):
         tensor_json.tensors_of(text, specs[:1])

@@ -70,7 +70,7 @@ RULES = (
         "",
         ("ledger",),
     ),
-    Rule("cannot be read again", "does not answer within"),  # A busy machine keeps the thread that reads from its turn.
+    Rule("cannot be read again", "did not answer within"),  # A busy machine keeps the thread that reads from its turn.
 )
 """Lines that something explains; the first that fits a line counts."""
 

@@ -273,7 +273,7 @@ async def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused
         failure = await failure_of(asked_with(stand, 160, b"x" * 900))
         assert failure.code == errors.PAYLOAD_TOO_LARGE
         assert failure.message == (
-            "160 inputs come to 160 bytes, and 160 times 900 of parameters, as each has them with it; at most 80000 are taken in "
+            "160 inputs come to 160 bytes, and 160 times 900 of parameters, as each has them with it; at most 80000 are allowed in "
             "one request (8 times max_body_bytes). Send fewer inputs at a time"
         )
         assert not stand.backends[0].batches

@@ -166,6 +166,6 @@ async def test_while_the_ledger_is_away_what_it_alone_would_know_is_503(stand: S
     assert asyncio.get_running_loop().time() - began <= ANSWER_WITHIN + 0.01
     assert (lost.status, lost.json["error"], lost.headers["retry-after"]) == (503, "SERVICE_OVERLOADED", "1")
     assert "the ledger cannot be asked now" in lost.json["detail"]
-    assert ("does not answer within 800 ms" if hangs else "the ledger is away") in lost.json["detail"]
+    assert ("did not answer within 800 ms" if hangs else "the ledger is away") in lost.json["detail"]
     await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
     assert (await port.get(f"/internal/requests/{id}")).json["status"] == "completed"

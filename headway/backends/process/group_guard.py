@@ -29,7 +29,7 @@ for one in $groups; do kill -s KILL -- "-$one"; done
 
 
 class GroupGuard:
-    """Guard of process groups, started for the first group. Does nothing if the system has no shell."""
+    """Guards process groups. Its process starts with the first group. Does nothing if the system has no shell."""
 
     def __init__(self) -> None:
         self._groups: list[int] = []

@@ -121,7 +121,7 @@ class MemoryBroker(Broker, NearQueue):
 
     @property
     def epoch(self) -> str:
-        """See Broker. The state is only lost with the process, and so with all gateways that could ask."""
+        """See Broker. State is lost only when the process ends, and then no gateway is left to ask."""
         return "process"
 
     @property

@@ -35,6 +35,7 @@ blocking           blocking reads of several keys at once
 clients            clients made from a URL: one server, Sentinel, Cluster, TLS
 cluster            client of a Redis Cluster: which node has a key
 sentinels          Sentinels, asked for the primary, and listened to for failovers
+failover           planned failover to a replica
 server             client of one server
 link               one connection to it
 """

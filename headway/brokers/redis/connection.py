@@ -478,7 +478,7 @@ class RedisConnection:
 
 
 class RefusedCommand(BrokerUnavailable):
-    """The server doesn't allow this user a command."""
+    """The server doesn't allow this user to run a command."""
 
 
 class Unfit(BrokerUnavailable):

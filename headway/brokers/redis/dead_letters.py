@@ -1,4 +1,4 @@
-"""Dead letters in the server, stored beside the queue of their entries."""
+"""Dead letters in the server, stored beside the queue of their entries (by `lua/10_outcomes.lua`)."""
 
 from __future__ import annotations
 

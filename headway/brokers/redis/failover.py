@@ -1,4 +1,4 @@
-"""Planned failover: a replica that has all writes takes over from a healthy primary.
+"""Planned failover: a replica that has all writes takes over from a healthy primary (`sentinels.py` notices the unplanned ones).
 
     guards ──▶ pause of writes ──▶ replicas catch up ──▶ failover ──▶ old primary is a replica ──▶ pause lifted
        │                                   │                │ not done in time, and the old one is still the primary

@@ -105,7 +105,7 @@ class RedisFleet(Fleet):
 
 
 class Registry:
-    """Worker registry in the server: the last heartbeat of each worker, and names of models that may hold data.
+    """Worker registry in the server: the last heartbeat of each worker, and names of models that may have data in the server.
 
     Arguments:
         connection: connection to the server.
@@ -121,7 +121,7 @@ class Registry:
         )
 
     async def look(self, known_until: Mapping[str, float]) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
-        """Recent workers with their present status, and names of models that may hold data.
+        """Recent workers with their present status, and names of models that may have data in the server.
 
         `known_until`: instants on the server's clock until which that holds of some models, for others to learn.
         """

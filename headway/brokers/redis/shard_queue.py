@@ -257,7 +257,7 @@ class Queue:
 
     @property
     def counts(self) -> int:
-        """Number of counts that a limit across tenants is spread over."""
+        """Number of counters over which a cross-tenant limit is spread."""
         return self.spread if self.connection.clustered else 1
 
     def linger(self, now: float) -> float:

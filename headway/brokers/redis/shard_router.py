@@ -162,9 +162,9 @@ class ShardRouter:
         return result
 
     def _deal(self, entries: Sequence[Entry]) -> list[Queue]:
-        """Queue of each entry: where it went before, or the shard whose turn it is, a part of a batch at a time.
+        """Choose a queue for each entry: the queue that it went to before, else the next shard in turn.
 
-        An entry that can share limits or outcomes goes to its tenant's queue.
+        Each shard gets part of a batch before the turn moves on. An entry that can share limits or outcomes goes to its tenant's queue.
         """
         if self.alone and not self._placed:
             if len(set(map(_MODEL_AND_VERSION, entries))) == 1:  # The usual case.

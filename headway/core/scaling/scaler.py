@@ -249,7 +249,7 @@ class Scaler:
         return None
 
     def _count(self, state: ModelState, now: float) -> None:
-        """Update who is awaited, and how much a worker does."""
+        """Update the list of awaited workers and the throughput per worker."""
         self._load = state.load or self._load
         self.trouble, self._retry_at, self.drained = state.trouble, now + state.retry_in, state.drained
         if state.ready > 0 and state.capacity > 0.0:

@@ -1,4 +1,4 @@
-"""Bodies that arrive in pieces, are large, or are compressed.
+"""Bodies that arrive in pieces, are large, or are compressed. `doors/bodies.py` decodes them.
 
 A large body of known length is read straight into its place instead of through buffers that are copied twice. For that
 BodyReceiver becomes the transport's protocol until the body is complete. If the request is refused before, for instance

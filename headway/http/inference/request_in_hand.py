@@ -282,7 +282,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         return ending
 
     def write_error(self, error: AnyError, lines: bytes = b"") -> None:
-        """Answer with an error. `lines` are further header lines, each with its line ending."""
+        """Answer with an error. `lines`: further header lines, each with its line ending."""
         codec, limits = self.known.codec, self.principal.limits
         if limits:
             lines += codec.limit_lines(self.inference.rate_limits, limits)
@@ -580,7 +580,7 @@ class AsyncHandoff:
 
 
 def task_answer(shown: str, wish: Wish, date: bytes, ending: bytes) -> bytes:
-    """Return the HTTP/1.1 response 202 for a request that has become a task. `ending` are further header lines."""
+    """Return the HTTP/1.1 response 202 for a request that has become a task. `ending`: further header lines."""
     id, body = shown.encode(), msgspec.json.encode(Result(shown, "PENDING"))
     return (
         b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"

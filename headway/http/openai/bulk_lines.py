@@ -179,7 +179,7 @@ class OpenAILines(LineForm):
         return None
 
     def _answered(self, number: int, custom_id: str, exchange: Exchange, replies: Sequence[Reply]) -> Making:
-        """Make the record with the answer; an error record if the outputs can't be answered with."""
+        """Make the record with the answer, or an error record if the outputs can't be written as an answer."""
         shown = ID_PREFIX + self._new_id()
         ran = joined("", replies).ran
         version = (ran.version if ran is not None else "") or self._version

@@ -275,7 +275,7 @@ def check_parts(sent: Sequence[Any], name: str) -> None:
     for place, message in enumerate(sent):
         if isinstance(message.content, list) and len(message.content) > MOST_PARTS:
             raise PayloadTooLarge(
-                f"{len(message.content)} parts; at most {MOST_PARTS} are taken, so join some - at `$.{name}[{place}].content`"
+                f"{len(message.content)} parts; at most {MOST_PARTS} are allowed, so join some - at `$.{name}[{place}].content`"
             )
 
 

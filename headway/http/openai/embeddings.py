@@ -180,7 +180,7 @@ def _one_embedding(output: Tensors) -> Tensor:
     tensors = unpack(output)
     head = tensors[0].head if tensors else None
     if head is None or len(tensors) != 1:
-        raise NoTensors(f"the model's output is {len(tensors)} tensors, and an embedding is one")
+        raise NoTensors(f"the model returned {len(tensors)} tensors; an embedding must be a single tensor")
     if len(head.shape) != 2 or head.shape[0] != 1 or not head.shape[1] or not SIZES[head.datatype]:
         shape = shown_shape(head.shape[1:] if head.shape[0] == 1 else head.shape)
         raise NoTensors(

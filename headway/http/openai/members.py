@@ -146,7 +146,7 @@ def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], 
     if not texts:
         raise BadRequest(f"Expected at least one text - at `$.{name}`")
     if len(texts) > limit:
-        raise PayloadTooLarge(f"{len(texts)} texts; at most {limit} are taken in one request - at `$.{name}`")
+        raise PayloadTooLarge(f"{len(texts)} texts; at most {limit} are allowed in one request - at `$.{name}`")
     return [check(text) for text in texts]
 
 
@@ -188,7 +188,7 @@ def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
         if not members:
             return b""
         if len(members) > limit:
-            raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are taken")
+            raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are allowed")
         text = _object(members)
         try:
             return checked_parameters(msgspec.Raw(text), limit)
@@ -222,14 +222,14 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
         if converse is not None:
             conversation = yield from converse(members, known)
         elif (yield from _count(texts.get(name, b""), max_texts)) > max_texts:
-            raise PayloadTooLarge(f"more than {max_texts} texts, which are the most in one request - at `$.{name}`")
+            raise PayloadTooLarge(f"more than {max_texts} texts, the limit for one request - at `$.{name}`")
         long = {member: raw for member, raw in members.items() if member != name and len(texts[member]) > SHORT}
         for member in long:
             size = len(texts[member])
             if member not in _MOST_READ:
                 members[member] = _STANDS_FOR.get(texts[member][:1], members[member])
             elif size > _MOST_READ[member]:
-                raise PayloadTooLarge(f"{size} bytes; at most {_MOST_READ[member]} are taken - at `$.{member}`")
+                raise PayloadTooLarge(f"{size} bytes; at most {_MOST_READ[member]} are allowed - at `$.{member}`")
         if conversation is not None:
             members[name] = _ONE_MESSAGE
         yield 0
@@ -256,7 +256,7 @@ def _count(text: bytes, limit: int) -> Steps[int]:
 def _joined(members: Members, limit: int) -> Steps[bytes]:
     """Return long parameters as a JSON object. Raises BadRequest."""
     if len(members) > limit:
-        raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are taken")
+        raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are allowed")
     text = _object(members)
     yield 0
     try:
@@ -272,14 +272,14 @@ def check_messages(text: bytes, name: str) -> Steps[None]:
         return
     if (yield from split(text, MOST_MESSAGES)) is None:
         raise PayloadTooLarge(
-            f"more than {MOST_MESSAGES} messages, which are the most in one request; join some, or send the last - at `$.{name}`"
+            f"more than {MOST_MESSAGES} messages, the limit for one request; join some, or send the last - at `$.{name}`"
         )
     pages = Pages(text, known=True)
     for _ in pages:
         yield 0
         if pages.commas > MOST_VALUES:
             raise PayloadTooLarge(
-                f"the messages hold more than {MOST_VALUES} values, which are the most in one request; join their parts - at `$.{name}`"
+                f"the messages hold more than {MOST_VALUES} values, the limit for one request; join their parts - at `$.{name}`"
             )
 
 
@@ -304,7 +304,7 @@ def _opener(read: Reader) -> OpenHead:
         target.refuse_named("name the model in the body, and ask /v1/inference for a version")
         if options.task:
             raise BadRequest(
-                "Prefer is respond-async, and this API has no answer for it; ask /v1/inference for a task, or leave it out"
+                "this API does not support `Prefer: respond-async`; use /v1/inference for a task, or drop the header"
             )
         fields = dict(head.fields)
         options = _shortened(options, fields.get(b"x-stainless-read-timeout", b""))

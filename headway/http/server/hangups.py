@@ -72,7 +72,7 @@ class ReadGate:
 
     Attributes:
         descriptor: file descriptor of the socket; -1 if there is none.
-        held: True while reading is paused.
+        held: True while reading is paused, for whatever reason.
         paused: True while reading is paused and the client is watched for a hang-up.
     """
 

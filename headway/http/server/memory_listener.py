@@ -31,7 +31,7 @@ class MemoryListener(Listener):
         """Send a request over a new connection. Requests sent in one turn of the event loop arrive together."""
         context = self._context
         if not isinstance(context, InferenceContext):
-            raise RuntimeError("the listener is not open, or not one for clients")
+            raise RuntimeError("the listener is not open, or does not accept clients")
         transport = _MemoryTransport(context.loop)
         connection = FastPathConnection(context)
         transport.connect(connection)

@@ -225,7 +225,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
 
     @property
     def rereads(self) -> str:
-        """What SIGHUP has read again; see Rereadable."""
+        """What is re-read on SIGHUP; see Rereadable."""
         return "keys"
 
     async def reread(self) -> None:
@@ -281,7 +281,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await call
         except TimeoutError:
-            raise StoreUnavailable(f"the store of keys does not answer within {ANSWER_WITHIN:g} s") from None
+            raise StoreUnavailable(f"the store of keys did not answer within {ANSWER_WITHIN:g} s") from None
         except StoreCorrupted:
             self._damaged, self._whole = True, False
             self._begin(hurry=True)

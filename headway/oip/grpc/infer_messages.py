@@ -339,7 +339,7 @@ def _tensors_of(
 def _shape_of(tensor: Any) -> tuple[int, ...]:
     """Return the shape of an input. Raises BadRequest."""
     if len(tensor.shape) > MOST_AXES:
-        raise BadRequest(f"the input {quoted(tensor.name)} has {len(tensor.shape)} axes; at most {MOST_AXES} are taken")
+        raise BadRequest(f"the input {quoted(tensor.name)} has {len(tensor.shape)} axes; at most {MOST_AXES} are allowed")
     return tuple(tensor.shape)
 
 
@@ -367,7 +367,7 @@ def _no_shared_memory() -> BadRequest:
 def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
     """Return the parameters of a request as Python values. Raises BadRequest."""
     if len(given) > limit:
-        raise BadRequest(f"`parameters` has {len(given)} members; at most {limit} are taken")
+        raise BadRequest(f"`parameters` has {len(given)} members; at most {limit} are allowed")
     values: dict[str, Any] = {}
     for name, parameter in given.items():
         kind = parameter.WhichOneof("parameter_choice")
@@ -376,7 +376,7 @@ def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
             raise BadRequest(f"the parameter `{excerpt(name)}` is not a finite number")
         values[name] = value
     if (size := sum(len(value) for value in values.values() if isinstance(value, str))) > _MOST_TEXT:
-        raise BadRequest(f"the texts in `parameters` have {size} characters; at most {_MOST_TEXT} are taken")
+        raise BadRequest(f"the texts in `parameters` have {size} characters; at most {_MOST_TEXT} are allowed")
     return values
 
 
@@ -393,11 +393,11 @@ def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHe
         return _raw(inputs, raw)
     size = sum(SIZES[head.datatype] * count_of(head.shape) for head in heads)
     if size > limit:
-        raise PayloadTooLarge(f"the data of the inputs take {size} bytes; at most {limit} are taken (max_body_bytes)")
+        raise PayloadTooLarge(f"the data of the inputs are {size} bytes; the limit is {limit} (max_body_bytes)")
     integers = sum(count_of(head.shape) for head in heads if "INT" in head.datatype)
     if integers > _MOST_INTEGERS:
         raise BadRequest(
-            f"`contents` have {integers} integers; at most {_MOST_INTEGERS} are taken: send the data in `raw_input_contents`"
+            f"`contents` have {integers} integers; at most {_MOST_INTEGERS} are allowed: send the data in `raw_input_contents`"
         )
     return [_typed(tensor, head) for tensor, head in zip(inputs, heads, strict=True)]
 

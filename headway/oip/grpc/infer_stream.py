@@ -226,7 +226,7 @@ def _failed(item: Item, error: RequestError) -> bytes:
 
 
 def _id_and_final(body: bytes) -> tuple[str, bool]:
-    """Return the client's id for a request, and True if it wants a final mark; neither if the message cannot be read."""
+    """Return a request's client id and whether a final mark is wanted; ("", False) if the message is unreadable."""
     try:
         request = front_of(body)
     except BadRequest:

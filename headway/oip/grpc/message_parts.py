@@ -74,7 +74,7 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
             typed += contents
     if front > _MOST_FRONT:
         raise BadRequest(
-            f"names, shapes and parameters of the inputs and outputs take {front} bytes; at most {_MOST_FRONT} are taken"
+            f"names, shapes and parameters of the inputs and outputs are {front} bytes; the limit is {_MOST_FRONT}"
         )
     _check_typed(walk, typed)
     return b"".join(others), raw
@@ -101,7 +101,7 @@ def _check_typed(walk: _Walk, typed: list[_Member]) -> None:
         return
     if any(tag not in _COPIED for _, _, content, end in typed for tag, *_ in walk.members(content, end)):
         raise BadRequest(
-            f"`contents` of integers or booleans take {size} bytes; at most {MOST_TYPED} are taken: send the data in `raw_input_contents`"
+            f"`contents` of integers or booleans are {size} bytes; the limit is {MOST_TYPED}: send the data in `raw_input_contents`"
         )
 
 

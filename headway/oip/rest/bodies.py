@@ -115,7 +115,7 @@ def shape_of(tensor: AskedInput, place: int = 0) -> tuple[int, ...]:
     """Return the shape of the input at `place`. Raises BadRequest if it is malformed or too long."""
     text = bytes(tensor.shape)
     if len(text) > _LONGEST_SHAPE:
-        raise BadRequest(f"the shape of the input takes {len(text)} bytes; expected [n] or [n, 1]")
+        raise BadRequest(f"the `shape` field is {len(text)} bytes long; expected [n] or [n, 1]")
     try:
         return _decode_shape(text)
     except msgspec.MsgspecError as exc:
@@ -126,7 +126,7 @@ def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...
     """Read the member `outputs`: the outputs that a request asks for; none for all. With `binary` they come in the binary form
     unless they say otherwise. Raises BadRequest if the member is malformed, or asks for something that is not served."""
     if (size := len(bytes(raw))) > _LONGEST_OUTPUTS:
-        raise BadRequest(f"the outputs take {size} bytes; at most {_LONGEST_OUTPUTS} are taken - at `$.outputs`")
+        raise BadRequest(f"the outputs are {size} bytes; the limit is {_LONGEST_OUTPUTS} - at `$.outputs`")
     try:
         array = _decode_outputs(raw)
     except msgspec.MsgspecError as exc:

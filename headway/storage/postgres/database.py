@@ -154,7 +154,7 @@ class PostgresConnection:
                     self._cut()
                     raise
         except TimeoutError:
-            raise StoreUnavailable(f"{self._who} does not answer within {within:g} s") from None
+            raise StoreUnavailable(f"{self._who} did not answer within {within:g} s") from None
 
     async def close(self) -> None:
         """Close the connection, if there is one."""

@@ -91,7 +91,7 @@ class ConnectionThread:
                 self._last = done = self._run_in_thread(lambda: work(self._ready()))
                 await asyncio.wait({done})
         except TimeoutError:
-            raise StoreUnavailable(f"the ledger's file does not answer within {limit:g} s") from None
+            raise StoreUnavailable(f"the ledger's file did not answer within {limit:g} s") from None
         try:
             return done.result()
         except OSError as exc:

@@ -114,7 +114,7 @@ class Bucket(BulkFolder):
 
 
 def _left(known: dict[str, Any]) -> bool:
-    """Return True if a listing says that an object is old; False if it gives no time."""
+    """Return True if a listing says that an object is old, and False if it gives no time."""
     at = known.get("LastModified") or known.get("last_modified") or known.get("created")
     return isinstance(at, datetime) and at.timestamp() < time.time() - LEFT_AFTER
 

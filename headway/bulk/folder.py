@@ -220,11 +220,11 @@ class PartLog(Protocol):
         """Append records durably. After an error, call it again with the same records; none is added twice."""
 
     def close(self) -> None:
-        """Close its files; `append` opens them again."""
+        """Close its files. `append` opens them again."""
 
 
 class FileWriter:
-    """Writer of one new file, which nobody sees before it is whole; `size` counts its bytes so far."""
+    """Writer of one new file, which nobody sees before it is whole. `size` counts its bytes so far."""
 
     def __init__(self, folder: BulkFolder, sink: FileSink) -> None:
         self._folder, self._sink = folder, sink
@@ -274,7 +274,7 @@ class LocalReader(FileReader):
 
 
 class LocalSink(FileSink):
-    """Writes a file on a local disk: at `path`, then renamed to `target`. The file is open only during each write."""
+    """Writes a file on a local disk at `path`, then renames it to `target`. The file is open only during each write."""
 
     def __init__(self, path: Path, target: Path) -> None:
         self._path, self._target = path, target
@@ -303,7 +303,7 @@ class LocalLog(PartLog):
         """Bytes of whole records."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Append records after the last whole one; a full disk may have left part of a record behind it."""
+        """Append records after the last whole one. A full disk may have left part of a record behind it."""
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
             sync_folder(self._path.parent)

@@ -144,7 +144,7 @@ class JobRun:
         self._written -= RENEW
 
     def standing(self) -> BulkJob:
-        """Return the job with what the store doesn't know yet: its progress, and why it pauses."""
+        """Return the job with its progress and the reason why it pauses, which the store doesn't know yet."""
         counts, runner, tenant = self._answers.counts, self._of.runner, self.job.tenant
         paused = self.disk_trouble or self._store_trouble or self._in_doubt
         waits, until = "", 0.0
@@ -182,7 +182,7 @@ class JobRun:
         self._answers.close()
 
     def wants(self, line: BulkLine) -> bool:
-        """Return True if a ready line should still run; False once another part of it has failed."""
+        """Return True if a ready line should still run, and False once another part of it has failed."""
         return (line.number, line.part) in self._ready
 
     def went(self, line: BulkLine) -> None:
@@ -217,7 +217,7 @@ class JobRun:
             self._of.runner.withdraw(self.job.id, over)
 
     def _further(self, number: int, making: Making) -> bool:
-        """Make the next piece of a line's record; return True if that was the last."""
+        """Make the next piece of a line's record. Return True if that was the last."""
         result = next(making)
         if result is None:
             return False
@@ -350,7 +350,7 @@ class JobRun:
             raise Fenced
 
     async def _write_expired(self, err: FileWriter, seen: LineSet) -> int:
-        """Write an error for each line without a record; return their number. Raises FileLost."""
+        """Write an error for each line without a record. Return their number. Raises FileLost."""
         of, count = self._of, 0
         path = of.folder.file(self.job.input_file)
         async with aclosing(pages(of.folder, path, of.most_line)) as line_pages:
@@ -400,7 +400,7 @@ class JobRun:
                         await asyncio.sleep(0)
 
     async def _taken(self, number: int, text: bytes) -> int:
-        """Make a line ready, or record its error; return the number of its parts, or 0 while that isn't known."""
+        """Make a line ready, or record its error. Return the number of its parts, or 0 while that isn't known."""
         try:
             asked = await in_turns(self._of.form.read(self.job, number, text))
             self._in_doubt = ""
@@ -454,7 +454,7 @@ class JobRun:
         return JobStatus.EXPIRED if self._of.wall() >= self.job.expires_at else None
 
     def _look_at_key(self) -> None:
-        """End the job if its API key doesn't allow it any more; lines that have run keep their answers."""
+        """End the job if its API key doesn't allow it any more. Lines that have run keep their answers."""
         models, job = self._of.allowed(self.job), self.job
         if models is None:
             self._barred = JobFault("key_not_valid", _NOT_VALID)

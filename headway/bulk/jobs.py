@@ -93,7 +93,7 @@ class BulkJobs:
         return replace(stored, paused=current.paused, waits=current.waits, waits_until=current.waits_until)
 
     def begin_transfer(self, tenant: str) -> Callable[[], None]:
-        """Count an upload or download of a tenant; return the function to call once at its end.
+        """Count an upload or download of a tenant. Return the function to call once at its end.
 
         Raises:
             RequestError: too many are under way.
@@ -109,7 +109,7 @@ class BulkJobs:
 
     @contextlib.asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
-        """Count the bytes of an upload while it lasts; the block calls the yielded function for each piece.
+        """Count the bytes of an upload while it lasts. The block calls the yielded function for each piece.
 
         Raises:
             PayloadTooLarge: the tenant would store too much.

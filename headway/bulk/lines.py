@@ -76,7 +76,7 @@ class LineSet:
         return place < len(self._bits) and bool(self._bits[place] & (1 << (number & 7)))
 
     def add(self, number: int) -> bool:
-        """Add a number; return False if it was already in the set."""
+        """Add a number. Return False if it was already in the set."""
         place, bit = number >> 3, 1 << (number & 7)
         if place >= len(self._bits):
             self._bits += bytes(place - len(self._bits) + 1 + len(self._bits) // 8)
@@ -111,7 +111,7 @@ class AskedLine(msgspec.Struct):
     _replies: dict[int, Reply] = {}
 
     def take(self, part: int, reply: Reply) -> Making | None:
-        """Take the reply to a part; return the iterator that makes the record once it needs no further reply, else None."""
+        """Take the reply to a part. Return the iterator that makes the record once it needs no further reply, else None."""
         count = len(self.parts)
         if self.failure is not None:
             return None
@@ -135,7 +135,7 @@ class LineForm(Protocol):
     """Reads lines and writes error records in the format of one API, which implements this."""
 
     def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
-        """Read a line in small steps; return the JSON record of its error if it can't run. Raises NotYet."""
+        """Read a line in small steps. Return the JSON record of its error if it can't run. Raises NotYet."""
         ...
 
     def expired(self, number: int, text: bytes) -> bytes:
@@ -153,7 +153,7 @@ class Turns:
         return model in self._models
 
     def add(self, lines: Iterable[BulkLine]) -> None:
-        """Add lines; the lines of one job run in this order."""
+        """Add lines. The lines of one job run in this order."""
         for line in lines:
             tenants = self._models.setdefault(line.model, OrderedDict())
             tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)

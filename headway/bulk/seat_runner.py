@@ -93,7 +93,7 @@ def _why_they_wait(depths: Sequence[BulkDepth], now: float) -> tuple[str, float]
 
 
 class _PendingLine(PendingRequest):
-    """A line without an outcome; `failures` and `alone` belong to the search for bad lines, see `SuspectLine`.
+    """A line without an outcome. `failures` and `alone` belong to the search for bad lines; see `SuspectLine`.
 
     Attributes:
         asked: the line before the input policy changed it.
@@ -392,7 +392,7 @@ class SeatRunner(BulkRunner):
         return cast(_PendingLine, pending)
 
     def _refused(self, pending: _PendingLine, failure: Failure) -> None:
-        """Keep a line for later if the broker has no room for it; any other refusal is its outcome."""
+        """Keep a line for later if the broker has no room for it. Any other refusal is its outcome."""
         if failure.code not in _AGAIN:
             self._end(pending, Reply(pending.entry.id, pending.entry.tenant, None, failure))
             return
@@ -475,7 +475,7 @@ class SeatRunner(BulkRunner):
             self._end(first, reply)
 
     def _rest(self, tenant: str, groups: list[Sequence[_PendingLine]], ran: float) -> None:
-        """Have all lines of a tenant rest, including those in the broker; then run them group by group."""
+        """Have all lines of a tenant rest, including those in the broker. Then run them group by group."""
         if recalled := self._recall(lambda pending: pending.line.tenant == tenant):
             groups = [*groups, recalled]
         pauses = self._suspects.rest(tenant, len(groups), ran, self._clock())

@@ -39,8 +39,8 @@ class Departure(msgspec.Struct):
 
 
 class FailureOutcome(msgspec.Struct):
-    """Outcome of a failed batch: how many entries run again; entries that are dead, out of retries or too late; and bulk entries, which
-    their sender retries."""
+    """Outcome of a failed batch. It has the number of entries that run again, the entries that are dead, out of retries or too late,
+    and the bulk entries, which their sender retries."""
 
     again: int = 0
     dead: list[QueuedEntry] = msgspec.field(default_factory=list)

@@ -30,7 +30,7 @@ class State(IntEnum):
 
 
 class Breaker:
-    """Counter of failures in a row. Open, it lets nothing through; half open, one probe at a time.
+    """Counter of failures in a row. An open breaker lets nothing through. A half-open one lets one probe through at a time.
 
     `threshold`: failures in a row after which a probe decides. `cooldown`: seconds for which it stays open after the first failed
     probe."""

@@ -165,8 +165,8 @@ class BulkClass:
         return queued
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
-        """Return the next entries: first those up to a weight, heaviest first, then the others, lightest first. Equal ones keep their
-        turns."""
+        """Return the next entries. Entries up to a weight come first, heaviest first. The others follow, lightest first. Equal ones keep
+        their turns."""
         ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
@@ -254,8 +254,8 @@ class BulkClass:
         return now + min(LOOK, held) if held < math.inf else held
 
     def held(self, forecast: Forecast, now: float) -> float:
-        """Return the seconds until a whole batch may leave on an idle GPU, if no others come; infinite if bulk entries only ride in
-        seats."""
+        """Return the seconds until a whole batch may leave on an idle GPU if no other entries arrive. Infinite if bulk entries only ride
+        in seats."""
         if forecast.whole < forecast.slots:
             return math.inf
         left = forecast.slots - self.busy - 1

@@ -36,7 +36,7 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Return the parameters that apply to a whole call: all that any worker of the model names."""
+    """Return the parameters that apply to a whole call. They are all that any worker of the model names."""
     names = set[str]()
     for worker in workers:
         if worker.per_call == ALL_PARAMETERS:

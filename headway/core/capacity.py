@@ -22,7 +22,7 @@ LEAST_BELIEVED = 0.5
 def capacity(
     model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float, scarce: bool = False
 ) -> Capacity:
-    """Return the capacity of one model: the sum of what its healthy slots do in full batches.
+    """Return the capacity of one model, which is the sum of what its healthy slots do in full batches.
 
     A slot without a batch yet counts like the others, by the load's α and β: B/ℓ(B), a full batch over its run time. If a GPU holds
     several models, the share available to this one counts.

@@ -98,7 +98,7 @@ def is_task(entry: Entry) -> bool:
 def follower(
     id: str, task: str, tenant: str, gateway: str, seconds: float, nonce: int = 0, model: str = "", version: str = ""
 ) -> Entry:
-    """Make an entry that follows a task, wherever that was submitted: it gets the task's outcome, and never runs.
+    """Make an entry that never runs, but gets the outcome of a task, wherever the task was submitted.
 
     `seconds`: seconds from the enqueue until the outcome is worthless. `model`, `version`: model and version of the task's queue; empty if unknown."""
     keys = (DedupKey(DedupKind.TASK, task),)
@@ -106,7 +106,7 @@ def follower(
 
 
 def task_followed(entry: Entry) -> str:
-    """Return the id of the task that an entry only follows; else empty."""
+    """Return the id of the task that an entry follows; empty if it follows none."""
     return next((key.key for key in entry.dedup_keys if key.kind is DedupKind.TASK and key.key != entry.id), "")
 
 
@@ -185,7 +185,7 @@ class Dedup:
         return queued
 
     def unwanted(self, queued: QueuedEntry) -> bool:
-        """Return True if an entry runs only for its followers: it gets no reply itself."""
+        """Return True if an entry runs only for its followers and gets no reply itself."""
         return queued in self._unwanted
 
     def join(self, queued: QueuedEntry, now: float) -> Failure | Consequences | None:

@@ -12,7 +12,7 @@ NEAR = 3
 
 
 class NoDrain(Exception):
-    """The drain is impossible; says why."""
+    """Raised if a drain is impossible, with the reason."""
 
 
 class UnknownName(NoDrain):

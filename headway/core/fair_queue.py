@@ -154,7 +154,7 @@ class TierQueue:
         return len(self._latest)
 
     def push(self, queued: QueuedEntry) -> None:
-        """Give an entry its place: its tenant's turn in the first round without the tenant."""
+        """Give an entry its tenant's turn in the first round that the tenant isn't in yet."""
         self.push_all((queued,))
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
@@ -331,7 +331,7 @@ class TierQueue:
         return taken
 
     def drop(self, queued: QueuedEntry) -> None:
-        """Remove an entry for good; its tenant gets the place back."""
+        """Remove an entry for good, and give its place back to its tenant."""
         self._take_out(queued, GONE)
         self.tidy()
 
@@ -348,7 +348,7 @@ class TierQueue:
         self._rough = max(self._rough, math.ceil(latest))
 
     def _take_out(self, queued: QueuedEntry, state: int) -> None:
-        """Take an entry out and set its state; its tenant gets the place back."""
+        """Take an entry out, set its state, and give its place back to its tenant."""
         queued.state = state
         tenant = queued.entry.tenant
         latest = self._latest.get(tenant, 0)

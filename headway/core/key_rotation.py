@@ -1,4 +1,4 @@
-"""Check of a new API key against a store's keys, while no other can be added: one rule for the three kinds of stores."""
+"""Check of a new API key against a store's keys, while no other can be added. The three kinds of stores share it."""
 
 from __future__ import annotations
 

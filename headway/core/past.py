@@ -88,8 +88,8 @@ class Past:
         self.tells = self.tells or closed
 
     def take(self, seconds: float) -> list[float]:
-        """Take the sorted record if it spans so many seconds or is full; otherwise return nothing. After that, nothing is noted until
-        `resume`."""
+        """Take the sorted record if it spans so many seconds or is full. Otherwise return an empty list. After a record is taken, nothing
+        is noted until `resume`."""
         arrived = self._arrived
         if not self.long or (len(arrived) < MOST and arrived[-1] - arrived[0] < seconds):
             return []

@@ -206,7 +206,7 @@ class ModelQueue:
         return queued
 
     def offer_small(self, entry: Entry, now: float, held: object = None) -> QueuedEntry | None:
-        """Fast path: note a small plain entry that can't be refused; None if `offer` has to judge it.
+        """Fast path: note a small plain entry that can't be refused. Returns None if `offer` has to judge it.
 
         Noted entries get their places together at the next look. `held`: see QueuedEntry."""
         timeout = entry.timeout
@@ -471,7 +471,7 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _depart_whole(self, bulk: BulkClass, worker: str, limit: int, until: float, now: float) -> Departure | Hold:
-        """Depart with bulk entries only, or return until when to hold; no others leave before `until`."""
+        """Depart with bulk entries only, or return until when to hold. Other entries don't leave before `until`."""
         forecast = self._forecast(limit, now)
         opens = bulk.opens_at(forecast, now)
         if opens > now:
@@ -525,7 +525,7 @@ class ModelQueue:
                 bulk.charge(min(self._fresh, limit), now)
 
     def _price(self, group: Group, now: float) -> float:
-        """Return the price of a second for a group: higher if its caller sent culprits."""
+        """Return the price of a second for a group, which is higher if its caller sent culprits."""
         apart = self.culprits.active and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
         return APART_PRICE if apart else 1.0
 
@@ -638,7 +638,7 @@ class ModelQueue:
         return wanted
 
     def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
-        """Run again, apart, the members whose outputs were left out; `members` has the sizes of these outputs in bytes."""
+        """Run the members whose outputs were left out again, apart. `members` has the sizes of these outputs in bytes."""
         callers = {caller_of(member.entry) for member, _ in members}
         if new_callers := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
             self._move_apart(new_callers, now)
@@ -660,7 +660,7 @@ class ModelQueue:
                 self._suspects.join(caller_of(queued.entry), [queued], like, self.limits.max_batch)
 
     def hand_back(self, departure: Departure, now: float) -> None:
-        """Take back a batch that never ran: its entries wait again, uncharged, ahead of all others."""
+        """Take back a batch that never ran. Its entries wait again, uncharged, ahead of all others."""
         members = self._arrive(departure, now, RETRYING)
         if departure.bulk and self.bulk is not None:
             riders, members = self._parted(members)
@@ -750,7 +750,7 @@ class ModelQueue:
     def _run_again(
         self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Rng
     ) -> None:
-        """Run failed members again: at once in halves if an input is at fault; otherwise later, elsewhere, and first whole."""
+        """Run failed members again. If an input is at fault, halves run at once. Otherwise all run later, elsewhere, and at first whole."""
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
         if members and (whole or cause not in SEARCHED or len(members) == 1):
             group.ready_at += backoff(group.failures, rng())

@@ -66,7 +66,7 @@ class QueueLimits:
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def filling_up(self, line: CostLine | None) -> QueueLimits:
-        """Return these limits for a model that pads inputs, whose run times lie on this line; None: it doesn't pad."""
+        """Return these limits for a model that pads inputs and whose run times lie on `line`. If `line` is None, it doesn't pad."""
         if line is None:
             return self
         fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0

@@ -32,7 +32,7 @@ def part(limit: Limit, of: int) -> Limit:
 
 
 def counting_as(limit: Limit, count: int) -> Limit:
-    """Return a limit that charges one request as `count` requests to the same debt; the burst must have room for them."""
+    """Return a limit that charges one request as `count` requests to the same debt. The burst must have room for them."""
     return Limit(limit.id, limit.name, limit.rate / count, limit.burst / count, limit.model, count)
 
 

@@ -53,7 +53,7 @@ class KeptLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, total: int, tenant: int) -> KeptLimits:
-        """Return budgets in bytes; a tenant's is limited by the total."""
+        """Return budgets in bytes. A tenant's budget is limited by the total."""
         tenant = min(total, tenant)
         return cls(total, tenant, tenant // LARGEST_SHARE)
 

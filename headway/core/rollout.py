@@ -57,7 +57,7 @@ _SHORTEST = 0.0005
 
 
 class NoRollout(Exception):
-    """The rollout is impossible; says why."""
+    """Raised if a rollout is impossible, with the reason."""
 
 
 class Unknown(NoRollout):

@@ -91,7 +91,7 @@ class ServiceModel:
         self.deviation = NORMAL * self._off / self._w
 
     def _tamed(self, size: float, seconds: float) -> float:
-        """Return the seconds that a batch counts as: one that takes far too long is an accident, two in a row are a change."""
+        """Return the seconds that a batch counts as. One batch that takes far too long is an accident, but two in a row are a change."""
         expected = self.seconds(size)
         if STRAY * seconds < expected:
             self._strays = min(self._strays, 0) - 1

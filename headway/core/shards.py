@@ -42,12 +42,12 @@ PART = 0.25
 
 
 def active(shards: int, slots: int) -> int:
-    """Return the number of shards in use, of at least 1: as many as can have SLOTS_EACH of the live slots, but at least one."""
+    """Return how many of `shards` are in use. Each has SLOTS_EACH of the live slots or more, unless only one is in use."""
     return max(1, min(shards, slots // SLOTS_EACH))
 
 
 def home(worker: str, workers: Sequence[str], active: int) -> int:
-    """Return the shard that a worker claims from first: ranks among the ids of all live workers are dealt out in turn.
+    """Return the shard that a worker claims from first. The sorted ids of all live workers are dealt out to the shards in turn.
 
     So shards differ by one slot at most, which hashing ids wouldn't ensure. A worker that isn't among them yet gets its future home."""
     return bisect_left(sorted(workers), worker) % active
@@ -99,7 +99,7 @@ def behind(depth: int, slots: int, max_batch: int) -> bool:
 
 
 def load_of(loads: Sequence[Load]) -> Load:
-    """Return the load of a queue in several shards: sums, and the costs of the shard with most batches, or the largest ones."""
+    """Return the load of a queue in several shards. Loads add up; costs are those of the shard with most batches, or the largest ones."""
     slots = sum(load.slots for load in loads)
     counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
     counts[USUAL] = 0  # Usual slots are not counted.

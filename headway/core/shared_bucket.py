@@ -67,7 +67,7 @@ class SharedBucket:
         return self._sum - self._weight * self._virtual
 
     def take(self, tenant: str, count: int, now: float) -> float:
-        """Take `count` tokens for a tenant and return 0; or take none, and return the seconds until they are there if nobody else asks."""
+        """Take `count` tokens for a tenant and return 0, or take none and return the seconds until they are there if nobody else asks."""
         if self.rate == math.inf:
             return 0.0
         self._work_off(now)

@@ -96,7 +96,7 @@ class Group(msgspec.Struct, eq=False):
     hung: bool = False
 
     def open_at(self, worker: str, others: bool) -> float:
-        """Return the instant from which `worker` may take them: later if they failed there and there are `others`."""
+        """Return the instant from which `worker` may take them. It is later if they failed there and there are `others`."""
         return self.avoid_until if others and worker == self.avoid else self.ready_at
 
 
@@ -169,7 +169,7 @@ class Suspects:
             self.add(Group(members, like.ready_at, QUARANTINE, like.failures, like.attempts))
 
     def halve(self, members: list[QueuedEntry], like: Group) -> None:
-        """Search entries among which is a culprit: one half runs next, or the only entry."""
+        """Search entries that include a culprit. One half runs next, or the only entry."""
         rest, alone = None, like.alone
         if len(members) > 1:
             alone, (members, cut) = 0, _cut(members)
@@ -191,7 +191,7 @@ class Suspects:
         return members
 
     def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
-        """Take members of a group for one run: of the first shape, and as many as the slot takes by number and weight."""
+        """Take members of a group for one run. They have the first shape, and are as many as the slot takes by number and weight."""
         members = group.members
         shape = members[0].entry.shape
         others = [member for member in members if member.entry.shape != shape]
@@ -406,7 +406,7 @@ class LineSuspects:
 
 
 def line_pause(groups: Sequence[Sequence[SuspectLine]], cause: Cause, rng: float) -> float:
-    """Return the seconds before groups of lines run again: longer and longer while a remote API fails."""
+    """Return the seconds before groups of lines run again. They grow while a remote API fails."""
     failures = groups[0][0].failures if len(groups) == 1 else 1
     pause = backoff(failures, rng)
     return min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE) if cause in NEVER_SPLIT else pause
@@ -418,7 +418,7 @@ def last_moment(suspect: QueuedEntry) -> float:
 
 
 def _cut(members: list[QueuedEntry]) -> tuple[list[QueuedEntry], int]:
-    """Return a failed batch in the order to be cut, and the place: between callers if there are several, those with most entries first."""
+    """Return a failed batch in the order to be cut, and the place. Callers with most entries come first. If there are several, the cut is between two."""
     counts = Counter(caller_of(member.entry) for member in members)
     if len(counts) == 1:
         return members, len(members) // 2

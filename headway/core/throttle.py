@@ -55,7 +55,7 @@ class TenantRates:
         self._averages: dict[str, float] = {}
 
     def add(self, tenant: str, count: int) -> None:
-        """Count arrivals of a tenant; a negative number takes some back."""
+        """Count arrivals of a tenant. A negative number takes some back."""
         came = self._came
         if tenant not in came and len(came) >= MOST_TENANTS:
             tenant = OTHER_TENANTS
@@ -196,7 +196,7 @@ class Throttle:
         return self._bucket.burst
 
     def admit(self, tenant: str, now: float, count: int = 1, demand: int | None = None) -> float:
-        """Let in `count` entries of a tenant and return 0; or refuse all, and return the seconds until they would be let in.
+        """Let in `count` entries of a tenant and return 0, or refuse all and return the seconds until they would be let in.
 
         More than `burst` are never let in. `demand`: how many of them count as arrivals; None: all."""
         counted = count if demand is None else demand

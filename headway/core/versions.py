@@ -24,7 +24,7 @@ _WEIGHT = re.compile(r"(?P<version>[A-Za-z0-9_.:/-]{1,128})=(?P<weight>[0-9]{1,9
 
 
 class NoWeights(Exception):
-    """The text isn't a list of weights; says why."""
+    """Raised if a text isn't a list of weights, with the reason."""
 
 
 def read_weights(text: str) -> Weights:

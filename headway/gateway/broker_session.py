@@ -306,7 +306,7 @@ class BrokerSession:
         return self._rate.at(now)
 
     def offer(self, entry: Entry) -> None:
-        """Offer an entry to the broker: at once if the broker is near and nothing goes first, otherwise with the next call."""
+        """Offer an entry to the broker. It goes at once if the broker is near and nothing goes first, otherwise with the next call."""
         # The inputs of a list go in one call: none may get in before the input that pays for the list.
         if self.near is not None and not self.waits and not entry.payer and entry.count == 1:
             self.taken += 1
@@ -405,7 +405,7 @@ class BrokerSession:
             await self._offer(entries)
 
     async def _withdraw_departed(self, whole: bool) -> None:
-        """Withdraw departed submissions and cancel tasks; probe the broker if there are none.
+        """Withdraw departed submissions and cancel tasks. If there are none, probe the broker.
 
         Arguments:
             whole: False to withdraw no more than one call's worth.
@@ -603,7 +603,7 @@ class BrokerSession:
         self._resubmitter.ask()
 
     def _rewind(self) -> None:
-        """Restart reading at the first reply: the old cursor means nothing in a new epoch."""
+        """Restart reading at the first reply, because the old cursor means nothing in a new epoch."""
         self._cursor = 0
         if self._reading is not None:
             self._reading.reschedule(0.0)
@@ -611,7 +611,7 @@ class BrokerSession:
 
 
 def _too_late(failure: Failure) -> Failure:
-    """Blame the outage when an entry that waited for the broker is refused for load: that load came after the request."""
+    """Blame the outage when an entry that waited for the broker is refused for load, because that load came after the request."""
     if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
     message = "the queue was out of reach, so the request can no longer be answered in time"

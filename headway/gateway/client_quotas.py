@@ -139,7 +139,7 @@ class Quotas:
         self._slow: dict[str, dict[CountedConnection, None]] = {}
 
     def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
-        """Return room for the outputs of an owner's request: half of the total, or `most` bytes if that is less.
+        """Return room for the outputs of an owner's request. It is half of the total, or `most` bytes if that is less.
 
         `why` tells where `most` comes from.
         """
@@ -155,7 +155,7 @@ class Quotas:
             self._total = connections
 
     def enter(self, counted: CountedConnection, address: str) -> bool:
-        """Count a new connection. Returns False if there is no room: the caller sends an error and closes it.
+        """Count a new connection. Returns False if there is no room. The caller then sends an error and closes it.
 
         If its owner is None afterwards, even that is too much, and it must be closed at once.
         """

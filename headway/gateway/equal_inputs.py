@@ -1,4 +1,4 @@
-"""Equal inputs of one request: if identical requests share answers, only the first is submitted, and the others copy its output.
+"""Equal inputs of one request. If identical requests share answers, only the first is submitted, and the others copy its output.
 
     first ──submitted──▶ output ──┐
     equal ── waits ───────────────┴─▶ the same output, some in each turn of the event loop

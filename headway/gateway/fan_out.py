@@ -134,7 +134,7 @@ class FanOut(ReplySink):
         asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:
-        """Return True if the first part goes ahead: with an idempotency key, or if the parts don't fit into one call."""
+        """Return True if the first part goes ahead. It does with an idempotency key, or if the parts don't fit into one call."""
         several, count = self._several, self._count
         if count == 1:
             return False

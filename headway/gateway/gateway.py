@@ -90,7 +90,7 @@ MOST_LANES = 10_000
 
 
 class Gateway:
-    """Gateway of one process: hands requests to the broker, and each answer to its sink.
+    """Gateway of one process. It hands requests to the broker, and each answer to its sink.
 
     Arguments:
         settings: timeouts, bounds and tier names.
@@ -204,7 +204,7 @@ class Gateway:
         return sum(session.rate(self._clock()) for session in (self._shared, self._direct) if session is not None)
 
     def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
-        """Take a request. Returns False if it is refused; `sink` gets that refusal, too.
+        """Take a request. Returns False if it is refused. `sink` gets the refusal, too.
 
         Arguments:
             sink: gets the reply on a later turn of the event loop, once unless the request is abandoned.
@@ -391,7 +391,7 @@ class Gateway:
     def take_in(
         self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
     ) -> None:
-        """Take a request whose lane isn't open: on the lane if it keeps outcomes, otherwise by `submit`."""
+        """Take a request whose lane isn't open. It goes on the lane if that keeps outcomes, otherwise through `submit`."""
         if not (lane.keeps and self.lets_in(lane, 1)):
             self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
             return
@@ -422,7 +422,7 @@ class Gateway:
             pending.several.payer = 0
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Return limits as they apply now: whole at the shared broker, or this gateway's parts in direct mode."""
+        """Return limits as they apply now. They are whole at the shared broker, and this gateway's parts in direct mode."""
         return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(
@@ -687,7 +687,7 @@ class Gateway:
             pending.sink.admitted()
 
     def _go_down(self, session: BrokerSession) -> None:
-        """Switch to direct mode if there is a fallback; otherwise refuse new requests until the broker is back."""
+        """Switch to direct mode if there is a fallback. Otherwise refuse new requests until the broker is back."""
         if session is not self._shared:
             return
         direct = self._direct

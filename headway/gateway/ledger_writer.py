@@ -205,14 +205,14 @@ class LedgerWriter:
         return error and f"takes nothing: {error}; {self.waiting} records wait, of {self._bound} at most"
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Note requests that have ended; never waits."""
+        """Note requests that have ended. Never waits."""
         self._notes.append((self._wall(), now, requests))
         self._noted += len(requests)
         if self._noted >= BULK or self._noted + len(self._records) > self._bound:
             self._crowd()
 
     def add(self, record: LedgerRecord) -> None:
-        """Add a record that isn't a request's; never waits."""
+        """Add a record that isn't a request's. Never waits."""
         if len(self._records) >= self._bound:
             self._counters.ledger_dropped += 1
             return
@@ -365,7 +365,7 @@ class LedgerWriter:
             self._opened = True
 
     async def _note_open(self, accepted: AcceptedRequests) -> None:
-        """Write one call's worth of rows of requests without an outcome; the rest waits for the next interval."""
+        """Write one call's worth of rows of requests without an outcome. The rest waits for the next interval."""
         records, ended = accepted.take()
         if await self._tell_ledger(records, ended):
             accepted.done(ended)

@@ -119,7 +119,7 @@ class Limiter:
                 self._debt(limit)
 
     def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
-        """Charge a poll of a task. Returns its refusal if there are too many; each gateway counts its own.
+        """Charge a poll of a task. Returns its refusal if there are too many. Each gateway counts its own polls.
 
         The limit of a tier doesn't apply: one principal's polls would keep others of the tier from polling.
         """
@@ -146,7 +146,7 @@ class Limiter:
         ]
 
     def holds_up(self, tier: int) -> bool:
-        """Return True if a tier is throttled by the fleet's capacity: the lowest of several."""
+        """Return True if a tier is throttled by the fleet's capacity. Only the lowest of several tiers is."""
         return 0 < self._lowest <= tier
 
     def check(self, entry: Entry, alone: bool, count: int = 1) -> Failure | None:

@@ -54,7 +54,7 @@ class Outbox:
         return chain(*(line.values() for line in self._lines.values()), self.fresh.values())
 
     def take(self, most: int) -> list[Entry]:
-        """Remove and return the entries of the next call: up to `most`, taking one from each tenant in turn."""
+        """Remove and return the entries of the next call, at most `most`. One is taken from each tenant in turn."""
         if not self.later and len(self.fresh) <= most:  # The common case.
             taken, self.fresh = list(self.fresh.values()), {}
             return taken

@@ -31,7 +31,7 @@ _COUNTED = (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT)
 
 
 def outcome_of(failure: Failure) -> str:
-    """Return the outcome label of a failure: the error that its client gets."""
+    """Return the outcome label of a failure, which is the error that its client gets."""
     return errors.SHOWN.get(failure.code, failure.code).lower()
 
 
@@ -153,7 +153,7 @@ class OutcomeCounts:
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
     def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
-        """Count a request without a reply. A refusal counts no latency: in an overload they would hide all others."""
+        """Count a request without a reply. A refusal counts no latency, because in an overload refusals would hide all others."""
         entry, failure = request.entry, request.reply.failure
         if ending is Ending.LEFT:
             self._count(entry, "cancelled")

@@ -1,4 +1,4 @@
-"""Reads of kept outcomes, a few at a time: an outcome may have 16 MiB, and the broker sends nothing else in that time.
+"""Reads of kept outcomes, a few at a time. An outcome may have 16 MiB, and the broker sends nothing else while it sends that.
 
 Reads of the same outcome share calls: reads that come during a call share the next call. That call begins after all of them
 asked, so its result is true for each. Tenants take turns.

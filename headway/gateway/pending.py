@@ -219,7 +219,7 @@ class SeveralInputs:
         self.equal.clear()
 
     def ends(self, failed: bool) -> bool:
-        """Note that an input has its outcome. Returns True, once, if that ends the request: a failure or the last output."""
+        """Note that an input has its outcome. Returns True, once, if that ends the request. A failure or the last output does."""
         ended = self._missing > 0 and (failed or self._missing == 1)
         self._missing = 0 if failed else self._missing - 1
         return ended

@@ -163,12 +163,12 @@ class ServedModel:
 
     @property
     def is_plain(self) -> bool:
-        """True if a lane may take all requests: none needs a drawn version, dedup keys, a trace or a weight."""
+        """True if a lane may take all requests. None may need a drawn version, dedup keys, a trace or a weight."""
         return self._is_unmarked and not self._weighs
 
     @property
     def takes_rows(self) -> bool:
-        """True if a lane may take single rows of tensors: they weigh 1, and need nothing else of that list."""
+        """True if a lane may take single rows of tensors, which must weigh 1 and need nothing else of that list."""
         texts = self.takes is not ValueKind.TENSORS
         return self._is_unmarked and not (texts or self.settings.max_batch_weight or self.per_call)
 

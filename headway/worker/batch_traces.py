@@ -38,7 +38,7 @@ class BatchTraces:
     async def run(
         self, run_batch: Callable[[], Awaitable[Sequence[ItemResult]]], lease: Lease, asked_at: float
     ) -> Sequence[ItemResult]:
-        """Run a batch; record its spans if an entry is sampled. `asked_at`: start of its claim."""
+        """Run a batch, and record its spans if an entry is sampled. `asked_at`: start of its claim."""
         members = _sampled(lease.entries)
         if not members:
             return await run_batch()

@@ -254,13 +254,13 @@ class Batcher:
         await self._become(WorkerStatus.HEALTHY)
 
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
-        """Start serving and sending heartbeats; return the task that ends once the slot has wound down."""
+        """Start serving and sending heartbeats. Return the task that ends once the slot has wound down."""
         supervisor.start(f"heartbeat of {self.slot.worker}", self._heartbeat_on)
         supervisor.start(f"lease of {self.slot.worker}", self._keeper.renew_on)
         return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
 
     def wind_down(self) -> None:
-        """Claim no more batches; the loop ends after the running one."""
+        """Claim no more batches. The loop ends after the running one."""
         self._winding_down = True
         self._interrupt()
 
@@ -399,7 +399,7 @@ class Batcher:
         await self._idle(asyncio.sleep(pause))
 
     async def _claimed(self) -> Lease | None:
-        """Claim a batch that is due; otherwise wait until another claim is worthwhile, and return None."""
+        """Claim a batch that is due. Otherwise wait until another claim is worthwhile, and return None."""
         self._interrupted = False  # An interrupt during the claim finds no pause to cancel, so check the flag.
         try:
             claimed = await self.claims.claim()
@@ -616,7 +616,7 @@ class Batcher:
         await self._heartbeat()
 
     async def _heartbeat(self) -> bool:
-        """Send a heartbeat; return False if the broker is out of reach."""
+        """Send a heartbeat. Return False if the broker is out of reach."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
         self.figures.read()
         self._note_loss()
@@ -713,7 +713,7 @@ class ServingBatchers(dict[Batcher, asyncio.Task[None]]):
 
 
 async def replace_all(batchers: Sequence[Batcher]) -> None:
-    """Replace every backend in turn; stop at the first that fails to start.
+    """Replace every backend in turn. Stop at the first that fails to start.
 
     The fleet learns of the new code only once all batchers run it. Until then, answers are shared as answers of the old
     code, and no later request joins a batch that began on it.

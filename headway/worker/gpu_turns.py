@@ -84,7 +84,7 @@ class GpuTurns:
         return self._running is not None or self._turn is not None or self._choosing is not None
 
     def begin(self, slot: Slot) -> bool:
-        """Let a slot claim; return False while another model has the turn or a batch runs."""
+        """Let a slot claim. Return False while another model has the turn or a batch runs."""
         if not slot.helps or slot.model not in self._slots:
             self._slots[slot.model] = slot
         if self._running is not None or self._choosing is not None or self._turn not in (None, slot.model):
@@ -109,7 +109,7 @@ class GpuTurns:
             self._give_turn()
 
     def ended(self, model: str) -> None:
-        """Record that the model's batch is over; then ask all waiting models in order, including this one."""
+        """Record that the model's batch is over. Then ask all waiting models in order, including this one."""
         if self._running != model:
             return
         self._running = None
@@ -161,7 +161,7 @@ class GpuTurns:
                 del waits[model]
 
     def _give_turn(self) -> None:
-        """Give the turn to the next model in order; after the last, let all waiting models look for work."""
+        """Give the turn to the next model in order. After the last, let all waiting models look for work."""
         self._stop_timer()
         self._turn = None
         if self._order:
@@ -198,7 +198,7 @@ class TurnedSource(WorkSource):
         """True if the last claim reached the broker, which then knows that this slot is idle."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim as `WorkSource.claim` does; get nothing while another model has the turn.
+        """Claim as `WorkSource.claim` does, but get nothing while another model has the turn.
 
         After helping another version, the slot keeps its turn to claim for its own.
         """
@@ -227,12 +227,12 @@ class TurnedSource(WorkSource):
             work.result()
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """Complete as `WorkSource.complete` does; the GPU is free as soon as this is called."""
+        """Complete as `WorkSource.complete` does. The GPU is free as soon as this is called."""
         self._turns.ended(self._model)
         return await self._broker.complete(lease, items)
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        """Release as `WorkSource.release` does; the GPU is free as soon as this is called."""
+        """Release as `WorkSource.release` does. The GPU is free as soon as this is called."""
         self._turns.ended(self._model)
         return await self._broker.release(lease, failure)
 

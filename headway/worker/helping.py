@@ -128,7 +128,7 @@ _COMING = (WorkerStatus.STARTING, WorkerStatus.DEGRADED)
 
 
 class StrayWatcher(PeriodicResource):
-    """Periodic search of one process for queues that no worker serves; `claims` returns the claims of its slots."""
+    """Periodic search of one process for queues that no worker serves. `claims` returns the claims of its slots."""
 
     def __init__(self, claims: Callable[[], Iterable[Claims]], registry: Registry, clock: Callable[[], float]) -> None:
         self._claims, self._registry, self._clock = claims, registry, clock
@@ -142,7 +142,7 @@ class StrayWatcher(PeriodicResource):
             self._next_at = self._clock() + await self.look() / LOOKS
 
     async def look(self) -> int:
-        """Search once; return the number of workers in the fleet."""
+        """Search once. Return the number of workers in the fleet."""
         workers, depths = await asyncio.gather(self._registry.workers(), self._registry.depths())
         served = self._served(workers)
         strays: dict[str, set[str]] = {}

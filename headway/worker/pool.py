@@ -106,7 +106,7 @@ class WorkerPool:
 
     @property
     def serving(self) -> bool:
-        """True while the pool can be resized: it serves and isn't winding down."""
+        """True while the pool serves and isn't winding down, so it can be resized."""
         return self._supervisor is not None and not self._winding_down
 
     @property
@@ -120,7 +120,7 @@ class WorkerPool:
         return next((batcher.signature for batcher in self.batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
-        """Start all backends; if one fails, cancel the others.
+        """Start all backends. If one fails, cancel the others.
 
         Raises:
             TargetError: a backend failed to start.
@@ -134,7 +134,7 @@ class WorkerPool:
             self._serving[batcher] = batcher.run(supervisor)
 
     async def resize(self, size: int) -> None:
-        """Grow or shrink the pool to `size` slots; do nothing once it winds down.
+        """Grow or shrink the pool to `size` slots. Do nothing once it winds down.
 
         The newest slots leave first, and the call returns once their batches are done. New slots start their backends in
         the background, as slot numbers become free.
@@ -181,7 +181,7 @@ class WorkerPool:
         await replace_all(tuple(self.batchers))
 
     async def wind_down(self) -> None:
-        """Claim no more batches; return once the running ones are done and all slots are offline."""
+        """Claim no more batches. Return once the running ones are done and all slots are offline."""
         self._winding_down = True
         everyone = [*self.batchers, *self._leaving]
         for batcher in everyone:
@@ -195,7 +195,7 @@ class WorkerPool:
 
 
 class WorkerPools:
-    """All pools of one process by model, of which those that share GPUs have one pool; `slots` has the ids of all slots."""
+    """All pools of one process by model, of which those that share GPUs have one pool. `slots` has the ids of all slots."""
 
     def __init__(self, of_models: Mapping[str, WorkerPool | SharedGpus], slots: set[str]) -> None:
         self.of_models = of_models
@@ -217,7 +217,7 @@ class WorkerPools:
         return next(iter(self.of_models.values())).signature
 
     async def start(self) -> None:
-        """Start all backends; if one fails, cancel the others.
+        """Start all backends. If one fails, cancel the others.
 
         Raises:
             TargetError: a backend failed to start.
@@ -230,12 +230,12 @@ class WorkerPools:
             pool.run(supervisor)
 
     async def replace(self) -> None:
-        """Replace every backend in turn; stop at the first that fails to start."""
+        """Replace every backend in turn. Stop at the first that fails to start."""
         for pool in self.of_models.values():
             await pool.replace()
 
     async def wind_down(self) -> None:
-        """Claim no more batches; return once the running ones are done and all slots are offline."""
+        """Claim no more batches. Return once the running ones are done and all slots are offline."""
         await asyncio.gather(*(pool.wind_down() for pool in self.of_models.values()))
 
     async def stop(self) -> None:

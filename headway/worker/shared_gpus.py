@@ -153,7 +153,7 @@ class SharedGpus:
         return next((batcher.signature for batcher in batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
-        """Load as many models as fit; if one fails, cancel the others.
+        """Load as many models as fit. If one fails, cancel the others.
 
         The other models are reported to the fleet first, so gateways know them once this process is ready.
 
@@ -178,7 +178,7 @@ class SharedGpus:
                 elsewhere[wanted[0]] += 1
 
     def _plan(self, elsewhere: Mapping[str, int]) -> Sequence[str]:
-        """Plan the first loads, given the copies in other processes; return their models."""
+        """Plan the first loads, given the copies in other processes. Return their models."""
         self._on.clear()
         self.slots.difference_update(*(map(model.worker, self._numbers.values()) for model in self._models.values()))
         moves = self._placement.first(elsewhere)
@@ -201,7 +201,7 @@ class SharedGpus:
             await self._tell_changed()
 
     async def _tell_changed(self) -> None:
-        """Report the new code of models that aren't loaded; a model that failed to load its old code becomes cold."""
+        """Report the new code of models that aren't loaded. A model that failed to load its old code becomes cold."""
         for name, model in self._models.items():
             if model.read_report is None or name in {loaded for _, loaded in self._on}:
                 continue
@@ -213,7 +213,7 @@ class SharedGpus:
                     await self._tell_absent([name])
 
     async def wind_down(self) -> None:
-        """Claim no more batches and load nothing; return once the running batches are done and all slots are offline."""
+        """Claim no more batches and load nothing. Return once the running batches are done and all slots are offline."""
         self._end()
         for batcher in self.batchers:
             batcher.wind_down()
@@ -228,7 +228,7 @@ class SharedGpus:
         await self._tell_gone()
 
     def _end(self) -> None:
-        """Begin nothing more; models that leave a GPU become offline, because this process won't load them again."""
+        """Begin nothing more. Models that leave a GPU become offline, because this process won't load them again."""
         self._winding_down = True
         for turns in self._turns.values():
             turns.evicted.clear()

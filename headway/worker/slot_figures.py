@@ -119,7 +119,7 @@ class SlotFigures:
         return f"{self.memory:.0%} of the memory is in use" if self._scarce else ""
 
     def read(self) -> None:
-        """Read memory use and the GPU; log GPU errors and changes between scarce and ample memory."""
+        """Read memory use and the GPU. Log GPU errors and changes between scarce and ample memory."""
         self.memory = self._memory()
         self._scarce = self._judged("memory", self.memory, self._scarce)
         if self._gpu is not None:

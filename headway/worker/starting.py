@@ -177,7 +177,7 @@ def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) ->
 async def _again(
     backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], warm_up: float, full: float
 ) -> float | None:
-    """Run a second batch of one input if the first was too slow; return its seconds. `full`: seconds of the slowest batch."""
+    """Run a second batch of one input if the first was too slow. Return its seconds. `full`: seconds of the slowest batch."""
     if warm_up <= min(limits.longest, limits.queue_timeout):
         return None
     most, begun = limits.longest, clock()

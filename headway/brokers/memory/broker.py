@@ -601,7 +601,7 @@ class MemoryBroker(Broker, NearQueue):
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
-        """Offer a follower again whose original was late: it runs or joins another flight in its remaining time."""
+        """Offer a follower again after its original was late. It runs, or joins another flight, in its remaining time."""
         entry, left = queued.entry, queued.due - now
         refusal = None
         reservation, queued.reservation = queued.reservation, None  # The new entry takes it over.
@@ -666,7 +666,7 @@ class MemoryBroker(Broker, NearQueue):
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """End entries that have outcomes, and their followers, in order: one follower may run again and the next join it."""
+        """End entries that have outcomes, and their followers, in order, because one follower may run again and the next join it."""
         for queued, reply in ended:
             wanted = not self._dedup.unwanted(queued)
             consequences = self._dedup.end(queued, reply, now, late=late)

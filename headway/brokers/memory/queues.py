@@ -36,7 +36,7 @@ class Wakeups:
             self.coming.add(worker)
 
     def arm(self, at: float, now: float, look: Callable[[], None]) -> None:
-        """Call `look` at instant `at` or sooner: an earlier timer stays, because it checks again."""
+        """Call `look` at instant `at` or sooner. An earlier timer stays, because it checks again."""
         if at < self.looks_at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -44,7 +44,7 @@ class Wakeups:
             self.timer = asyncio.get_running_loop().call_later(max(at - now, TIMER_GRAIN), self._look, look)
 
     def look_soon(self, look: Callable[[], None]) -> None:
-        """Call `look` in a later turn of the event loop; `looks_soon` until then."""
+        """Call `look` in a later turn of the event loop. `looks_soon` is True until then."""
         self.looks_soon = True
         asyncio.get_running_loop().call_soon(self._look_now, look)
 
@@ -58,7 +58,7 @@ class Wakeups:
 
 
 class Queues(dict[QueueName, ModelQueue]):
-    """Queues by name: for each model one for any version, and one per known version.
+    """Queues by name. Each model has a queue for any version, and one per known version.
 
     Arguments:
         models: queue bounds of each model.
@@ -112,7 +112,7 @@ class Queues(dict[QueueName, ModelQueue]):
         return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
-        """Return True if a queue of this name exists; one for another version of a known model is created."""
+        """Return True if a queue of this name exists. If the name is another version of a known model, its queue is created."""
         if name in self:
             return True
         limits = self.limits.get(name.model)

@@ -177,7 +177,7 @@ class LeaseCompletions:
 def fitting(
     entries: Sequence[Entry], items: Sequence[ItemResult], apart: Collection[int] = (), most: int = MOST_BYTES
 ) -> Sequence[ItemResult]:
-    """Bound the bytes that the replies of a batch carry: outputs beyond become failures.
+    """Bound the bytes that the replies of a batch carry. Outputs beyond the bound become failures.
 
     Tenants share the bytes, and each one's smallest outputs come first. Outputs at the positions `apart` don't count.
     """

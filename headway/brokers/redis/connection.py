@@ -282,14 +282,14 @@ class RedisConnection:
         read: Callable[[Mapping[str, P], float], Awaitable[Mapping[str, T]]],
         key: str,
     ) -> BlockingReads[P, T]:
-        """Blocking reads that include this key's: all, or in a cluster those with the same tag."""
+        """Blocking reads that share a command with this key's. In a cluster they are those with the same tag, elsewhere all."""
         tag = self._tag(key)
         if (shared := reads.get(tag)) is None:
             shared = reads[tag] = BlockingReads(read, lambda: self._block)
         return shared
 
     def _tag(self, key: str) -> str:
-        """Part that all keys of a command must share: the tag in a cluster, nothing elsewhere."""
+        """Part that all keys of a command must share. It is the tag in a cluster, and empty elsewhere."""
         return key[: key.index("}")] if self.clustered else ""
 
     async def _pop(self, keys: Mapping[str, None], wait: float) -> Mapping[str, bytes]:

@@ -106,7 +106,7 @@ class Link(asyncio.Protocol):
         await writer.drain()
 
     def close(self) -> None:
-        """Close like the server might: waiting callers get an error."""
+        """Close as if the server did. Waiting callers get an error."""
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:

@@ -103,7 +103,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
-        """Return True if queues of this name exist; those for another version of a known model are created."""
+        """Return True if queues of this name exist. If the name is another version of a known model, they are created."""
         if name not in self:
             self._add(name)
         return name in self

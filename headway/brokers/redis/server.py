@@ -161,7 +161,7 @@ class Server:
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def renew(self) -> None:
-        """Replace every connection, using the present content of the files; busy ones once they are free."""
+        """Replace every connection, using the present content of the files. Busy connections are replaced once they are free."""
         self._outdated |= self._busy
         await self._disconnect()
         pool = self._redis.connection_pool
@@ -169,7 +169,7 @@ class Server:
         pool._available_connections.clear()
 
     async def close(self) -> None:
-        """Close all connections; a connection with a running call closes when the call ends."""
+        """Close all connections. A connection with a running call closes when the call ends."""
         self._closed = True
         await self._disconnect()
         await self._redis.aclose()

@@ -488,7 +488,7 @@ class Queue:
         self._heed(now, born)
 
     def _rule(self, policy: Policy, took: float) -> bytes:
-        """Pack the rule for the last known load; no rule if the load is too old.
+        """Pack the rule for the last known load, or no rule if the load is too old.
 
         `took` is the seconds of the call that told the load: no rule is younger than that, so distant servers work too.
         """

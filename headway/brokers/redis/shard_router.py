@@ -188,7 +188,7 @@ class ShardRouter:
         return dealt
 
     def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
-        """Queue of an entry: its tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is.
+        """Choose a queue for an entry: its tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is.
 
         `paid`: True if it is charged to another entry's limits.
         """

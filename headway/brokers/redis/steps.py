@@ -57,7 +57,7 @@ class ServerClock:
         self._best = max(self._best, ahead)
 
     def now(self) -> float:
-        """The server's instant by its last answer; before the first one, this process's clock."""
+        """The server's instant by its last answer, or by this process's clock before the first answer."""
         return self._clock() + self._latest
 
     def after(self, seconds: float) -> float | None:
@@ -83,7 +83,7 @@ class Steps:
         self._connection, self._key, self._head = connection, key, head
 
     def call(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step. Raises BrokerUnavailable without an answer in time; the step may have been done."""
+        """Make a step. Raises BrokerUnavailable if no answer comes in time. The step may have been done."""
         return self._make(self._connection.call, function, *arguments)
 
     def join(self, function: str, *arguments: object) -> Awaitable[Any]:

@@ -53,7 +53,7 @@ READABLE = range(1, SCHEMA + 2)
 
 
 class TooNew(Exception):
-    """Error for data that is too new for this release; the text names its schema."""
+    """Error for data that is too new for this release. Its text names the schema of the data."""
 
 
 UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError, RecursionError, struct.error)
@@ -387,7 +387,7 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
 
 
 def _stamped(kind: type[R], instant: str) -> Callable[[bytes], R]:
-    """Reader of records stamped by the server; the stamp goes into the member `instant`."""
+    """Reader of records stamped by the server. The stamp goes into the member `instant`."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(packed: bytes) -> R:

@@ -217,7 +217,7 @@ class Placement:
         return max(self._pauses.get(model, (now, 0.0))[0] - now, 0.0)
 
     def first(self, elsewhere: Mapping[str, int] = MappingProxyType({})) -> list[Move]:
-        """Return the loads of a starting process: first the copies to keep, then each model in turn while there is room.
+        """Return the loads of a starting process. The copies to keep come first, then each model in turn while there is room.
 
         Models with the fewest copies in other processes go first. A second call before anything is loaded starts over."""
         moves = []
@@ -314,7 +314,7 @@ class Placement:
         return math.fsum(self.share(gpu, model) for gpu in homes) + self._elsewhere(model).capacity
 
     def share(self, gpu: str, model: str) -> float:
-        """Return the share of a GPU available to a model: what others leave, but at least an even part; 0 if it isn't loaded there."""
+        """Return the share of a GPU available to a model: what others leave, and at least an even part. 0 if it isn't loaded there."""
         warm = self._gpus[gpu].warm
         if model not in warm:
             return 0.0

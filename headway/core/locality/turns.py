@@ -56,7 +56,7 @@ class FairOrder:
         """Virtual time at which the last batch started."""
 
     def order(self, contenders: Collection[Contender]) -> list[str]:
-        """Return the order in which to ask these models for a batch; the first model with a due batch runs it.
+        """Return the order in which to ask these models for a batch. The first model with a due batch runs it.
 
         Models without waiting entries come last."""
         if not contenders:

@@ -171,7 +171,7 @@ class Paced:
         return self._ahead.rule(load, past) if past is not None and past.tells else self.spaced(load)
 
     def spaced(self, load: Load) -> Rule:
-        """Return the rule of even gaps: leave full at the largest batch, otherwise a kth part of a batch time after the last departure."""
+        """Return the rule of even gaps. A largest batch leaves at once, others a kth part of a batch time after the last departure."""
         chosen = team(load)
         gap = headway(load, chosen.speed)
         service = load.batch_seconds(load.max_batch)

@@ -27,7 +27,7 @@ MOST_QUEUE, MOST_UTILISATION = 10_000_000, 10.0
 
 
 class NoRules(ValueError):
-    """The text isn't a list of rules; says why."""
+    """Raised if a text isn't a list of rules, with the reason."""
 
 
 class ScaleRule(msgspec.Struct, frozen=True):

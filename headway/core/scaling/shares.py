@@ -1,4 +1,4 @@
-"""Shares in workers: each process's of a model's workers, and each model's of a process's places.
+"""Shares in workers: how many of a model's workers each process has, and how many of a process's places each model has.
 
 Each process computes its own share of a model's workers from the same figures, without a coordinator. No worker moves between
 processes, as that would cost a start: missing workers are added where there is most room, and surplus ones are removed where most are.
@@ -15,7 +15,7 @@ import msgspec
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the number of workers of each process, `desired` in all: at least one each, unless that is 0.
+    """Return the number of workers of each process, `desired` in all. Each gets at least one, unless `desired` is 0.
 
     `processes`: by id, the workers that a process has, and its limit."""
     if desired <= 0:

@@ -62,7 +62,7 @@ def test_the_path_tells_the_dialect(url: str, name: str) -> None:
             "http://h/v1/chat/completions",
             AUTO,
             "m",
-            "`?remote_format.*takes one conversation.*/v1/completions",
+            "`?remote_format.*takes a single conversation.*/v1/completions",
         ),
         ("http://h/v1/completions", AUTO, "", "remote_model.*openai-completions must name a model"),
         ("http://h/x", "openai-embeddings", "", "remote_model.*openai-embeddings must name a model"),

@@ -123,7 +123,9 @@ def _only(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
     """Return the dead letter with an id, or None. Ids are unique only within a tenant: raises BadRequest if several have it."""
     if len(letters) > 1:
         tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
-        raise BadRequest(f"{len(letters)} tenants have a dead letter {ID_PREFIX}{id}: {tenants}; add ?tenant=NAME to choose one")
+        raise BadRequest(
+            f"{len(letters)} tenants have a dead letter {ID_PREFIX}{id}: {tenants}; add ?tenant=NAME to choose one"
+        )
     return letters[0] if letters else None
 
 

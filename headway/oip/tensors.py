@@ -62,7 +62,9 @@ def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -
             f"input {quoted(name)} has the shape {shown_shape(shape)}; expected [n] or [n, 1], with n at least 1"
         )
     if shape[0] > limit:
-        raise PayloadTooLarge(f"input {quoted(name)} has {shape[0]} elements; at most {limit} are allowed in one request")
+        raise PayloadTooLarge(
+            f"input {quoted(name)} has {shape[0]} elements; at most {limit} are allowed in one request"
+        )
     return shape[0]
 
 

@@ -353,7 +353,10 @@ async def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant(stand
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/replay")):
         unclear = await port.ask(method, f"/internal/dlq/x{path}")
         assert (unclear.status, unclear.json["error"]) == (400, "BAD_REQUEST")
-        assert "2 tenants have a dead letter req_x: 'acme', 'böse&co'; add ?tenant=NAME to choose one" in unclear.json["detail"]
+        assert (
+            "2 tenants have a dead letter req_x: 'acme', 'böse&co'; add ?tenant=NAME to choose one"
+            in unclear.json["detail"]
+        )
     assert (await port.get("/internal/dlq")).json["count"] == 2
     of_one, of_nobody = "/internal/dlq/x?tenant=b%C3%B6se%26co", "/internal/dlq/x?tenant=nobody"
     assert (await port.get(of_one)).json["input"] == "poison of böse&co"

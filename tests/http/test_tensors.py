@@ -326,7 +326,10 @@ async def test_embeddings_are_read_from_tensors(stand: Stand, dtype: str) -> Non
         (tensors(True, e=np.zeros((1, 2, 3), "f4")), "FP32 of shape [2, 3], and an embedding has one axis of numbers"),
         (tensors(e=np.zeros((2, 3), "f4")), "FP32 of shape [2, 3], and an embedding has one axis"),
         (tensors(e=np.zeros((1, 0), "f4")), "FP32 of shape [0]"),
-        (tensors(a=np.zeros((1, 1), "f4"), b=np.zeros((1, 1), "f4")), "2 tensors; an embedding must be a single tensor"),
+        (
+            tensors(a=np.zeros((1, 1), "f4"), b=np.zeros((1, 1), "f4")),
+            "2 tensors; an embedding must be a single tensor",
+        ),
     ],
 )
 @on_stand()

@@ -339,7 +339,9 @@ def _tensors_of(
 def _shape_of(tensor: Any) -> tuple[int, ...]:
     """Return the shape of an input. Raises BadRequest."""
     if len(tensor.shape) > MOST_AXES:
-        raise BadRequest(f"the input {quoted(tensor.name)} has {len(tensor.shape)} axes; at most {MOST_AXES} are allowed")
+        raise BadRequest(
+            f"the input {quoted(tensor.name)} has {len(tensor.shape)} axes; at most {MOST_AXES} are allowed"
+        )
     return tuple(tensor.shape)
 
 

@@ -83,7 +83,7 @@ class QueueCondition(Protocol):
 
 
 class Held(Protocol):
-    """What a gateway holds for an entry. `key`: the entry's tenant and id."""
+    """Interface to what a gateway holds for an entry. `key`: the entry's tenant and id."""
 
     entry: Entry
     key: tuple[str, str]

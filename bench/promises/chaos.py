@@ -166,9 +166,9 @@ def main() -> int:
             for path in witness.files:
                 findings.say(f"  a request that waited for more than {LATE_SECONDS:g} s: {path}")
             if options.fitted:
-                # Of a large text the model reads only the beginning, so that no line foretells its time.
-                least = 0 if options.large else 1
-                findings.at_least("GPU processes that know in the end that the model pads", rest.padding, least)
+                # The model reads only the beginning of a large text, so no line predicts its time.
+                if not options.large:
+                    findings.at_least("GPU processes that know in the end that the model pads", rest.padding, 1)
                 _tell_parameters(findings, history)
             if options.autoscale:
                 findings.at_least(

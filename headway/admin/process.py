@@ -1,4 +1,4 @@
-"""What the admin port sees of its process. All routes use it, so it stands beside them."""
+"""View of its own process for the admin port. All routes use it, so it stands beside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ProcessView(msgspec.Struct, frozen=True):
-    """What the admin port sees of its process.
+    """View of its own process for the admin port.
 
     Attributes:
         now: asks for the broker's time, in which all the broker's instants are given; `clock` is this process's, monotonic.

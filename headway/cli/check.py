@@ -118,7 +118,7 @@ def _object(text: str) -> bytes:
 
 
 class _Order(NamedTuple):
-    """What to try, from the command line."""
+    """The target to try and how, from the command line."""
 
     target: str
     given: list[str]

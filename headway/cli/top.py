@@ -104,7 +104,7 @@ class BoardFollower:
 
 
 class Keys:
-    """What the user has chosen by keys: the order of the workers, and whether help is shown instead of the board."""
+    """View that the user has chosen by keys: the order of the workers, and whether help is shown instead of the board."""
 
     def __init__(self) -> None:
         self.sort = BY_NAME

@@ -1,4 +1,4 @@
-"""What is known of a setting: its default, its help, the bounds of its value, and whom it concerns."""
+"""Description of a setting: its default, its help, the bounds of its value, and whom it concerns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RolePart(Flag):
 
 
 class Own(Enum):
-    """Who may have a value of its own: the process, each model, or each version of a model."""
+    """Scope of a setting's values: the process, each model, or each version of a model."""
 
     PROCESS = 0
     MODEL = 1
@@ -58,7 +58,7 @@ class TextForm(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a setting.
+    """Description of a setting.
 
     Attributes:
         group: heading that it is listed under.

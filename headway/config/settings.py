@@ -52,7 +52,7 @@ LEDGER_ROWS = ("ended", ALL_ROWS)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 NONE, LOCAL = "none", "local"
 AUTOSCALE = (NONE, LOCAL)
-"""Who sets the number of workers: nobody, or the processes that run them."""
+"""Choices of who sets the number of workers: nobody, or the processes that run them."""
 SCALE_POLICIES = ("rules", "plan")
 """How the number of workers is chosen."""
 

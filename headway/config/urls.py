@@ -27,7 +27,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5})
 _PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
 
 Fault = tuple[str, str]
-"""What is wrong with a URL, and what to write instead. Neither quotes the URL."""
+"""Reason why a URL is wrong, and what to write instead. Neither quotes the URL."""
 
 
 def broker_fault(url: str) -> Fault | None:
@@ -86,7 +86,7 @@ def _option_fault(scheme: str, rest: str) -> Fault | None:
 BROKER_FAULTS: Mapping[str, Callable[[str], Fault | None]] = {
     **dict.fromkeys(SCHEMES, _redis_fault),
 }
-"""What checks a broker's URL, by its scheme."""
+"""Check of a broker's URL, by its scheme."""
 
 
 def database_fault(url: str) -> Fault | None:

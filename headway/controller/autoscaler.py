@@ -74,7 +74,7 @@ class Autoscaler:
         self._pools, self._limits, self._counters, self._clock, self._name = pools, limits, counters, clock, name
         self._named = named
         self._own_scalings: dict[str, Scaling] = {}
-        """What this process published last for each model, until another controller leads."""
+        """Scaling that this process last published for each model, until another controller leads."""
         self._models: dict[str, ScaledModel] = {}
 
     def forget(self) -> None:

@@ -86,7 +86,7 @@ class Controller:
         self._published: dict[str, float] = {}
         """Instants of the last publications, by model."""
         self._last: dict[str, Capacity] = {}
-        """What was last published for each model while leading; see `_steady`."""
+        """Capacity last published for each model while leading; see `_steady`."""
         self._unchanged: list[Capacity] = []
         """Capacities that had not changed at the last look, to be published with the next."""
         self._calm = False

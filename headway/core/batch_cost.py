@@ -1,4 +1,4 @@
-"""What a batch costs: which of three lines predicts its run time, and into which calls it is best cut.
+"""Cost of a batch: which of three lines predicts its run time, and into which calls it is best cut.
 
     number   α + β·n           every input takes the same time
     weight   α + β·Σw          an input takes time by its weight, such as its length

@@ -56,7 +56,7 @@ _LEVELS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _CLOSING = bytes.maketrans(b"[{", b"]}")
 _BLANK = b" \t\r\n"
 _ZERO = {b"[": b"0", b"{": b'"":0'}
-"""What may stand next to a comma, by the bracket around it."""
+"""Characters that may stand next to a comma, by the bracket around it."""
 _COMMA, _QUOTE = b',"'
 _OPENING = frozenset(b"[{")
 

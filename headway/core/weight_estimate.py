@@ -46,7 +46,7 @@ def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
 
 
 class WeightEstimate:
-    """What one process has learnt about a weight function.
+    """Knowledge of one process about a weight function.
 
     The line is fitted by least squares with decaying weights. It is raised so that a full batch of such inputs rarely exceeds its
     limit. `most`: limit on a batch's weight; 0 for none. `max_batch`: limit on its inputs.

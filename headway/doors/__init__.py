@@ -1,4 +1,4 @@
-"""What HTTP and gRPC share: reading requests and writing answers.
+"""Code that HTTP and gRPC share: reading requests and writing answers.
 
 entrance            authentication, rate limits, charging, and the way into the gateway
 fields              options, id and trace context from header fields or gRPC metadata

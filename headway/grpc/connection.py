@@ -432,7 +432,7 @@ class CallConnection(asyncio.Protocol):
         if since and now - since > port.unread_timeout:
             self.shutdown()
             return
-        if self._closed_at is not None:
+        if self._closed_at is not None:  # Only its last bytes have yet to leave.
             return
         if reader is not None:
             reader.writer.pump(sweep=True)

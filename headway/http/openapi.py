@@ -40,7 +40,7 @@ _ANY_DATA: dict[str, Any] = {
 
 
 class Kinds(NamedTuple):
-    """What the document says about one model.
+    """Facts about one model for the document.
 
     Attributes:
         takes, gives: kinds of its inputs and outputs; None if not known.

@@ -1,4 +1,4 @@
-"""What a load test sends: one frozen object, checked when it is built."""
+"""Specification of a load test: one frozen object, checked when it is built."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _MOST_MICROSECONDS = 2**63 - 1
 
 
 class Wishes(msgspec.Struct, frozen=True, gc=False):
-    """What a client wishes in a request's parameters.
+    """Wishes of a client in a request's parameters.
 
     Attributes:
         tier: index of the highest acceptable tier; 0 for the highest there is.

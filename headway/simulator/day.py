@@ -49,7 +49,7 @@ FEW = 20.0
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """What a day to simulate is like. Times are in seconds.
+    """Description of a day to simulate. Times are in seconds.
 
     Attributes:
         rate: mean arrivals per second before the doubling.

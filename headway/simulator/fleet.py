@@ -42,7 +42,7 @@ class Shard:
 
 
 class Child:
-    """What a worker's process learns about the costs of calls. It cuts batches of a model that pads into several calls."""
+    """Costs of calls as a worker's process learns them. It cuts batches of a model that pads into several calls."""
 
     __slots__ = ("_cost", "line")
 

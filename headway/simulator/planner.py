@@ -46,7 +46,7 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What to plan for. The planner chooses the workers, times and seed of the scenario.
+    """Task of the planner. It chooses the workers, times and seed of the scenario.
 
     `p95` and `p99` are the highest percentiles of latency in seconds; None for any. `gpu_hour_cost` is in any currency. `max_gpus`
     are the most to consider. `target_utilisation`, 0.1 to 1, is the share of its capacity that a fleet with room to spare uses.
@@ -110,7 +110,7 @@ class ConfidenceInterval(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a number of GPUs would do at a rate of requests per second.
+    """Expected results of a number of GPUs at a rate of requests per second.
 
     Attributes:
         p50_ms, p95_ms, p99_ms: percentiles over all requests; without an answer a request is infinitely late (null in JSON).

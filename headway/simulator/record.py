@@ -1,4 +1,4 @@
-"""What happened in a simulation, in flat arrays, so that a million requests fit easily."""
+"""Record of a simulation, in flat arrays, so that a million requests fit easily."""
 
 from __future__ import annotations
 

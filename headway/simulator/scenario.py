@@ -1,4 +1,4 @@
-"""What to simulate: one frozen object, checked when it is built. All times are in seconds."""
+"""Scenario to simulate: one frozen object, checked when it is built. All times are in seconds."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class FleetState(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What one process exports. `fleet` is None if another process exports its figures, or the broker did not answer."""
+    """Figures that one process exports. `fleet` is None if another process exports its figures, or the broker did not answer."""
 
     counters: Counters
     own: ProcessFigures

@@ -103,7 +103,7 @@ Values = Mapping[Any, Any] | float | None
 
 
 class Scrape:
-    """What one process exports, with what several metrics need of it."""
+    """Figures that one process exports, with the values that several metrics share."""
 
     def __init__(self, state: State) -> None:
         self.counters, self.own, self.broker_up = state.counters, state.own, state.broker_up

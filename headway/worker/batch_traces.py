@@ -25,7 +25,7 @@ from headway.runtime.spans import FORMS, RUN, Attributes, RunTrace, Span, SpanFo
 Member = tuple[int, Entry, CarriedTrace]
 """Sampled entry of a batch: its index, the entry, and the trace it carries."""
 Facts = tuple[str, str, int, int, str, float, str]
-"""What spans tell about a batch: model, worker, size, attempt, reason for its departure, fill, version of the model."""
+"""Attributes of a batch in its spans: model, worker, size, attempt, reason for its departure, fill, version of the model."""
 
 
 class BatchTraces:

@@ -31,7 +31,7 @@ _SECONDS = re.compile(rb"[0-9]{1,30}")
 
 
 class InferenceHead(msgspec.Struct, eq=False, frozen=True):
-    """What the head of an inference request says.
+    """Content of the head of an inference request.
 
     Attributes:
         read: reads the body.

@@ -67,7 +67,7 @@ _DAMAGED = "API keys cannot be checked, as the place where they are kept is dama
 
 
 class _Good(msgspec.Struct, eq=False):
-    """What is cached for a valid header value: key, packed key, principal and expiry. Stale once the table has changes newer than `upto`."""
+    """Cached result for a valid header value: key, packed key, principal and expiry. Stale once the table has changes newer than `upto`."""
 
     id: str
     packed: bytes
@@ -225,7 +225,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
 
     @property
     def rereads(self) -> str:
-        """What is re-read on SIGHUP; see Rereadable."""
+        """The parts that are reread on SIGHUP; see Rereadable."""
         return "keys"
 
     async def reread(self) -> None:

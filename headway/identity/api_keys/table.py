@@ -23,7 +23,7 @@ _ENDS = struct.Struct(">d")
 
 
 class Rights(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What requests need of a key; see `headway.model.ApiKey`."""
+    """The part of a key that requests need; see `headway.model.ApiKey`."""
 
     digest: bytes
     user: str

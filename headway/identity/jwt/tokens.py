@@ -45,7 +45,7 @@ _sha256 = hashlib.sha256
 
 
 class Loops(Protocol):
-    """What runs loops, such as a Supervisor."""
+    """Runner of loops, such as a Supervisor."""
 
     def start(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> object:
         """Run `loop()` from now on."""
@@ -113,7 +113,7 @@ class Tokens:
 
     @property
     def rereads(self) -> str:
-        """What SIGHUP has read again; see Rereadable."""
+        """The parts that are reread on SIGHUP; see Rereadable."""
         return "issuers" if self._again is not None else ""
 
     async def reread(self) -> None:

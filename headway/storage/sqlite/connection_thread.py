@@ -40,7 +40,7 @@ CLOSE_WITHIN = 2.0
 """Seconds to wait for the running call when closing."""
 
 MEND = "End all processes that use it, then put a copy in its place, or see what the .recover of sqlite3 can save."
-"""What to do about a damaged file."""
+"""Advice about a damaged file."""
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"

@@ -14,7 +14,8 @@ Requests are claimed only where their model is warm. A model is loaded for one o
 One model loads in one place at a time, and one GPU loads one model at a time. A load that takes far longer than expected is overdue: it
 goes on, but no longer delays its GPU's other loads, and makes room for a cold model that is asked for. The coldest copy makes room once
 its residence is over: first copies that their model's other copies can replace, then models by their heat. A cold model that is asked
-for less than every candidate waits for its patience to run out, and then replaces the coldest anyway: nobody waits for ever. A client
+for less than every candidate waits for its patience to run out, and then replaces the coldest anyway: nobody waits for ever. Patience
+is a load and the longest residence of that model and of copies that still stay, so an idle copy goes before a hot one. A client
 that is refused, pauses and asks again counts as waiting, for pauses of up to LEAST_MEMORY.
 
 All demand is in GPU seconds per second, as an input takes in a full batch, so that models of different cost can be compared. Refused
@@ -356,30 +357,33 @@ class Placement:
         if free:
             return Move(min(free)[-1], model, "", reason)
         kept = Counter(model for _, gpu in places for model in gpu.warm)
-        victims = []
+        victims, patience = [], self.residence(model)
         for name, gpu in fit:
             if reason != BUSY:
                 victims += [(0.0, self._demand[late].heat, self._busy(name), name, late) for late in gpu.loading]
             for victim, since in gpu.warm.items():
+                if kept[victim] <= self._min_warm[victim]:
+                    continue
                 worth = self._worth(victim, kept[victim])
-                if now >= since + self.residence(victim) and kept[victim] > self._min_warm[victim]:
+                if now >= since + self.residence(victim):
                     victims.append((worth, self._demand[victim].heat, self._busy(name), name, victim))
+                else:  # It may be the coldest, and can make room soon.
+                    patience = max(patience, self.residence(victim))
         if not victims:
             return None
         worth, *_, name, victim = min(victims)
-        if not self._yields(worth, model, reason, now):
+        if not self._yields(worth, model, reason, patience, now):
             return None
         return Move(name, model, victim, reason, gives_up=victim in self._gpus[name].loading)
 
-    def _yields(self, worth: float, model: str, reason: str, now: float) -> bool:
-        """Return True if a copy is worth so little that it should make room for a model."""
+    def _yields(self, worth: float, model: str, reason: str, patience: float, now: float) -> bool:
+        """Return True if a copy should make room for a model: it is worth too little, or a cold model waited for `patience` and a load."""
         demand = self._demand[model]
         if worth == 0.0 or reason == MIN_WARM:
             return True
         if reason == BUSY:
             return worth * COLDER < demand.heat / (self.copies(model) + 1)
-        longest = self.residence(model) + self.load_seconds(model)
-        return worth < demand.heat or now >= demand.asked_since + longest
+        return worth < demand.heat or now >= demand.asked_since + patience + self.load_seconds(model)
 
     def _worth(self, model: str, copies: int) -> float:
         """Return the heat left without a GPU if a model lost one copy; 0 if its other copies could carry it."""

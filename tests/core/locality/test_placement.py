@@ -170,6 +170,14 @@ def test_a_model_less_asked_for_waits_for_its_patience_and_no_longer() -> None:
     assert begun == pytest.approx(RESIDENCE + LOAD, abs=1.0)
 
 
+def test_a_cold_model_waits_for_the_residence_of_an_idle_one_and_spares_the_hot_one() -> None:
+    placement = Placement(["g0"], 2, {"hot": 0, "idle": 0, "rare": 0})
+    for model, load in (("hot", 1.0), ("idle", 10.0)):
+        placement.loaded("g0", model, load, 0.0)
+    moves = (move for look in range(200) for move in placement.look(asked(hot=10.0, rare=0.01), {}, look / 2))
+    assert next(moves) == Move("g0", "rare", "idle", COLD)
+
+
 @pytest.mark.parametrize("load", [0.26, 2.0])
 @pytest.mark.parametrize(("waits", "pauses"), [(2.0, 1.0), (0.5, 5.0), (1.0, 8.0)])
 def test_a_client_that_comes_again_after_each_refusal_gets_its_model_within_the_patience_and_a_pause(

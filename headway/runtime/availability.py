@@ -16,24 +16,15 @@ log = get_logger(__name__)
 
 
 class Availability:
-    """State of a broker or store: answering, or out of reach since an instant.
-
-    Arguments:
-        who: name of the user in the log.
-        clock: monotonic seconds.
-        what: name of the broker or store in the log.
-
-    Attributes:
-        since: start of the first failed call; None while calls succeed.
-        outages: number of outages, including the current one.
-        error: text of the last failure; empty while calls succeed.
-    """
+    """State of a broker or store. In the log, the user is called `who`, and the broker or store `what`."""
 
     def __init__(self, who: str, clock: Callable[[], float], what: str = "broker") -> None:
         self._who, self._clock, self._what = who, clock, what
         self.since: float | None = None
+        """Start of the first failed call; None while calls succeed."""
         self.outages = 0
         self.error = ""
+        """Text of the last failure; empty while calls succeed."""
         self._damaged = False
 
     def failed(self, began: float, error: HeadwayError) -> None:

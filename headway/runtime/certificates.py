@@ -1,7 +1,7 @@
 """Certificates of this process, for its ports and for a remote API, read from PEM files.
 
-The files are checked every second. A change is read once it has settled, and used only if all files fit together: a new
-certificate without its key changes nothing. New connections use the latest certificates; open connections keep theirs.
+The files are checked every second. Changed files are read once they have settled, and used only if they all fit together. So
+a new certificate without its key changes nothing. New connections use the latest certificates, and open ones keep theirs.
 """
 
 from __future__ import annotations
@@ -32,23 +32,19 @@ log = get_logger(__name__)
 
 CHECK_FILES_EVERY = 1.0
 """Seconds between two checks of the files."""
-
 PROTOCOLS = ("http/1.1", "h2")
 """Protocols of ports, by their ALPN names."""
-
 DAY = 86_400.0
 NEAR = 14 * DAY
 """The log warns this many seconds before a certificate ends, or a sixth of its validity if that is less."""
-
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
 _OTHERS = stat.S_IRWXO | stat.S_IWGRP
 """Permissions on a key's file that nobody but its owner should have. A group may read it."""
-
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 """OpenSSL's reasons for a key that doesn't belong to the certificate."""
 
 _PEM = "Name a file in PEM format, which begins with -----BEGIN CERTIFICATE-----."
-_NO_CERTIFICATE = ("is not a certificate", _PEM)
+_NO_CERTIFICATE = "is not a certificate"
 _NO_KEY = (
     "holds no private key that can be read",
     "Name a file in PEM format, with -----BEGIN PRIVATE KEY----- in it.",
@@ -58,78 +54,50 @@ _ENCRYPTED = (
     "Decrypt it with openssl pkey -in FILE -out KEY, and let only the user that Headway runs as read KEY.",
 )
 _SEQUENCE, _VERSION, _UTC_TIME, _TIME = 0x30, 0xA0, 0x17, 0x18
-_CENTURY = 50
-"""Two-digit years from this one on belong to the last century."""
 
 T = TypeVar("T")
-_Stamps = tuple[Stamp | None, ...]
 
 
 class OwnCertificate(msgspec.Struct, frozen=True):
-    """Facts about the certificate that this process shows.
-
-    Attributes:
-        path: path of its file.
-        key_path: path of the file with its key.
-        open_key: permissions on that file if others have any; otherwise empty.
-        fingerprint: first 16 hex digits of its SHA-256.
-        begins, ends: Unix seconds between which it is valid.
-    """
+    """Facts about the certificate that this process shows."""
 
     path: str
     key_path: str
     open_key: str
+    """Permissions on the key's file if others have any; otherwise empty."""
     fingerprint: str
+    """First 16 hex digits of the SHA-256."""
     begins: float
     ends: float
+    """Unix seconds between which the certificate is valid."""
 
     @classmethod
     def of(cls, pair: Pair) -> OwnCertificate:
-        """Return the facts about the certificate of a pair.
-
-        Raises:
-            SettingError: the file holds no certificate.
-        """
+        """Return the facts about a certificate. Raises SettingError if it isn't one."""
         try:
             begins, ends = validity(pair.first)
         except ValueError:
-            raise _no_certificate(pair.setting, pair.path) from None
+            raise SettingError(pair.setting, pair.path, _NO_CERTIFICATE, _PEM) from None
         return cls(pair.path, pair.key_path, pair.open_key, hashlib.sha256(pair.first).hexdigest()[:16], begins, ends)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Client side of TLS. Each reading of the files makes a new one.
-
-    Attributes:
-        context: context for connections, which checks the server's certificate and name.
-        authorities: trusted authorities, in PEM; None for the system's.
-        certificate: certificate to show and those up to an authority, in PEM; None to show none.
-        key: its key, in PEM; None if there is none.
-    """
+    """Client side of TLS, with certificates and key in PEM. Each reading of the files makes a new one."""
 
     context: ssl.SSLContext
     authorities: bytes | None = None
+    """Trusted authorities; None for the system's."""
     certificate: bytes | None = None
+    """Certificate to show, followed by those up to an authority; None to show none."""
     key: bytes | None = field(default=None, repr=False)
 
 
 class CertificateFiles(PeriodicResource, ABC, Generic[T]):
-    """Base of certificates that are read from three files, which an operator may change.
+    """Base of certificates that are read from three files, which an operator may change. An empty path is skipped.
 
-    The constructor reads the files, so a start with a bad file fails.
-
-    Arguments:
-        first, second, third: paths of the files, see the subclass; an empty path is skipped.
-        counts: counts that tell when the certificate ends.
-        now: Unix seconds.
-
-    Attributes:
-        counts: see the argument.
-        current: result of the last successful reading.
-
-    Raises:
-        SettingError: a file can't be used.
+    The constructor reads the files, so a bad file fails the start with a SettingError. `current` is the result of the last
+    successful reading. `now` gives Unix seconds.
     """
 
     rereads = ""
@@ -153,11 +121,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._take(self._load())
 
     async def reread(self) -> None:
-        """Read the files now.
-
-        Raises:
-            SettingError: they can't be used. `current` stays as it was.
-        """
+        """Read the files now. If they can't be used, raise SettingError and leave `current` as it was."""
         stamps = self._stamps()
         self._take(await asyncio.to_thread(self._load))
         self._seen = self._read = stamps
@@ -179,15 +143,11 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     @abstractmethod
     def _load(self) -> tuple[T, OwnCertificate | None]:
-        """Read and check all files, in a thread. Returns the new `current`, and the certificate to show, if any.
-
-        Raises:
-            SettingError: a file can't be used, or two don't fit together.
-        """
+        """Read and check all files, in a thread. Returns the new `current`, and the certificate to show, if any."""
 
     @abstractmethod
     def _ends(self, when: float) -> None:
-        """Store the Unix second at which the shown certificate ends."""
+        """Note the Unix second at which the shown certificate ends."""
 
     def _take(self, loaded: tuple[T, OwnCertificate | None]) -> None:
         self.current, own = loaded
@@ -218,7 +178,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
             return
         self._reminded = now
 
-    def _stamps(self) -> _Stamps:
+    def _stamps(self) -> tuple[Stamp | None, ...]:
         return tuple(stamp(path) for path in self._paths)
 
 
@@ -229,9 +189,6 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
         first: path of the certificate, followed by those up to an authority that clients know.
         second: path of its key; empty for the same file.
         third: path of the authorities that must have signed clients' certificates; empty if clients need none.
-
-    Raises:
-        SettingError: a file can't be used.
     """
 
     rereads = "certificates of the ports"
@@ -259,9 +216,6 @@ class RemoteCertificates(CertificateFiles[ClientTls]):
         first: path of the authorities to trust; empty for the system's.
         second: path of the certificate to show, followed by those up to an authority; empty for none.
         third: path of its key; empty for the same file.
-
-    Raises:
-        SettingError: a file can't be used.
     """
 
     rereads = "certificates for the remote API"
@@ -299,24 +253,17 @@ def _date(seconds: float) -> str:
 
 
 class Pair:
-    """A certificate and its key, read and checked.
+    """A certificate and its key, read and checked. Raises SettingError if a file can't be used.
 
     Arguments:
-        setting: setting that names the certificate.
+        setting, key_setting: settings that name the two files.
         path: path of the certificate, followed by those up to an authority.
-        key_setting: setting that names the key.
         key: path of the key; empty for the file of the certificate.
 
     Attributes:
-        setting, path: see the arguments.
-        key_path: path of the file with the key.
-        chain: PEM text of the certificates.
-        key: PEM text of the key.
+        chain, key: PEM text of the certificates, and of the key.
         first: the certificate itself, in DER.
         open_key: permissions on the key's file if others have any; otherwise empty.
-
-    Raises:
-        SettingError: a file can't be used.
     """
 
     def __init__(self, setting: str, path: str, key_setting: str, key: str) -> None:
@@ -330,11 +277,7 @@ class Pair:
         self.open_key = f"{mode:04o}" if mode & _OTHERS else ""
 
     def show_in(self, context: ssl.SSLContext) -> None:
-        """Load the certificate and key into a context.
-
-        Raises:
-            SettingError: they don't belong together, or TLS can't use them.
-        """
+        """Load the certificate and key into a context. Raises SettingError if they don't match, or TLS can't use them."""
 
         def refuse_encrypted() -> str:
             raise SettingError(self._key_setting, self.key_path, *_ENCRYPTED)
@@ -355,11 +298,7 @@ class Pair:
 
 
 def content(setting: str, path: str) -> bytes:
-    """Read the file that a setting names.
-
-    Raises:
-        SettingError: the file can't be read.
-    """
+    """Read the file that a setting names. Raises SettingError if it can't be read."""
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as exc:
@@ -367,11 +306,7 @@ def content(setting: str, path: str) -> bytes:
 
 
 def authorities(setting: str, path: str) -> str:
-    """Return the authorities' certificates in the file that a setting names, in PEM.
-
-    Raises:
-        SettingError: the file holds none.
-    """
+    """Return, in PEM, the authorities' certificates in the file that a setting names. Raises SettingError if it holds none."""
     blocks = b"\n".join(_blocks(content(setting, path), b"CERTIFICATE"))
     try:
         text = blocks.decode("ascii")
@@ -381,10 +316,6 @@ def authorities(setting: str, path: str) -> str:
     if not text:
         raise SettingError(setting, path, "holds no certificate of an authority", _PEM)
     return text
-
-
-def _no_certificate(setting: str, path: str) -> SettingError:
-    return SettingError(setting, path, *_NO_CERTIFICATE)
 
 
 def _unread(exc: Exception) -> tuple[str, str]:
@@ -403,13 +334,13 @@ def _check_chain(setting: str, path: str, chain: bytes) -> bytes:
     """Return the first certificate of a file, in DER."""
     blocks = _blocks(chain, b"CERTIFICATE")
     if not blocks:
-        reason = "holds a key, and no certificate" if _blocks(chain, b"PRIVATE KEY") else _NO_CERTIFICATE[0]
+        reason = "holds a key, and no certificate" if _blocks(chain, b"PRIVATE KEY") else _NO_CERTIFICATE
         raise SettingError(setting, path, reason, _PEM)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=b"\n".join(blocks).decode("ascii"))
         return ssl.PEM_cert_to_DER_cert(blocks[0].decode("ascii"))
     except (ssl.SSLError, ValueError):
-        raise _no_certificate(setting, path) from None
+        raise SettingError(setting, path, _NO_CERTIFICATE, _PEM) from None
 
 
 def _check_key(setting: str, path: str, key: bytes, key_setting: str) -> None:
@@ -422,11 +353,7 @@ def _check_key(setting: str, path: str, key: bytes, key_setting: str) -> None:
 
 
 def validity(der: bytes) -> tuple[float, float]:
-    """Return the Unix seconds between which a certificate in DER is valid (RFC 5280, section 4.1).
-
-    Raises:
-        ValueError: this is not a certificate.
-    """
+    """Return the Unix seconds between which a certificate in DER is valid (RFC 5280, section 4.1), or raise ValueError."""
     body, _ = _element(_element(der, _SEQUENCE)[0], _SEQUENCE)
     if body[:1] == bytes([_VERSION]):
         _, body = _element(body)
@@ -454,8 +381,8 @@ def _element(data: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
 def _instant(data: bytes) -> tuple[float, bytes]:
     text, rest = _element(data)
     shown = text.decode("ascii")
-    if data[0] == _UTC_TIME:
-        shown = ("19" if int(shown[:2]) >= _CENTURY else "20") + shown
+    if data[0] == _UTC_TIME:  # It has two-digit years, which belong to the last century from 50 on.
+        shown = ("19" if int(shown[:2]) >= 50 else "20") + shown
     elif data[0] != _TIME:
         raise ValueError("not a certificate")
     return datetime.strptime(shown, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp(), rest

@@ -2,7 +2,7 @@
 
 `telemetry/metrics.py` names and exports the counters. Each part of a process has counters of its own, and updates them once
 per batch where it can. They need no lock, because one event loop owns them. Keys are label values in the order of the
-metric's labels; tiers appear by name.
+metric's labels. Tiers appear by name.
 """
 
 from __future__ import annotations
@@ -49,16 +49,14 @@ class Histogram:
         """Value, trace id and Unix time in seconds of the last sampled request, by index of its count."""
 
     def exemplify(self, value: float, trace_id: str, at: float) -> None:
-        """Make a counted value the exemplar of its count, with its trace id and Unix time."""
+        """Make a value that was observed the exemplar of its count, with its trace id and Unix time."""
         self.exemplars[bisect_left(self.bounds, value)] = value, trace_id, at
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Count several values."""
         bounds, ordered, begun = self.bounds, sorted(values), 0
         while begun < len(ordered):
             place = bisect_left(bounds, ordered[begun])
@@ -69,7 +67,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of values counted."""
         return sum(self.counts)
 
 
@@ -88,11 +85,7 @@ def _seconds() -> Histogram:
 
 
 class DepartureLog:
-    """Batches, changes of slots and scaling decisions for the next notice to the departure board.
-
-    Arguments:
-        clock: monotonic seconds.
-    """
+    """Batches, changes of slots and scaling decisions for the next notice to the departure board."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -144,14 +137,12 @@ class DepartureLog:
         self.changed(SlotChange(slot.worker, slot.model, status.value, restarts, cause=cause))
 
     def changed(self, change: SlotChange) -> None:
-        """Note a change of a slot."""
         if len(self._changes) < MOST_UNTOLD:
             self._changes.append((self._clock(), change))
         else:
             self._dropped += 1
 
     def scaled(self, change: ScalingChange) -> None:
-        """Note a decision of the autoscaler."""
         if len(self._scalings) < MOST_UNTOLD:
             self._scalings.append((self._clock(), change))
 
@@ -162,12 +153,12 @@ class DepartureLog:
         return tuple(replace(change, ago=max(now - at, 0.0)) for at, change in scalings)
 
     def take(self) -> tuple[tuple[BatchDeparture, ...], tuple[SlotChange, ...], int]:
-        """Return the batches and changes since the last call, and the number of those dropped."""
-        now, untold = self._clock(), self._dropped
-        departures = tuple(self._departures.values())
+        """Return the batches and changes since the last call, and how many were dropped."""
+        now = self._clock()
         changes = tuple(replace(change, ago=max(now - at, 0.0)) for at, change in self._changes)
+        taken = tuple(self._departures.values()), changes, self._dropped
         self._departures, self._changes, self._dropped = {}, [], 0
-        return departures, changes, untold
+        return taken
 
     def _add(self, departure: BatchDeparture) -> None:
         key = departure.worker, departure.left
@@ -225,11 +216,7 @@ class GatewayCounts:
 
 
 class WorkerCounts:
-    """Counts of batchers and their workers.
-
-    Arguments:
-        departures: log of their batches and slots; None for a new one.
-    """
+    """Counts of batchers and their workers."""
 
     def __init__(self, departures: DepartureLog | None = None) -> None:
         self.departures = DepartureLog() if departures is None else departures
@@ -244,7 +231,7 @@ class WorkerCounts:
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Inputs that ended, by (model, version that ran them, OK, ITEM, BULK, or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
-        """GPU seconds whose outputs nobody used, by cause: `departed` clients, the cause of a failed batch, or BULK."""
+        """GPU seconds whose outputs nobody used, by cause (`departed` clients, the cause of a failed batch, or BULK)."""
         self.breaker_state: dict[str, int] = {}
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.bulk_kills: defaultdict[str, int] = defaultdict(int)
@@ -254,9 +241,9 @@ class WorkerCounts:
         self.loads: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Successful starts of a backend, by (model, worker)."""
         self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
-        """Seconds that these starts took, by model."""
+        """Seconds of successful starts, by model."""
         self.evictions: defaultdict[str, int] = defaultdict(int)
-        """Models unloaded to make room for another, by the reason why the other was loaded."""
+        """Models unloaded to make room for another model, by the reason for which that model was loaded."""
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Large inputs and outputs of worker processes, by (`in` or `out`, `arena`, or `frame` if the arena was full)."""
 
@@ -274,11 +261,7 @@ class BrokerCounts:
 
 
 class ControllerCounts:
-    """Counts of a controller.
-
-    Arguments:
-        departures: log of its decisions; None for a new one.
-    """
+    """Counts of a controller."""
 
     def __init__(self, departures: DepartureLog | None = None) -> None:
         self.departures = DepartureLog() if departures is None else departures
@@ -288,7 +271,6 @@ class ControllerCounts:
         """Changes of rollouts, by (model, `step` or the final state)."""
 
     def forget(self, model: str) -> None:
-        """Drop the counts of a model that is no longer served."""
         _forget(model, (self.scaling_decisions, self.rollout_changes))
 
 
@@ -330,10 +312,7 @@ class Counters:
         self.bulk_lines: defaultdict[str, int] = defaultdict(int)
         """Lines of bulk jobs recorded here, by `answered` or `failed`."""
         self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}
-        """Dropped spans by reason: the queue was full, the export failed, or a port refused too many requests.
-
-        Each number is changed by one thread only.
-        """
+        """Dropped spans by reason: full queue, failed export, or too many refused requests. One thread changes each number."""
 
 
 def _forget(model: str, tables: Iterable[dict[Any, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Shares an event loop fairly: each turn of the loop does a little work, and tenants take turns.
+"""Fair shares of an event loop. Each turn of the loop does a little work, and tenants take turns.
 
 So one tenant's flood doesn't hold up another's work, and all of that work holds up nothing else for long.
 """
@@ -25,8 +25,8 @@ MILLISECOND = 0.001
 def give_way() -> None:
     """Yield this CPU core to other processes, such as those that run batches.
 
-    Otherwise a process with a busy loop keeps the core for a time slice of milliseconds whenever another one wakes up. The
-    price is that a program that never sleeps gets a turn each time, too.
+    Otherwise a process with a busy loop keeps the core for milliseconds while another one waits for it. The price is that a
+    program that never sleeps gets a turn each time, too.
     """
     os.sched_yield()
 
@@ -43,10 +43,9 @@ async def in_turns(steps: Steps[T]) -> T:
 
 
 class FairTurns:
-    """Queue of work for one event loop. Tenants take turns; the pieces of one tenant run in order.
+    """Queue of work for one event loop. Tenants take turns, and the pieces of each tenant run in order.
 
     Arguments:
-        clock: monotonic seconds.
         loop: event loop; None for the loop that runs when work comes.
         budget: seconds in one turn of the loop after which no further piece starts; 0 for one piece in each turn.
         rests: True to pause after each turn for as long as its pieces took, so they use at most half of the process.
@@ -66,7 +65,7 @@ class FairTurns:
         self._begun = False
         """True while pieces run. Work that they add waits for a later turn."""
         self._next = 0.0
-        """Instant after which the next piece may start, in seconds."""
+        """Instant after which the next piece may start."""
 
     def wait(self, tenant: str, begin: Begin) -> None:
         """Run a piece of work in a later turn of the loop."""
@@ -123,7 +122,7 @@ class FairSlots:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # It had got its place already.
+            if not turn.cancelled():  # The task had got its place already.
                 self._give()
             raise
 

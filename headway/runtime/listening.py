@@ -24,16 +24,13 @@ log = get_logger(__name__)
 
 BACKLOG = 2048
 """Maximum number of connections that the system queues until they are accepted."""
-
 HANDLES = 4
 """Handles on each listening socket. libuv accepts one connection per handle in a turn of the event loop. With a single
 handle, the 300th connection would wait for 300 turns."""
-
 SPARE = 32
-"""File descriptors that clients can't use: half are for refusing clients, half for workers, files and operators."""
-
+"""File descriptors that clients can't use. Half are for refusing clients, and half for workers, files and operators."""
 LEAST, EACH_WORKER = 64, 7
-"""Descriptors to start a process and serve a few connections, and those for each of its workers.
+"""Descriptors to start a process and serve a few connections, and descriptors for each of its workers.
 
 A process opens 31 (46 with two addresses for each port), and 5 for each worker. Up to a quarter is spare.
 """
@@ -42,10 +39,7 @@ A process opens 31 (46 with two addresses for each port), and 5 for each worker.
 class ListeningSocket:
     """Bound socket, and a spare handle on it in case the event loop gives up the others.
 
-    Arguments:
-        sock: the bound socket.
-        protocol: makes the protocol of each connection.
-        refusal: makes a SettingError of the system's error if another program listens here.
+    If another program listens at the same address, `refusal` makes a SettingError of the system's error.
     """
 
     def __init__(
@@ -66,11 +60,7 @@ class ListeningSocket:
         return bool(poll.poll(0))
 
     async def listen(self) -> None:
-        """Listen.
-
-        Raises:
-            SettingError: another program listens here by now.
-        """
+        """Listen. Raises SettingError if another program listens here by now."""
         try:
             self._spare.listen(BACKLOG)  # If uvloop did this and failed, the loop couldn't be closed.
         except OSError as exc:
@@ -86,7 +76,7 @@ class ListeningSocket:
         dead = [at for at, sock in enumerate(self._socks) if sock.fileno() < 0]
         if not dead or (self._reviving is not None and not self._reviving.done()):
             return
-        with contextlib.suppress(OSError):  # Still no descriptors; the next look tries again.
+        with contextlib.suppress(OSError):  # There are still no descriptors. The next look tries again.
             for at in dead:
                 self._socks[at] = self._spare.dup()
             log.warning("a listening socket had failed and was reopened", port=self.port)
@@ -104,13 +94,9 @@ class ListeningSocket:
 
 
 class ListeningPort:
-    """Base of the listeners of all ports: opens the sockets, and checks all connections regularly.
+    """Base of the listeners of all ports. It opens the sockets, and checks all connections regularly.
 
-    Arguments:
-        host, port, host_setting, port_setting: see `bind`.
-
-    Attributes:
-        port: the port, once it is bound.
+    For the arguments, see `bind`. After binding, `port` is the port that was bound.
     """
 
     def __init__(self, host: str, port: int, host_setting: str, port_setting: str) -> None:
@@ -128,20 +114,12 @@ class ListeningPort:
         raise NotImplementedError
 
     async def bind(self) -> None:
-        """Bind the address without listening.
-
-        Raises:
-            SettingError: the address can't be bound.
-        """
+        """Bind the address without listening. Raises SettingError if it can't be bound."""
         self._sockets = await bind(*self._wanted, self.get_ready())
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
-        """Listen at the address, after binding it if `bind` hasn't.
-
-        Raises:
-            SettingError: the address can't be bound, or another program that bound it too listened first.
-        """
+        """Listen, after binding the address if `bind` hasn't. Raises SettingError like `bind`, or if another program was faster."""
         if not self._sockets:
             await self.bind()
         raise_descriptor_limit()
@@ -183,23 +161,13 @@ async def bind(
 ) -> list[ListeningSocket]:
     """Bind a socket at each address of a host, all to one port, without listening.
 
-    Arguments:
-        host: name or address.
-        port: port; 0 to let the system choose.
-        host_setting: name of the setting that `host` comes from, for errors.
-        port_setting: name of the setting that `port` comes from.
-        protocol: makes the protocol of each connection.
-
-    Raises:
-        SettingError: the address can't be bound.
+    If `port` is 0, the system chooses the port. Raises SettingError, for one of the two settings, if an address can't be bound.
     """
 
     def refusal(exc: OSError) -> SettingError:
         if exc.errno == errno.EADDRINUSE:
-            reason, hint = (
-                "is taken by another program",
-                "Stop that program, or choose another port; 0 finds a free one.",
-            )
+            reason = "is taken by another program"
+            hint = "Stop that program, or choose another port; 0 finds a free one."
         elif exc.errno in (errno.EACCES, errno.EPERM):
             reason, hint = "may not be used by this user", "Choose a port above 1023."
         else:
@@ -250,11 +218,7 @@ def raise_descriptor_limit() -> None:
 
 
 def check_descriptor_limit(workers: int) -> None:
-    """Check that a process with `workers` workers may open enough descriptors.
-
-    Raises:
-        SettingError: the limit is too low.
-    """
+    """Raise SettingError unless a process with `workers` workers may open enough descriptors."""
     limit, least = descriptors(), LEAST + EACH_WORKER * workers
     if limit is not None and limit < least:
         raise_descriptor_limit()
@@ -271,17 +235,17 @@ def descriptors() -> int | None:
 
 
 def open_descriptors() -> int:
-    """Return the number of open descriptors."""
+    """Return the number of descriptors that this process has open."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 def descriptor_ceiling(spare: int) -> int:
-    """Return the lowest descriptor number that leaves fewer than `spare`. If the limit is low, less is spared: a quarter at most."""
+    """Return the lowest descriptor that leaves fewer than `spare` free. At a low limit fewer are spared, a quarter at most."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """Return the descriptor of a transport. It shows how many are in use, because the system assigns the lowest free number."""
+    """Return a transport's descriptor. It shows how many are in use, because the system assigns the lowest free number."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

@@ -1,10 +1,10 @@
-"""Log lines, written by a thread, so a full disk or a stuck pipe never holds up the event loop.
+"""Log lines. A thread writes them, so a full disk or a stuck pipe never holds up the event loop.
 
 Lines from structlog and from the standard library (libraries, asyncio, warnings) go into one bounded queue, and the thread
 renders and writes them. While the queue is full, lines are dropped. Their number is logged once there is room.
 
-Lines can't be forged: control characters and line separators in all texts are escaped. Only tracebacks have several lines,
-which are indented.
+Lines can't be forged, because control characters and line separators in all texts are escaped. Only tracebacks have several
+lines, which are indented.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ FLUSH_WITHIN = 2.0
 
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder text on a terminal.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_INDENT = "    | "
-
 _Event = MutableMapping[str, Any]
 
 
@@ -46,10 +44,7 @@ _Event = MutableMapping[str, Any]
 def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[Writer]:
     """Log to a stream while the context lasts. Afterwards, write the remaining lines and restore the former configuration.
 
-    Arguments:
-        level: lowest level to log: debug, info, warning or error.
-        json: True for lines in JSON, False for text.
-        stream: stream to write to; None for standard error.
+    `level` is the lowest level to log: debug, info, warning or error. `stream` is standard error by default.
     """
     logging.captureWarnings(True)
     try:
@@ -63,12 +58,8 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
 def beside(level: str = "info", json: bool = False) -> Iterator[None]:
     """Log while the context lasts, as a guest in a program that may have a log of its own.
 
-    If the program has configured structlog, that gets all lines. If it has configured the standard library's logging, that gets
-    them from loggers below `headway`. Otherwise Headway's lines, and no others, are written to standard error.
-
-    Arguments:
-        level: lowest level to log: debug, info, warning or error.
-        json: True for lines in JSON on standard error, False for text.
+    If the program has configured structlog, structlog gets all lines. If it has configured the standard library's logging, that
+    gets them from loggers below `headway`. Otherwise only Headway's lines are written to standard error, in JSON if `json`.
     """
     with _entering:
         if not _guests:
@@ -112,13 +103,13 @@ _UNTOUCHED = None if structlog.is_configured() else tuple(structlog.get_config()
 
 
 def _is_set_up() -> bool:
-    """Return True if the program has configured structlog. A test that captures lines and then restores the defaults has not."""
+    """Return True if the program has configured structlog. Restoring the defaults, as a test may do, doesn't count."""
     return structlog.is_configured() and tuple(structlog.get_config()["processors"]) != _UNTOUCHED
 
 
 @contextmanager
 def _structlog(level: str, *last: structlog.typing.Processor) -> Iterator[None]:
-    """Send structlog's lines to the standard library's loggers; afterwards, restore its configuration."""
+    """Send structlog's lines to the standard library's loggers. Afterwards, restore structlog's configuration."""
     was = structlog.get_config() if _is_set_up() else None
     structlog.configure(
         processors=[*_ADDED, *last],
@@ -136,7 +127,7 @@ def _structlog(level: str, *last: structlog.typing.Processor) -> Iterator[None]:
 
 @contextmanager
 def _writing(logger: logging.Logger, level: str, json: bool, stream: TextIO) -> Iterator[Writer]:
-    """Write a logger's lines to a stream; afterwards, restore its handlers."""
+    """Write a logger's lines to a stream. Afterwards, restore its handlers."""
     before = (logger.level, logger.handlers[:])
     waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
     handler = logging.StreamHandler(stream)
@@ -173,7 +164,6 @@ class _Outbox(logging.handlers.QueueHandler):
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a record, or drop and count it."""
         if self._waiting.qsize() >= CAPACITY:
             self._dropped += 1
             return
@@ -185,19 +175,10 @@ class _Outbox(logging.handlers.QueueHandler):
 
 
 class Writer(logging.handlers.QueueListener):
-    """Thread that renders and writes log lines, and can be stopped even if the stream is stuck.
-
-    Arguments:
-        waiting: queue of records.
-        handler: writes a record.
-        stream: stream that the handler writes to.
-
-    Attributes:
-        write_blocked: True if the last lines couldn't be written in time. The thread then holds locks of its stream and handler,
-            for which the interpreter would wait when it exits.
-    """
+    """Thread that renders and writes log lines, and can be stopped even if the stream is stuck."""
 
     write_blocked = False
+    """True if the last lines couldn't be written in time. The thread then holds locks, for which an exit would wait."""
 
     def __init__(
         self, waiting: queue.SimpleQueue[logging.LogRecord | None], handler: logging.Handler, stream: TextIO
@@ -206,7 +187,7 @@ class Writer(logging.handlers.QueueListener):
         self._descriptor, self._path = _file_of(stream)
 
     def reopen(self) -> bool:
-        """Reopen the log file by name, after it was renamed or removed. Returns False if there is no file, or it can't be opened."""
+        """Reopen the log file by name, after it was renamed or removed. Returns False if there is no file or it can't be opened."""
         if self._path is None:
             return False
         try:
@@ -230,7 +211,7 @@ class Writer(logging.handlers.QueueListener):
 
 
 def _file_of(stream: TextIO) -> tuple[int, str | None]:
-    """Return the descriptor of a stream, and its path if it is a regular file."""
+    """Return the descriptor of a stream, and the path if it is a regular file."""
     try:
         descriptor = stream.fileno()
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -241,11 +222,11 @@ def _file_of(stream: TextIO) -> tuple[int, str | None]:
 
 
 def _pin(logger: Any, name: str, event: _Event) -> _Event:
-    """Capture on the caller's thread what the writer can't see: the current exception, and the state of mutable objects."""
+    """Capture the current exception and the state of mutable objects, which the writer's thread can't see."""
     if event.get("exc_info") is True:
         event["exc_info"] = sys.exc_info()
     for key, value in event.items():
-        if key not in _KEPT and not isinstance(value, str | int | float | bool | None):
+        if key not in ("exc_info", "stack_info") and not isinstance(value, str | int | float | bool | None):
             event[key] = repr(value)
     return event
 
@@ -260,23 +241,18 @@ def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _defuse(logger: Any, name: str, event: _Event) -> _Event:
-    """Escape what the console renderer prints verbatim. It prints all other values as Python literals, which are safe."""
+    """Escape all that the console renderer prints verbatim. It prints other values as Python literals, which are safe."""
     safe: _Event = {escape(key): value for key, value in event.items()}
     safe["event"] = escape(str(event.get("event", "")))
     if "logger" in event:
         safe["logger"] = escape(str(event["logger"]))
     if "exception" in event:
-        safe["exception"] = "\n".join(_INDENT + escape(line) for line in event["exception"].splitlines())
+        safe["exception"] = "\n".join("    | " + escape(line) for line in event["exception"].splitlines())
     return safe
 
 
 class _Console:
-    """Renderer of text. Lines that workers have printed are shown as they are, after the worker's name.
-
-    Arguments:
-        console: renderer of all other lines.
-        colours: True to use colours.
-    """
+    """Renderer of text. A line that a worker has printed is shown after the worker's name. `console` renders all other lines."""
 
     def __init__(self, console: structlog.typing.Processor, colours: bool) -> None:
         self._console = console
@@ -289,9 +265,6 @@ class _Console:
         return f"{event['timestamp']} [{event['level']:<9}] {who} {escape(str(event['line']))}"
 
 
-_KEPT = ("exc_info", "stack_info")
-
-
 def _name_trace(logger: Any, name: str, event: _Event) -> _Event:
     if trace_id := TRACE_ID.get():
         event.setdefault("trace_id", trace_id)
@@ -300,15 +273,12 @@ def _name_trace(logger: Any, name: str, event: _Event) -> _Event:
 
 _ADDED: tuple[structlog.typing.Processor, ...] = (structlog.contextvars.merge_contextvars, _name_trace, _pin)
 _wrap = structlog.stdlib.ProcessorFormatter.wrap_for_formatter
+_tidy = structlog.stdlib.ProcessorFormatter.remove_processors_meta
 _exception = structlog.processors.format_exc_info
 
 
 def _formatter(json: bool, colours: bool) -> structlog.stdlib.ProcessorFormatter:
-    rendering: list[structlog.typing.Processor] = [
-        _describe_record,
-        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-        _exception,
-    ]
+    rendering: list[structlog.typing.Processor] = [_describe_record, _tidy, _exception]
     if json:
         rendering.append(structlog.processors.JSONRenderer())
     else:

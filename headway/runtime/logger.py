@@ -31,10 +31,7 @@ def get_logger(name: str) -> Any:
 def import_grpc_quietly() -> None:
     """Import gRPC without the log of its C library, which would bypass ours, unless the user has set that log's level.
 
-    The environment stays as it was, because a target may use gRPC itself.
-
-    Raises:
-        ImportError: the package is missing.
+    The environment stays as it was, because a target may use gRPC itself. Raises ImportError if the package is missing.
     """
     if GRPC_VERBOSITY in os.environ:
         return

@@ -1,8 +1,8 @@
-"""Reuse of memory: the process keeps large freed blocks, so later ones need no fresh pages.
+"""Reuse of memory. The process keeps large freed blocks, so later ones need no fresh pages.
 
-A fresh page costs the kernel more than filling it: four fifths of the time to receive and copy 5 MB. By default the C library
-returns large blocks as soon as they are freed. If more than a bound is free at the end of the heap, it returns all of that,
-which takes as long again. So the bound must exceed what usually comes and goes: in a host, the outputs of several long answers.
+A fresh page costs the kernel more than filling it. Fresh pages take four fifths of the time to receive and copy 5 MB. By default
+the C library returns large blocks as soon as they are freed. If more than a bound is free at the end of the heap, it returns all
+of that, which takes as long again. So in a host, the bound must exceed the outputs of several long answers.
 """
 
 from __future__ import annotations

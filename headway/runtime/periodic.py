@@ -1,7 +1,7 @@
 """Ticks, and loops that call a function at every tick.
 
-All periodic work of a process wakes up together at ticks: timers at the same instant cost one wake-up, and find the CPU caches
-warm. A tick of a period is a whole multiple of it on the event loop's clock. So ticks of half a second and of a second coincide.
+All periodic work of a process wakes up together at ticks, because timers at the same instant cost one wake-up. The ticks of a
+period are its whole multiples on the event loop's clock. So every tick of a second is also a tick of half a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.runtime.supervisor import Supervisor
 PERIOD = 1.0
 """Seconds between two calls, by default."""
 EARLY = 0.1
-"""Fraction of a period before a tick that counts as after it. Otherwise a timer that fires slightly early would fire twice."""
+"""Fraction of a period before a tick that counts as after the tick. Otherwise a timer that fires slightly early would fire twice."""
 HALF = 0.5
 """Period in seconds of the ticks at which longer pauses end."""
 
@@ -30,9 +30,9 @@ def until_tick(every: float) -> float:
 
 
 def ending_at_tick(pause: float) -> float:
-    """Return a pause of about `pause` seconds that ends at a tick: of a second if it is that long, otherwise of half a second.
+    """Return a pause of about `pause` seconds that ends at a tick of a second or, if it is shorter, of half a second.
 
-    Short pauses don't change.
+    A pause that is shorter still doesn't change.
     """
     now = asyncio.get_running_loop().time()
     if pause >= 1.0 and (at_second := math.floor(now + pause) - now) >= HALF / 2:
@@ -42,14 +42,10 @@ def ending_at_tick(pause: float) -> float:
 
 
 class Periodic:
-    """Calls `act` at once, and then at each tick of `every` seconds.
+    """Calls `act` at once, and then at each tick of `every` seconds, which may be a function that returns the seconds.
 
-    Arguments:
-        name: name of the loop, for the log.
-        act: function to call. If the broker or store is out of reach, the next tick tries again.
-        clock: monotonic seconds.
-        what: name of the broker or store, to log its outages; empty to log none.
-        every: seconds between two calls, or a function that returns them after each call.
+    If the broker or store is out of reach, the next tick tries again. Its outages are logged under the name `what`, unless that
+    is empty.
     """
 
     def __init__(
@@ -67,7 +63,6 @@ class Periodic:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start calling."""
         self._task = supervisor.start(self._name, self._run)
 
     async def stop(self) -> None:
@@ -75,7 +70,7 @@ class Periodic:
         self._stopped = True
         _end(self._pausing)
         if self._task is not None:
-            await asyncio.wait({self._task})  # Unlike `await`, doesn't pass a cancellation on to the loop.
+            await asyncio.wait({self._task})  # Unlike `await`, this doesn't pass a cancellation on to the loop.
 
     def soon(self) -> None:
         """Call in the next turn of the event loop, or right after the call under way."""
@@ -117,7 +112,7 @@ def _end(pausing: asyncio.Future[None] | None) -> None:
 
 
 class BareResource:
-    """Resource that does nothing; subclasses override what they need."""
+    """Resource that does nothing. Subclasses override what they need."""
 
     async def open(self) -> None:
         """Get ready."""
@@ -136,5 +131,4 @@ class PeriodicResource(BareResource):
         self._periodic = periodic
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start calling."""
         self._periodic.start(supervisor)

@@ -1,4 +1,4 @@
-"""Log lines about clients that use the wrong protocol for a port, or break it: one a minute of each kind, with a count."""
+"""Log lines about clients that use the wrong protocol for a port, or break it. Each kind has one line a minute, with a count."""
 
 from __future__ import annotations
 
@@ -39,12 +39,7 @@ HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its ow
 
 
 class ProtocolHints:
-    """Hints of one port.
-
-    Arguments:
-        port: name of the port, for the log.
-        clock: monotonic seconds.
-    """
+    """Hints of one port, which the log calls `port`."""
 
     def __init__(self, port: str, clock: Callable[[], float]) -> None:
         self._port, self._clock = port, clock

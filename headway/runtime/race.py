@@ -17,14 +17,9 @@ TIDIES = 20.0
 
 
 async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Future[Any] | None]:
-    """Wait until one of the awaitables is done, and end the others. If cancelled, end all of them.
+    """Wait until one of the awaitables is done, and end the others. If cancelled, end all of them; see `end` for `tidies`.
 
-    Arguments:
-        waits: the awaitables.
-        tidies: see `end`.
-
-    Returns:
-        The finished ones in order, with None for each that was ended.
+    Returns the finished ones in order, with None for each that was ended.
     """
     running = [asyncio.ensure_future(wait) for wait in waits]
     try:
@@ -66,17 +61,14 @@ async def end(*waits: asyncio.Future[Any] | None, tidies: float = 5.0) -> None:
 
 
 async def end_all() -> None:
-    """End all other tasks. `asyncio.run` would wait forever for one that lost its cancellation."""
+    """End all other tasks. `asyncio.run` would wait forever for a task that lost its cancellation."""
     await end(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
 
 
 def heed_cancellation() -> None:
     """Raise CancelledError if the current task has lost a cancellation. Call it before continuing a loop after an error.
 
-    `asyncio.gather` raises the first error of its calls, so a call that fails during a cancellation hides it.
-
-    Raises:
-        asyncio.CancelledError: this task was cancelled.
+    `asyncio.gather` raises the first error of its calls, so a call that fails during a cancellation hides the cancellation.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -1,4 +1,4 @@
-"""Files that other processes change, too: watched by polling, and locked."""
+"""Files that other processes change, too. They are watched by polling, and locked."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from headway.errors import StoreUnavailable
 CHECK_FILES_EVERY = 0.5
 """Seconds between two looks."""
 MOST_FILES = 2000
-"""Maximum number of Python files of a folder to watch; the nearest are."""
+"""Maximum number of Python files to watch below a folder."""
 MOST_FOLDERS = 500
-"""Maximum number of folders to search for them."""
+"""Maximum number of folders to search for Python files."""
 LOCK_WITHIN = 5.0
 """Seconds to wait for a lock."""
 _LOCK_EVERY = 0.02
-
 _PASSED_BY = frozenset(["__pycache__", "node_modules", "site-packages", "dist-packages"])
 Stamp = tuple[int, int, int]
-"""Modification time in ns, size and inode of a file. A change of its content changes the stamp."""
+"""Modification time in ns, size and inode of a file. A change of the content changes the stamp."""
 
 
 def _pause() -> Awaitable[None]:
@@ -33,13 +32,9 @@ def _pause() -> Awaitable[None]:
 
 
 class FileWatcher:
-    """Watcher of files, compared with their state at its creation.
+    """Watcher of the files that `find` lists.
 
-    A new file is a change. A missing file is not, because editors remove a file to replace it.
-
-    Arguments:
-        find: lists the files.
-        pause: waits between two looks.
+    A new file is a change. A missing file is not, because editors remove a file to replace it. `pause` waits between two looks.
     """
 
     def __init__(self, find: Callable[[], Iterable[Path]], pause: Callable[[], Awaitable[None]] = _pause) -> None:
@@ -99,11 +94,7 @@ def stamp(path: Path) -> Stamp | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock on a folder in which files are added or replaced. Blocks the thread until the lock is free.
-
-    Raises:
-        StoreUnavailable: the lock isn't free within LOCK_WITHIN.
-    """
+    """Hold the lock on a folder of files. Blocks the thread until it is free, or raises StoreUnavailable after LOCK_WITHIN."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         until = monotonic() + LOCK_WITHIN

@@ -35,13 +35,7 @@ ZERO_LASTS = 1.0
 
 
 class SpanForm(msgspec.Struct, eq=False):
-    """Part that many spans have in common.
-
-    Attributes:
-        name: name of the spans.
-        kind: see SpanKind.
-        attributes: names and values of the attributes.
-    """
+    """Part that many spans have in common."""
 
     name: str
     kind: SpanKind
@@ -49,50 +43,37 @@ class SpanForm(msgspec.Struct, eq=False):
 
 
 class SpanLink(msgspec.Struct, frozen=True, gc=False):
-    """Link of a span to another, usually in another trace.
-
-    Attributes:
-        context: the other span.
-        message: id of the other span's request; empty if it isn't given.
-    """
+    """Link of a span to another span, usually in another trace."""
 
     context: TraceContext
     message: str = ""
+    """Id of the other span's request; empty if it isn't given."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """A span that has ended.
-
-    Attributes:
-        form: what it has in common with others.
-        context: its ids.
-        parent: id of its parent; empty for the first span of a trace.
-        remote: True if another process recorded the parent.
-        begun, ended: Unix times in nanoseconds.
-        attributes: names and values of further attributes.
-        links: links to other spans.
-        error: error message; None if there was no error.
-    """
+    """A span that has ended."""
 
     form: SpanForm
     context: TraceContext
     parent: bytes
+    """Id of the parent; empty for the first span of a trace."""
     begun: int
     ended: int
+    """Unix times in nanoseconds."""
     attributes: Attributes = ()
+    """Attributes beyond those of the form."""
     links: Sequence[SpanLink] = ()
     error: str | None = None
+    """Error message; None if there was no error."""
     remote: bool = False
+    """True if another process recorded the parent."""
 
 
 class SpanBuffer:
-    """Spans that wait to be exported. One thread adds them, another takes them.
+    """Spans that wait to be exported. One thread adds them, and another takes them.
 
-    Arguments:
-        most: maximum number of waiting spans; further ones are dropped and counted.
-        enough: number of waiting spans at which `wake` is called.
-        dropped: counts of dropped spans by reason.
-        wake: called to start an export.
+    At most `most` spans wait. Further ones are dropped, and counted in `dropped` by reason. When `enough` spans wait, `wake` is
+    called to start an export.
     """
 
     def __init__(self, most: int, enough: int, dropped: dict[str, int], wake: Callable[[], None]) -> None:
@@ -122,11 +103,7 @@ class SpanBuffer:
 class SpanRecorder:
     """Recorder of spans for the services of a process.
 
-    Arguments:
-        sampler: decides which requests are sampled, and makes ids.
-        buffer: gets the spans.
-        clock: monotonic seconds; the clock of all instants.
-        wall: Unix time in nanoseconds.
+    The sampler decides which requests are sampled, and makes ids. `wall` gives Unix time in nanoseconds.
     """
 
     def __init__(
@@ -138,35 +115,25 @@ class SpanRecorder:
         self.add = buffer.add
 
     def unix_zero(self, now: float) -> int:
-        """Return the Unix time in nanoseconds at which the clock was 0, as measured at most a second before instant `now`."""
+        """Return the Unix time in nanoseconds at which the clock was 0, as measured within the last second."""
         if now >= self._known_until:
             self._zero, self._known_until = self._wall() - int(self.clock() * 1e9), now + ZERO_LASTS
         return self._zero
 
 
 class RunTrace:
-    """Trace of a running batch, for its backend to add spans.
-
-    Arguments:
-        recorder: recorder of its spans.
-        context: span of the run.
-        model: name of the model.
-        begun: instant at which the run began.
-
-    Attributes:
-        clock: clock of the recorder.
-    """
+    """Trace of a running batch, for its backend to add spans. `context` is the span of the run."""
 
     def __init__(self, recorder: SpanRecorder, context: TraceContext, model: str, begun: float) -> None:
         self._recorder, self._model, self._zero = recorder, model, recorder.unix_zero(begun)
         self.context, self.begun, self.clock = context, begun, recorder.clock
 
     def unix(self, instant: float) -> int:
-        """Return the Unix time in nanoseconds of an instant of the clock."""
+        """Return the Unix time in nanoseconds of an instant."""
         return self._zero + int(instant * 1e9)
 
     def ran(self, begun: float, ended: float) -> None:
-        """Record the run of user code between instants that its process reports, if they are plausible."""
+        """Record the run of user code, if the instants that its process reports are plausible."""
         if self.begun <= begun <= ended <= self._recorder.clock():
             self._add(f"run {self._model}", SpanKind.INTERNAL, self._recorder.sampler.below(self.context), begun, ended)
 
@@ -175,7 +142,7 @@ class RunTrace:
         return self._recorder.sampler.below(self.context)
 
     def end_try(self, context: TraceContext, begun: float, number: int, problem: str, attributes: Attributes) -> None:
-        """Record a call of a remote API. `number`: number of the try, from 1. `problem`: error; empty if there was none."""
+        """Record a call of a remote API. `number` counts the tries, from 1. `problem` is the error; empty if there was none."""
         more = (("http.request.resend_count", number - 1),) if number > 1 else ()
         ended = self._recorder.clock()
         self._add(f"call {self._model}", SpanKind.CLIENT, context, begun, ended, (*attributes, *more), problem or None)

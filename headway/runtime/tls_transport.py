@@ -5,7 +5,7 @@
       └─no TLS─▶ PLAIN                       └─failed─▶ ENDED
 
 The protocol gets its connection at once, before the handshake. So a connection whose handshake hangs is counted and times out
-like any silent one. What the protocol writes before the end of the handshake is kept until then. The event loop's own TLS
+like any silent one. Data that the protocol writes before the end of the handshake is kept until then. The event loop's own TLS
 would announce a connection only after its handshake, and can't end one direction of it.
 
 Clients' addresses take turns (`headway.runtime.fair_turns`) for steps of their handshakes. A step takes 0.1 ms to several ms,
@@ -29,19 +29,14 @@ log = get_logger(__name__)
 
 LINGER = 1.0
 """Seconds to keep a connection after a failed handshake, so that the client can read why."""
-
 LOG_EVERY = 60.0
 """Minimum time in seconds between two log lines about failed handshakes."""
-
 NEW, WAITING, HANDSHAKE, OPEN, PLAIN, ENDED = range(6)
-
 _RECORD = 16_384
 """Maximum size in bytes of a TLS record."""
-
 _HANDSHAKE_RECORD = 0x16
 _TEXT = frozenset(b"\r\nABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 """First bytes of clients that speak a text protocol, such as HTTP."""
-
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
     "CERTIFICATE_VERIFY_FAILED": "bad_certificate",
@@ -61,14 +56,7 @@ REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished
 
 
 class TlsPort:
-    """TLS of one port.
-
-    Arguments:
-        certificates: certificates of the process.
-        protocol: protocol of the port; see `Certificates.context`.
-        label: name of the port in log and metrics.
-        loop: event loop of the port.
-    """
+    """TLS of one port. `label` is the port's name in log and metrics."""
 
     def __init__(self, certificates: Certificates, protocol: str, label: str, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -80,21 +68,18 @@ class TlsPort:
     def around(
         self, make: Callable[[], asyncio.Protocol], refuse_plain: Callable[[Any], None]
     ) -> Callable[[], asyncio.Protocol]:
-        """Return the protocol factory for a listening socket.
+        """Return the protocol factory for a listening socket. `make` makes the protocol above TLS.
 
-        Arguments:
-            make: makes the protocol above TLS for a connection.
-            refuse_plain: called with that protocol to answer, without TLS, a client that doesn't speak TLS.
+        `refuse_plain` is called with that protocol to answer, without TLS, a client that doesn't speak TLS.
         """
         return lambda: TlsTransport(self, make(), refuse_plain)
 
     @property
     def context(self) -> ssl.SSLContext:
-        """Context for a new connection."""
         return self._certificates.context(self._protocol)
 
     def failed(self, reason: str) -> None:
-        """Count a failed handshake, and log the counts at most once every LOG_EVERY seconds."""
+        """Count a failed handshake, and log the counts every LOG_EVERY seconds at most."""
         self._certificates.counts.failures[self._label, reason] += 1
         if reason in ("closed", "unfinished"):  # Load balancers that check for an open port cause these all the time.
             return
@@ -107,13 +92,7 @@ class TlsPort:
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
-    """TLS of one connection: the protocol of the socket's transport, and the transport of the protocol above.
-
-    Arguments:
-        port: TLS of the port.
-        protocol: protocol above.
-        refuse_plain: see `TlsPort.around`.
-    """
+    """TLS of one connection. It is the protocol of the socket's transport, and the transport of the protocol above."""
 
     def __init__(self, port: TlsPort, protocol: asyncio.Protocol, refuse_plain: Callable[[Any], None]) -> None:
         super().__init__()
@@ -155,7 +134,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the protocol above, and release everything."""
         self._end("closed")
         protocol, self._protocol = self._protocol, None
         self._unsent.clear()
@@ -163,12 +141,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Tell the protocol above that the client reads too slowly."""
         if self._protocol is not None:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """Tell the protocol above that the client has caught up."""
         if self._protocol is not None:
             self._protocol.resume_writing()
 
@@ -197,11 +173,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._unsent.append(bytes(data))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
-        """Write several pieces."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
-        """Return True."""
         return True
 
     def write_eof(self) -> None:
@@ -215,17 +189,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._end_sending()
 
     def close(self) -> None:
-        """End the connection once everything is sent."""
         self._end("unfinished")
         self._raw.close()
 
     def abort(self) -> None:
-        """End the connection now."""
         self._end("unfinished")
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        """Return True if the connection has ended, or is about to."""
         return self._raw.is_closing()
 
     def pause_reading(self) -> None:
@@ -243,11 +214,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self._port.loop.call_soon(self._read)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the limits for unsent bytes."""
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of unsent bytes."""
         return self._raw.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -348,7 +317,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._flush()
 
     def _end(self, reason: str) -> None:
-        """End TLS. `reason` is counted if the handshake wasn't done."""
+        """End TLS. A handshake that isn't done counts as failed for `reason`."""
         state = self._state
         self._say_end()
         self._state = ENDED

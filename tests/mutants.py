@@ -78,7 +78,6 @@ PARTS = {
             "headway/gateway/*.py",
             "headway/fleet/membership.py",
             "headway/runtime/availability.py",
-            "headway/runtime/timing_wheel.py",
         ),
         # What is asked for at the doors: where a request or a task stands, and what a caller may still ask.
         (

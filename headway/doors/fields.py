@@ -10,8 +10,8 @@ import msgspec
 from headway.config import Settings
 from headway.core.trace_context import read_trace_context
 from headway.errors import BadRequest
+from headway.gateway.deadlines import DEADLINE_GRAIN
 from headway.model import RequestOptions
-from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 ID_PREFIX = "req_"
 """Prefix of request ids as clients see them."""

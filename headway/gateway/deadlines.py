@@ -1,44 +1,95 @@
 """Deadlines of pending requests, and tasks whose outcome is still awaited after their deadline.
 
-Requests with the usual timeout share one timer: the pending table keeps them in order of arrival, so they are due in that
-order, and nothing is stored for each. Stored deadlines would outlive most requests forty times over, and push what the next
-request needs out of the CPU caches. Any other timeout goes into a timing wheel.
+Requests with the usual timeout share one timer. The pending table keeps them in order of arrival, so they are due in that
+order, and nothing is stored for each. Stored deadlines would outlive most requests forty times over, and fill the CPU caches.
+Any other timeout goes into a timing wheel.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from headway.core.memory_room import bytes_of
 from headway.gateway.pending import Key, PendingRequest, PendingTable
 from headway.model import Failure, Reply
-from headway.runtime.timing_wheel import DEADLINE_GRAIN, TimingWheel
 
+DEADLINE_GRAIN = 0.02
+"""Maximum delay in seconds after a deadline until it is reported, and width of a slot of a TimingWheel."""
 LATE_SECONDS = 60.0
 """Seconds to wait for a task's outcome after its deadline. Few batches run that long."""
 MOST = 10_000
 """Maximum number of late tasks of a gateway. Beyond that, the oldest ends as timed out."""
 MOST_BYTES = 16 << 20
 """Maximum size in bytes of the late tasks' large inputs, which the ledger may need. Beyond that, the oldest ends as well."""
-
 _Name = tuple[str, str, int]
 """Tenant, id and nonce."""
+K = TypeVar("K")
+
+
+class TimingWheel(Generic[K]):
+    """One timer for many deadlines.
+
+    Deadlines are grouped into slots of time, and the timer is set for the end of the first slot. So a deadline costs a dictionary
+    operation instead of a timer. `passed` is called with the keys of each slot that has ended. Deadlines aren't removed, so it
+    must know which keys still matter. `clock` goes at the pace of the event loop's clock.
+    """
+
+    def __init__(self, clock: Callable[[], float], passed: Callable[[Sequence[K]], None]) -> None:
+        self._clock, self._passed = clock, passed
+        self._slots: dict[int, list[K]] = {}
+        self._order: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._newest: list[K] = []
+        """Keys of the slot used last, which begins and ends at these instants."""
+        self._begins = self._ends = 0.0
+
+    def watch(self, key: K, deadline: float) -> None:
+        """Call `passed` with `key` after instant `deadline`."""
+        if self._begins <= deadline < self._ends:
+            self._newest.append(key)
+            return
+        slot = int(deadline / DEADLINE_GRAIN) + 1
+        keys = self._slots.get(slot)
+        if keys is None:
+            keys = self._slots[slot] = []
+            heapq.heappush(self._order, slot)
+            if self._order[0] == slot:
+                self._set_timer()
+        keys.append(key)
+        self._newest, self._begins, self._ends = keys, (slot - 1) * DEADLINE_GRAIN, slot * DEADLINE_GRAIN
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._order:
+            delay = self._order[0] * DEADLINE_GRAIN - self._clock()
+            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.001), self._fire)
+
+    def _fire(self) -> None:
+        now = self._clock()
+        while self._order and self._order[0] * DEADLINE_GRAIN <= now:
+            keys = self._slots.pop(heapq.heappop(self._order))
+            if keys is self._newest:
+                self._ends = 0.0
+            self._passed(keys)
+        self._set_timer()
 
 
 class Deadlines:
-    """Deadlines of the requests in a table.
+    """Deadlines of the requests in a table, which a request joins when it is watched, and leaves when it ends.
 
     Arguments:
         clock: monotonic seconds, at the pace of the event loop's clock.
-        pending: table of the requests. A request joins it when it is watched, and leaves it when it ends.
         usual: timeout in seconds of most requests.
         passed: called with the keys of overdue requests, up to DEADLINE_GRAIN seconds late. It removes them from the table.
 
     Attributes:
-        usual: see the argument.
-        runs: True while the shared timer runs; requests with the usual timeout then need no `watch`.
+        runs: True while the shared timer runs. Requests with the usual timeout then need no `watch`.
     """
 
     def __init__(
@@ -49,7 +100,7 @@ class Deadlines:
         self.runs = False
 
     def watch(self, key: Key, deadline: float, timeout: float) -> None:
-        """Call `passed` with `key` after instant `deadline`, `timeout` seconds from now, if the request is still in the table."""
+        """Call `passed` after instant `deadline`, which is `timeout` seconds away, if the request is still in the table."""
         if timeout != self.usual:
             self._others.watch(key, deadline)
         elif not self.runs:
@@ -76,12 +127,8 @@ class Deadlines:
 class LateTasks:
     """Tasks that still run after their deadline, when no client waits.
 
-    They can still be polled for their outcome. So they are counted and recorded only when it comes, or when it is given up.
-    They aren't in the pending table, because nothing is resubmitted for them.
-
-    Arguments:
-        clock: monotonic seconds.
-        end: called with tasks whose outcome hasn't come in time. Their reply says so.
+    Clients can still poll for the outcome. So a task is counted and recorded only when its outcome comes or is given up, for
+    which `end` is called. Late tasks aren't in the pending table, because nothing is resubmitted for them.
     """
 
     def __init__(self, clock: Callable[[], float], end: Callable[[Sequence[PendingRequest]], None]) -> None:
@@ -92,7 +139,7 @@ class LateTasks:
         self._deadlines: TimingWheel[_Name] = TimingWheel(clock, self._overdue)
 
     def hold(self, task: PendingRequest, failure: Failure) -> None:
-        """Hold a task until its outcome comes. If it doesn't come in time, the task ends with `failure`."""
+        """Hold a task until its outcome comes. If the outcome doesn't come in time, the task ends with `failure`."""
         entry = task.entry
         task.reply = Reply(entry.id, entry.tenant, None, failure)
         name = (entry.tenant, entry.id, entry.nonce)
@@ -103,7 +150,7 @@ class LateTasks:
             self._overdue([next(iter(self._held))])
 
     def take(self, reply: Reply, ended: list[PendingRequest]) -> bool:
-        """Append the late task that a reply is for to `ended`. Returns False if there is none."""
+        """Append the late task of a reply to `ended`. Returns False if no late task waits for the reply."""
         if not self._held:
             return False
         task = self._let_go((reply.tenant, reply.id, reply.nonce))
@@ -113,7 +160,7 @@ class LateTasks:
         return task is not None
 
     def end_all(self) -> None:
-        """End all of them now as timed out."""
+        """End all tasks now as timed out."""
         self._overdue(list(self._held))
 
     def _overdue(self, names: Sequence[_Name]) -> None:

@@ -1,11 +1,11 @@
-"""The gateway: the client's side of requests, from submission to answer.
+"""The gateway, which is the client's side of requests from submission to answer.
 
 A request costs one small record and two dictionary operations, but no task, future or timer of its own. The record holds the
 sink of the answer, so whatever brings the answer can write it.
 
-Requests go over a `BrokerSession` to the fleet's shared broker. During an outage they go over another session to the
-gateway's own broker if it has a fallback, and are refused otherwise. A request ends exactly once, in `_finish`, whatever its
-sessions bring: the first answer removes the record.
+Requests go over a `BrokerSession` to the fleet's shared broker. During an outage, a gateway with a fallback sends them over
+another session to its own broker. A gateway without a fallback refuses them. A request ends exactly once, in `_finish`, because
+the first answer removes its record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headway.core.ratelimit import all_counting_as
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import Admitted, BrokerSession, Down, EntryRefused, Replied, SessionEvent, Up
 from headway.gateway.client_quotas import Quotas
-from headway.gateway.deadlines import Deadlines, LateTasks
+from headway.gateway.deadlines import DEADLINE_GRAIN, Deadlines, LateTasks
 from headway.gateway.direct_mode import DirectMode, Fallback
 from headway.gateway.equal_inputs import EqualInputs
 from headway.gateway.lane import ANY_KEY, Lane, asks_nothing_rare
@@ -73,49 +73,30 @@ from headway.runtime.fair_turns import FairTurns
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
-from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 if TYPE_CHECKING:
     from headway.gateway.input_gate import InputGate, Screening
 
 log = get_logger(__name__)
 
-_SESSION, _DEADLINE = attrgetter("session"), attrgetter("deadline")
-_KEY = attrgetter("key")
-
+_KEY, _SESSION, _DEADLINE = attrgetter("key"), attrgetter("session"), attrgetter("deadline")
 WOKEN_EVERY = 0.5
 """Minimum time in seconds between two messages to the controller about demand for models at zero."""
 MOST_LANES = 10_000
-"""Maximum number of lanes to cache, for connections to share."""
+"""Maximum number of lanes that connections share."""
 
 
 class Gateway:
     """Gateway of one process. It hands requests to the broker, and each answer to its sink.
 
     Arguments:
-        settings: timeouts, bounds and tier names.
-        models: names of the served models.
-        broker: the shared broker.
-        counters: counters of outcomes.
-        clock: monotonic seconds.
-        direct: fallback during an outage of `broker`; None to refuse requests then.
-        observers: observers of all requests that end.
-        gate: gate of the input policy; None if there is no policy.
-        traces: traces of the requests; None if none are recorded.
-        held: table for the pending requests, which others only read; None for a new one.
-        woken: called on demand for a model at zero, to tell the controller.
+        direct: fallback during an outage of `broker`; None to refuse requests during an outage.
+        woken: called to tell the controller that there is demand for a model at zero.
         in_doubt: returns True if there may be models and versions that this process hasn't heard of.
-        rng: uniform in [0, 1), for pauses.
 
     Attributes:
-        limiter: rate limits, and the throttle by the fleet's capacity.
-        quotas: quotas of the process's clients.
-        served: served models.
-        tenant_counts: counts of tenants that ask for statistics.
-        rollout_counts: counts by version during rollouts.
-        broker: broker for new requests: the shared one or, in direct mode, the gateway's own.
-        held: pending requests; read-only.
-        equal_inputs: inputs that copy the output of an equal one of their request.
+        broker: broker for new requests. In direct mode it is the gateway's own.
+        held: pending requests. Only the gateway changes this table.
         facts: token that is replaced whenever cached lanes become stale. Compare it by identity.
     """
 
@@ -169,9 +150,7 @@ class Gateway:
         self._shared = make_session(broker)
         self._direct_mode = DirectMode(make_session(direct.broker), direct.models) if direct else None
         self._direct = self._direct_mode.session if self._direct_mode is not None else None
-        self._session = self._shared
-        """Session for new requests."""
-        self.broker = broker
+        self._session, self.broker = self._shared, broker
         self.facts: object = None
         self._woken, self._woken_at = woken, -math.inf
         self._lanes: dict[tuple[int, RequestOptions, str | None], Lane] = {}
@@ -179,7 +158,6 @@ class Gateway:
         self.learn()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the loops of the sessions."""
         self._shared.start(supervisor, "gateway")
         if self._direct is not None:
             self._direct.start(supervisor, "gateway direct")
@@ -191,11 +169,11 @@ class Gateway:
 
     @property
     def holding(self) -> bool:
-        """True while new requests go to the shared broker, or wait for it because it may soon be back."""
+        """True while new requests go to the shared broker, or wait because it may soon be back."""
         return not self._shared.away
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Note that another call to the shared broker failed; see BrokerSession."""
+        """Note that a call to the shared broker failed elsewhere in this process."""
         self._shared.note_silence(began, error)
 
     @property
@@ -204,13 +182,7 @@ class Gateway:
         return sum(session.rate(self._clock()) for session in (self._shared, self._direct) if session is not None)
 
     def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
-        """Take a request. Returns False if it is refused. `sink` gets the refusal, too.
-
-        Arguments:
-            sink: gets the reply on a later turn of the event loop, once unless the request is abandoned.
-            request: the request.
-            several: list of inputs that it belongs to.
-        """
+        """Take a request. Returns False if it is refused. Either way, its sink gets the reply on a later turn of the event loop."""
         judgement = None
         if self._screening is not None:
             screened = self._screened(self._screening, sink, request, several)
@@ -243,7 +215,7 @@ class Gateway:
     def _screened(
         self, screening: Screening, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None
     ) -> tuple[InferenceRequest, Judgement | None] | None:
-        """Return a request as the input policy leaves it, and the verdict that it waits for; None if the policy refuses it."""
+        """Apply the input policy. Returns the changed request and the verdict that it waits for, or None if it is refused."""
         principal, model = request.principal, request.model
         if model not in self.served or (principal.models and model not in principal.models):
             return request, None  # `submit` refuses it for its model, without showing the policy.
@@ -256,7 +228,7 @@ class Gateway:
         return request, judgement
 
     def _hand_on(self, pending: PendingRequest) -> None:
-        """Offer a request that has waited for a verdict, with the time that remains."""
+        """Offer a request that has waited for a verdict to the broker."""
         if self.equal_inputs.is_later(pending):
             return
         session, entry = self._session, pending.refreshed(self._clock())
@@ -298,7 +270,7 @@ class Gateway:
             self._lanes.clear()
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
-        """Return the lane for requests of a principal that have these options and name model `asked`."""
+        """Return the lane of a principal's requests with these options. `asked`: model that they name; None for the default."""
         known = self._lanes.get((id(principal), options, asked))
         if known is not None and known.facts is self.facts:
             return known
@@ -337,16 +309,9 @@ class Gateway:
         self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes,
         pattern: Entry | None = None, several: SeveralInputs | None = None,
     ) -> Entry | None:  # fmt: skip
-        """Take a request, with a new id, on an open lane; see `submit`. Returns its entry, or None if it is refused.
+        """Take a request with a new id on an open lane. Returns its entry, or None if it is refused.
 
-        Arguments:
-            sink: see `submit`.
-            lane: lane of the request.
-            id: id of the request.
-            input: value for the model.
-            parameters: JSON object, or empty.
-            pattern: pattern to use instead of the lane's. The caller has checked `lets_in`.
-            several: list of inputs that it belongs to.
+        A `pattern` replaces the lane's own. Check `lets_in` before passing a pattern.
         """
         session, entry = self._session, pattern or lane.pattern
         now = self._clock()
@@ -391,7 +356,7 @@ class Gateway:
     def take_in(
         self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
     ) -> None:
-        """Take a request whose lane isn't open. It goes on the lane if that keeps outcomes, otherwise through `submit`."""
+        """Take a request whose lane isn't open. If the lane keeps outcomes, it takes this one; otherwise `submit` does."""
         if not (lane.keeps and self.lets_in(lane, 1)):
             self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
             return
@@ -401,11 +366,10 @@ class Gateway:
         if self.enter(sink, lane, id, input, parameters, pattern) is not None and options.task:
             pending = self._pending[pattern.tenant, id]
             pending.unadmitted = True
-            if not self._session.waits:  # If it waits, the session reports when the broker has it.
+            if not self._session.waits:  # Otherwise the session reports when the broker has accepted it.
                 asyncio.get_running_loop().call_soon(self._admitted, pending)
 
     def _enter_refused(self, pending: PendingRequest, failure: Failure) -> None:
-        """Answer a request that a near broker refused in `enter`."""
         entry = pending.entry
         throttle = self.limiter.throttles[entry.model]
         if entry.count > 1 and entry.timeout >= throttle.least_seconds:
@@ -416,13 +380,13 @@ class Gateway:
         self._refuse(pending.sink, pending.principal, entry, failure, pending.several, ending)
 
     def _note_refused(self, pending: PendingRequest, failure: Failure) -> None:
-        """Give back the capacity of an entry that the broker refuses, and of the list that it pays for."""
+        """Give back the capacity that a refused entry had taken for itself and for the list that it pays for."""
         self.limiter.refused(pending.entry, failure)
         if pending.several is not None and pending.entry.count > 1:
             pending.several.payer = 0
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Return limits as they apply now. They are whole at the shared broker, and this gateway's parts in direct mode."""
+        """Return the limits as they apply now. In direct mode they are this gateway's parts of them."""
         return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(
@@ -447,7 +411,7 @@ class Gateway:
                 self.served.traces.detached(pending.entry)
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
-        """Drop a request whose client has left. The broker decides if its entry still runs, for example for others that joined."""
+        """Drop a request whose client has left. The broker decides if its entry still runs."""
         pending = self._pending.get((tenant, id))
         if pending is None or pending.sink is not sink:
             return
@@ -459,7 +423,7 @@ class Gateway:
         self._withdraw(pending)
 
     async def ask(self, request: InferenceRequest) -> Reply:
-        """Submit a request, and return its reply. Cancelling the call abandons the request."""
+        """Submit a request, and wait for its reply. Cancelling the call abandons the request."""
         sink = FutureSink()
         self.submit(sink, request)
         return await self._reply(sink, request.principal.tenant, request.id)
@@ -473,18 +437,14 @@ class Gateway:
         return reply
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """Return the outcome or state of a task; None if the tenant has no such task, or it is forgotten.
-
-        Raises:
-            BrokerUnavailable: the broker doesn't answer now.
-        """
+        """Return the outcome or state of a task; None if there is no such task. Raises BrokerUnavailable during an outage."""
         pending = self._pending.get((tenant, id))
         if pending is not None and pending.task:
             if (session := pending.session) is None:  # It waits for the input policy.
                 return EntryState.QUEUED
-            admitted = not pending.unadmitted
+            unadmitted = pending.unadmitted
             outcome = await session.outcome(tenant, id)
-            if outcome is None and not admitted:
+            if outcome is None and unadmitted:
                 return EntryState.QUEUED
             if outcome is None and not session.in_sync:  # Lost and about to be resubmitted, or cancelled elsewhere.
                 raise BrokerUnavailable("the broker has lost its state, and requests are being resubmitted")
@@ -497,7 +457,7 @@ class Gateway:
         return outcome
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
-        """Wait up to `seconds` for the outcome of a task. Returns None if it isn't known by then."""
+        """Wait up to `seconds` for the outcome of a task. Returns None if it hasn't come by then."""
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
         model, version = (task.entry.model, task.entry.version) if task is not None else ("", "")
@@ -516,11 +476,7 @@ class Gateway:
         return reply if reply.shared is not None else None
 
     async def cancel(self, tenant: str, id: str) -> None:
-        """Forget a task and its outcome. If the task isn't on a GPU yet, it will not run.
-
-        Raises:
-            BrokerUnavailable: the task may still exist.
-        """
+        """Forget a task and its outcome. If it isn't on a GPU yet, it won't run. Raises BrokerUnavailable if it may still exist."""
         pending = self._pending.get((tenant, id))
         task = pending if pending is not None and pending.task else None
         is_certain = task is not None and (task.unadmitted or task.session is not self._shared)
@@ -533,7 +489,7 @@ class Gateway:
                 await session.cancel_task(tenant, id)
             is_certain = True
         finally:
-            # Not earlier: the waiting client would hear that the task is gone while others could still poll it.
+            # Only now: a client that heard earlier that its task is gone could still poll it.
             if task is not None and is_certain and self._pending.of(task.entry) is task:
                 self._leave(task, Reply(id, tenant, None, failures.no_task()))
         # After a state loss, another gateway that holds the task resubmits it.
@@ -541,7 +497,7 @@ class Gateway:
             raise BrokerUnavailable("the broker had lost its state, so another gateway may resubmit the task")
 
     async def _sessions_with(self, tenant: str, id: str, pending: PendingRequest | None) -> list[BrokerSession]:
-        """Return the sessions whose brokers may have a task. `pending`: request here with the task's id."""
+        """Return the sessions whose brokers may have a task. `pending`: pending request with the task's id."""
         direct, shared = self._direct, self._shared
         if pending is not None:
             return [] if pending.session is None else [pending.session]
@@ -561,13 +517,13 @@ class Gateway:
         self._late.end_all()
 
     def refuse_all(self, failure: Failure) -> None:
-        """Answer every pending request with `failure`, at the end of a shutdown's time."""
+        """Answer every pending request with `failure`, because a shutdown has run out of time."""
         for pending in list(self._pending.values()):
             self._answer(pending, failure, Ending.TIMED_OUT)
         self._late.end_all()
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
-        """Return the status of the newest request with an id, of one tenant or of any; None if it is neither pending nor recent."""
+        """Return the status of the newest request with an id, of one tenant or of any; None if no such request is known."""
         pending, state = self._pending.newest(id, tenant), None
         if pending is None:
             return self._recent.find(id, tenant)
@@ -579,7 +535,7 @@ class Gateway:
     def _check(
         self, principal: Principal, entry: Entry, options: RequestOptions, session: BrokerSession
     ) -> Failure | None:
-        """Return the failure for which a request is refused at once; None if it may go to the broker."""
+        """Return why a request is refused at once; None if it may go to the broker."""
         model = entry.model
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
@@ -607,15 +563,15 @@ class Gateway:
         return self.limiter.check(entry, session is self._direct, options.count)
 
     def _unready(self, entry: Entry, options: RequestOptions) -> Failure | None:
-        """Return the failure of a request whose model isn't loaded, or at zero, and won't be ready in time; otherwise None.
+        """Return the failure of a request whose model won't be ready in time; otherwise None.
 
-        Tells the controller about demand for a model at zero.
+        If the model is at zero, this tells the controller about the demand.
         """
         model, now = entry.model, self._clock()
         if model not in self.served.at_zero:
             return self.served.not_loaded(entry)
         failure = self.served.not_started(entry)
-        if failure is not None:  # It counts as demand. A request that waits is counted later, in `_check`.
+        if failure is not None:  # A refused request counts as demand, too. `_check` counts a request that waits.
             failure = self.limiter.check(entry, alone=False, count=options.count) or failure
         self.limiter.throttles[model].count(now)
         if now - self._woken_at >= WOKEN_EVERY:
@@ -624,7 +580,7 @@ class Gateway:
         return failure
 
     def absence(self, principal: Principal, model: str) -> Failure | None:
-        """Return the failure of a request for a model that isn't served, or that the principal may not use; otherwise None."""
+        """Return the failure of a request for a model that isn't served or that the principal may not use; otherwise None."""
         if principal.models and model and model not in principal.models:  # Don't reveal whether it is served.
             return failures.no_model_for(model, principal.models)
         return None if model in self.served else self.served.absence(model, principal.models)
@@ -657,7 +613,6 @@ class Gateway:
         return reply
 
     def on_event(self, session: BrokerSession, event: SessionEvent) -> None:
-        """Handle an event of a session."""
         match event:
             case Replied(replies, held):
                 if not (held and self._settle(session, held, replies)):
@@ -687,7 +642,7 @@ class Gateway:
             pending.sink.admitted()
 
     def _go_down(self, session: BrokerSession) -> None:
-        """Switch to direct mode if there is a fallback. Otherwise refuse new requests until the broker is back."""
+        """Switch to direct mode, or refuse new requests until the broker is back if there is no fallback."""
         if session is not self._shared:
             return
         direct = self._direct
@@ -701,7 +656,7 @@ class Gateway:
         self._direct_mode.take_over(session, self._pending)
 
     def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> bool:
-        """Fast path: end the requests of a whole batch. Returns False if any has changed, so `_take` must match them one by one."""
+        """Fast path: end all requests of a batch. Returns False if a request has changed. `_take` then matches them one by one."""
         overdue, table = self._clock() - DEADLINE_GRAIN, self._pending
         known = [*map(table.get, map(_KEY, held))]
         if known != held or set(map(_SESSION, held)) != {session} or min(map(_DEADLINE, held)) < overdue:
@@ -715,7 +670,7 @@ class Gateway:
         return True
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
-        """Match replies with pending requests, and end those. Requests that have ended, or whose id was reused, take no reply."""
+        """Match replies with pending requests, and end these requests. A reply to a request that has ended is dropped."""
         overdue = self._clock() - DEADLINE_GRAIN
         ended: list[PendingRequest] = []
         strays = 0
@@ -743,7 +698,7 @@ class Gateway:
                 if failure.code == errors.NO_WORKERS:
                     failure = self.served.in_time(entry.model, failure)
                     pending.reply = replace(reply, failure=failure)
-            if reply.shared is not None:  # For instance, the id may belong to a kept task that only the broker knew.
+            if reply.shared is not None:  # The id may belong to a kept task that only the broker knew.
                 if pending.follows:
                     self._end_follower(pending, reply)
                     continue
@@ -762,7 +717,7 @@ class Gateway:
             log.debug("replies without a pending request", count=strays)
 
     def _fits(self, pending: PendingRequest, reply: Reply, overdue: float) -> bool:
-        """Return True if a late reply, or one from a former session, is good. If not, the request expires or waits on."""
+        """Return True if a reply that is late, or comes from a former session, may end its request."""
         if pending.deadline < overdue:  # This process was stalled, and the client has given up.
             self._expire(pending)
             return False
@@ -772,7 +727,7 @@ class Gateway:
         return True
 
     def _answer(self, pending: PendingRequest, failure: Failure, ending: Ending) -> None:
-        """End a request with a failure from this gateway."""
+        """End a request with a failure, unless it has ended."""
         entry = pending.entry
         if self._pending.of(entry) is pending:
             pending.reply = Reply(entry.id, entry.tenant, None, failure)
@@ -783,7 +738,7 @@ class Gateway:
             self._finish([pending], ending)
 
     def _end_follower(self, pending: PendingRequest, reply: Reply) -> None:
-        """End a follower with the task's reply, or with the reason why there is none."""
+        """End a follower with the task's reply, or with the reason why there is no reply."""
         entry = pending.entry
         del self._pending[entry.tenant, entry.id]
         tell(pending.sink, reply)
@@ -791,7 +746,7 @@ class Gateway:
             self._emptied.set()
 
     def _leave(self, pending: PendingRequest, reply: Reply | None = None) -> None:
-        """End a request that its client has left or deleted. Its sink still gets `reply`, if given."""
+        """End a request that its client has left or deleted. Its sink gets `reply`, if given."""
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
@@ -803,7 +758,7 @@ class Gateway:
             tell(sink, reply)
 
     def _finish(self, ended: Sequence[PendingRequest], ending: Ending) -> None:
-        """End requests that have left the table: tell the observers, and answer the sinks."""
+        """End requests that have left the table."""
         finish(self._observers, ended, ending, self._clock())
         if not self._pending:
             self._emptied.set()
@@ -838,7 +793,7 @@ class Gateway:
 
 
 def unqueued(request: InferenceRequest, limits: tuple[Limit, ...] = ()) -> Entry:
-    """Return a stand-in entry for a request that is refused before it has one, to count and record it. `limits`: its limits."""
+    """Return a stand-in for the entry of a request that is refused before it has one, to count and record the refusal."""
     principal, options = request.principal, request.options
     tier = max(principal.tier, options.tier)
     return Entry(

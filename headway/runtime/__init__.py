@@ -2,7 +2,6 @@
 
 supervisor      keeps loops alive
 periodic        ticks, and loops that call a function at every tick
-timing_wheel    many deadlines, one timer
 race            ends tasks
 fair_turns      lets tenants take turns on the event loop
 availability    logs the beginning and end of an outage

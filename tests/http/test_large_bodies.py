@@ -14,13 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 from headway.doors.entrance import CHARGED
+from headway.gateway.deadlines import DEADLINE_GRAIN
 from headway.gateway.limiter import Limiter
 from headway.http.inference import request_in_hand
 from headway.http.inference.incoming_bodies import STEP
 from headway.http.server.connection_context import LARGE
 from headway.model import WorkerStatus
 from headway.runtime.fair_turns import MILLISECOND, FairTurns
-from headway.runtime.timing_wheel import DEADLINE_GRAIN
 from tests.http.stand import INSTANT, Client, Stand, on_stand, post, settled, texts
 
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from headway.gateway.deadlines import Deadlines
+from headway.gateway.deadlines import DEADLINE_GRAIN, Deadlines
 from headway.gateway.pending import NOBODY, Key, PendingRequest, PendingTable
 from headway.model import Entry, Principal
-from headway.runtime.timing_wheel import DEADLINE_GRAIN
 from tests.virtual_time import Clock
 
 USUAL = 4.0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headway import errors
 from headway.core.admission import AdmissionLimits
-from headway.runtime.timing_wheel import DEADLINE_GRAIN
+from headway.gateway.deadlines import DEADLINE_GRAIN
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fleet import Asked, Fleet
 from tests.services.troubled import MODES

@@ -1,4 +1,4 @@
-"""Session of a gateway with one broker: entries go out, replies come back, and outages are bridged.
+"""Session of a gateway with one broker. It sends entries, takes replies, and bridges outages.
 
     submit ──▶ outbox ──intake──▶ enqueue          replies ──returns──▶ events
                  ▲                   │ no answer
@@ -38,16 +38,16 @@ from headway.runtime.periodic import until_tick
 from headway.runtime.supervisor import Supervisor
 
 LARGE = 1 << 16
-"""An output of at least this many bytes gets a turn of the event loop to itself: writing it takes about a millisecond."""
+"""An output of at least this many bytes has a turn of the event loop to itself, because writing it takes about a millisecond."""
 _OUTPUT = attrgetter("output")
 RETRY_AFTER = (1.0, 30.0)
 """Bounds in seconds of Retry-After during an outage, which otherwise equals the length of the outage so far."""
 WORTH_GATHERING = 2.0
-"""Entries gather only if at least this many arrive between two calls; a lone entry goes at once."""
+"""Entries gather only if at least this many arrive between two calls. A lone entry goes at once."""
 MOST_OFFERED = 64
 """Maximum number of entries in one call. The call blocks the broker, and its verdicts are handled in one turn of the event loop."""
 PROBE_AFTER = 0.5
-"""Seconds without an answered call after which a broker that holds requests is probed: it may have lost them silently."""
+"""Seconds without an answered call after which a broker that holds requests is probed, in case it has lost them silently."""
 SECOND_CHANCE = 0.1
 """Minimum time in seconds from the first failed call until the broker counts as down. A single call may get lost."""
 TRIES = 3
@@ -59,14 +59,14 @@ AFTERMATH = 5.0
 SETTLING = 2.0
 """Seconds that all gateways need to resubmit their requests after the broker has lost its state."""
 SCARCE = "memory"
-"""Refusal reason that doesn't prove that the broker lacks the entry: without memory it can't look."""
+"""Refusal reason that doesn't prove that the broker lacks the entry, because without memory it can't look."""
 MOST_REPLIES = 64
-"""Maximum number of replies in one turn of the event loop. Each takes about 50 µs, and hundreds of requests may share one outcome."""
+"""Maximum number of replies in one turn of the event loop. A reply takes about 50 µs."""
 T = TypeVar("T")
 
 
 def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
-    """Split replies into turns of the event loop: up to MOST_REPLIES small ones in each, then each large one alone."""
+    """Split replies into turns of the event loop. Each turn has up to MOST_REPLIES small replies, or one large reply."""
     if len(replies) <= MOST_REPLIES and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:  # The common case.
         return [replies]
     large = [reply for reply in replies if reply.output is not None and len(reply.output) >= LARGE]
@@ -78,7 +78,7 @@ def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
 class Admitted(msgspec.Struct, frozen=True):
     """Event: the broker has accepted an entry with dedup keys, with a trace, or for several inputs.
 
-    The entry is queued, shares the run of an identical one, or has its answer already.
+    The entry is queued, shares the run of an identical entry, or has its answer already.
     """
 
     entry: Entry
@@ -92,15 +92,11 @@ class EntryRefused(msgspec.Struct, frozen=True):
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """Event: replies came.
-
-    Attributes:
-        replies: the replies.
-        held: their pending requests, if the replies are plain outputs of one whole batch; otherwise empty.
-    """
+    """Event: replies came."""
 
     replies: Sequence[Reply]
     held: Sequence[Any] = ()
+    """Pending requests of the replies, if these are the plain outputs of one whole batch; otherwise empty."""
 
 
 class Down(msgspec.Struct, frozen=True):
@@ -118,23 +114,16 @@ class Waiting(Protocol):
     unadmitted: bool
 
     @property
-    def left(self) -> bool:
-        """See PendingRequest."""
+    def left(self) -> bool: ...
 
 
 class WaitingTable(Protocol):
     """Part of the `PendingTable` that a session uses."""
 
     def __len__(self) -> int: ...
-
-    def of(self, entry: Entry) -> Waiting | None:
-        """See PendingTable."""
-
-    def on(self, session: BrokerSession) -> Sequence[Waiting]:
-        """See PendingTable."""
-
-    def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
-        """See PendingTable."""
+    def of(self, entry: Entry) -> Waiting | None: ...
+    def on(self, session: BrokerSession) -> Sequence[Waiting]: ...
+    def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]: ...
 
 
 SessionEvent = Admitted | EntryRefused | Replied | Down | Up
@@ -144,21 +133,17 @@ class BrokerSession:
     """Session of one gateway with one broker.
 
     Arguments:
-        broker: the broker.
         gateway: id of the gateway, to which replies are addressed.
-        pending: requests of all the gateway's sessions; read only.
-        on_event: called with each event, in order.
-        room: maximum number of entries in the outbox.
+        pending: requests of all the gateway's sessions, which this one only reads.
         down_after: seconds of an outage before the broker counts as down.
-        clock: monotonic seconds.
-        rng: uniform in [0, 1).
 
     Attributes:
-        room: maximum number of entries in the outbox; the gateway sets it.
-        near: synchronous interface of a broker in this process; None for a remote one.
+        away: True once the broker has been out of reach for `down_after` seconds.
+        room: maximum number of entries in the outbox. The gateway may change it.
+        near: synchronous interface of a broker in this process; None for a remote broker.
         waits: True if something must reach the broker before the next entry.
         taken: entries handed to a near broker that the rate doesn't count yet.
-        followers: number of followers of tasks on this session; the gateway counts them. They use no room, go out after
+        followers: number of followers of tasks on this session, as counted by the gateway. They use no room, go out after
             requests, and don't count in the rate.
     """
 
@@ -178,7 +163,7 @@ class BrokerSession:
         self._outbox = Outbox()
         """Entries that were not sent yet, or whose call had no answer."""
         self._on_their_way: list[Sequence[Entry]] = []
-        """Entries of calls under way. They mustn't be offered a second time: the two calls might end differently."""
+        """Entries of calls under way. They mustn't be offered again, because the two calls might end differently."""
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False))
         self._rate, self.taken = ArrivalRate(), 0
         self._outcomes = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0)
@@ -192,7 +177,7 @@ class BrokerSession:
         self._departed: list[Submission] = []
         """Submissions to withdraw."""
         self._departed_ids = Counter[tuple[str, str]]()
-        """Tenants and ids of these submissions, to look up fast because the list may be long."""
+        """Tenants and ids of departed submissions, for fast look-ups because the list may be long."""
         self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
         self._reading: asyncio.Timeout | None = None
@@ -201,12 +186,11 @@ class BrokerSession:
         self._probe_due = False
         self._availability = Availability("gateway", clock)
         self._back_at = -math.inf
-        self._is_down = False
+        self.away = False
         self._verdict: asyncio.Task[None] | None = None
         self._resubmitter = Resubmitter(self._handed_over, partial(self._offer_again, admitted=True), rng)
 
     def start(self, supervisor: Supervisor, name: str) -> None:
-        """Start the loops that send entries, read replies, and resubmit entries."""
         supervisor.start(f"{name} intake", self._intake)
         supervisor.start(f"{name} large intake", self._large.run)
         supervisor.start(f"{name} resubmitter", self._resubmitter.run)
@@ -221,11 +205,6 @@ class BrokerSession:
         """Seconds for which the broker has been out of reach; 0 while it answers."""
         since = self._availability.since
         return 0.0 if since is None else self._clock() - since
-
-    @property
-    def away(self) -> bool:
-        """True once the broker has been out of reach for `down_after` seconds."""
-        return self._is_down
 
     @property
     def in_sync(self) -> bool:
@@ -263,7 +242,7 @@ class BrokerSession:
                 self.note_silence(began, error)
                 failures += 1
                 alone += self._availability.since is None  # The broker answers other calls.
-                if self._is_down or alone >= TRIES:
+                if self.away or alone >= TRIES:
                     raise
                 await asyncio.sleep(backoff(failures, self._rng()))
 
@@ -273,7 +252,7 @@ class BrokerSession:
         return self._clock() - self._back_at < AFTERMATH
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Note that another call of this process failed. Ignored if this session has had an answer since instant `began`.
+        """Note that another call of this process failed. Ignored if the broker has answered this session since instant `began`.
 
         An idle session only waits for replies, and would notice a stalled broker seconds later.
         """
@@ -306,8 +285,8 @@ class BrokerSession:
         return self._rate.at(now)
 
     def offer(self, entry: Entry) -> None:
-        """Offer an entry to the broker. It goes at once if the broker is near and nothing goes first, otherwise with the next call."""
-        # The inputs of a list go in one call: none may get in before the input that pays for the list.
+        """Offer an entry, at once if the broker is near and nothing else must go first, otherwise with the next call."""
+        # The inputs of a list go in one call, because the input that pays for the list must get in first.
         if self.near is not None and not self.waits and not entry.payer and entry.count == 1:
             self.taken += 1
             failure = self.near.take(entry)
@@ -367,11 +346,10 @@ class BrokerSession:
                 await asyncio.sleep(backoff(failures, self._rng()))
 
     async def _flush(self) -> None:
-        """Withdraw submissions, cancel tasks, and then offer entries."""
         probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
         if probe or self._departed:
             self._probe_due = False
-            # Usually one call's worth: entries mustn't wait for the many withdrawals that one tenant may cause.
+            # Usually only one call's worth, because entries mustn't wait for the many withdrawals that a tenant may cause.
             await self._withdraw_departed(whole=probe or self._doubtful)
         if self._outbox:
             await self._hand_over(probe)
@@ -380,7 +358,6 @@ class BrokerSession:
         self.waits = bool(self._outbox or self._departed or self._cancelled)
 
     async def _hand_over(self, probe: bool) -> None:
-        """Offer the entries of one call."""
         again = probe or self._doubtful
         entries = self._outbox.take(MOST_OFFERED)
         if not self._doubtful:  # After a probe the whole outbox becomes doubtful, so it is counted now.
@@ -405,11 +382,7 @@ class BrokerSession:
             await self._offer(entries)
 
     async def _withdraw_departed(self, whole: bool) -> None:
-        """Withdraw departed submissions and cancel tasks. If there are none, probe the broker.
-
-        Arguments:
-            whole: False to withdraw no more than one call's worth.
-        """
+        """Withdraw departed submissions, one call's worth or the `whole` list, and cancel tasks. With nothing to do, probe."""
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
         while self._departed:
@@ -445,10 +418,9 @@ class BrokerSession:
             self._on_their_way.remove(entries)
 
     def _report(self, entries: list[Entry], verdicts: Sequence[Failure | None], admitted: bool, again: bool) -> None:
-        """Report the broker's verdicts on entries."""
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
-                # Neither refusal is final: without memory the broker can't look for the entry, and a follower's task may be
+                # These refusals aren't final. Without memory the broker can't look for the entry, and a follower's task may be
                 # resubmitted after the follower.
                 if admitted and (failure.reason == SCARCE or task_followed(entry)):
                     continue
@@ -462,10 +434,8 @@ class BrokerSession:
         If an entry ends during the call, the broker may take it for new, so it is withdrawn. A task is withdrawn only if it
         was cancelled or refused; otherwise its outcome can still be fetched.
 
-        Arguments:
-            entries: entries to offer.
-            admitted: True if the broker had admitted them, and most likely still has them.
-            late: True if they may have been offered before, or have waited during an outage.
+        Entries are `admitted` if the broker had admitted them, and most likely still has them. They are `late` if they may have
+        been offered before, or have waited during an outage.
         """
         offered = self._pending.refreshed(self, entries, self._clock())
         if not offered:
@@ -527,7 +497,7 @@ class BrokerSession:
             asyncio.get_running_loop().call_soon(self._deliver_turns, later)
 
     async def _read(self) -> Sequence[Reply] | None:
-        """Return the next replies; None if the broker began a new epoch in the meantime."""
+        """Return the next replies; None if the broker has begun a new epoch."""
         try:
             async with asyncio.timeout(None) as reading:
                 self._reading = reading
@@ -550,7 +520,7 @@ class BrokerSession:
                 self._work.set()
 
     async def _ask(self, call: Awaitable[T]) -> T:
-        """Await a call, and record whether the broker answers it."""
+        """Await a call, and note if the broker answers it."""
         began = self._clock()
         try:
             answer = await call
@@ -561,15 +531,14 @@ class BrokerSession:
         return answer
 
     def _call_failed(self, began: float, error: BrokerUnavailable) -> None:
-        """Note that a call failed, and wake the intake to probe the broker."""
         self._availability.failed(began, error)
-        if self._verdict is None and not self._is_down:
+        if self._verdict is None and not self.away:
             pause = max(began + self._down_after - self._clock(), SECOND_CHANCE)
             self._verdict = asyncio.get_running_loop().create_task(self._give_up(pause))
         self._work.set()
 
     async def _give_up(self, pause: float) -> None:
-        """Count the broker as down after a pause, which is extended while a replica takes over or an address moves."""
+        """Count the broker as down after a pause. The pause lasts longer while a replica takes over or an address moves."""
         verdict, read_at = asyncio.current_task(), -math.inf
         await asyncio.sleep(pause)
         while self._verdict is verdict and self.unreachable_seconds < TAKEOVER:
@@ -579,11 +548,11 @@ class BrokerSession:
                 break
             await asyncio.sleep(SECOND_CHANCE)
         if self._verdict is verdict:  # If not, the broker is back, and a library has swallowed the cancellation.
-            self._verdict, self._is_down = None, True
+            self._verdict, self.away = None, True
             self._on_event(self, Down())
 
     def _call_succeeded(self) -> None:
-        """Note that a call succeeded. Resubmit everything if that ends an outage, or shows that the broker has lost its state."""
+        """Note that a call succeeded. Resubmit everything after an outage, or if the broker has lost its state."""
         self._answered = self._clock()
         if self.broker.epoch != self._epoch:
             known, self._epoch = self._epoch, self.broker.epoch
@@ -597,13 +566,13 @@ class BrokerSession:
         if self._verdict is not None:
             self._verdict.cancel()
             self._verdict = None
-        if self._is_down:
-            self._is_down = False
+        if self.away:
+            self.away = False
             self._on_event(self, Up())
         self._resubmitter.ask()
 
     def _rewind(self) -> None:
-        """Restart reading at the first reply, because the old cursor means nothing in a new epoch."""
+        """Read from the first reply again, because a cursor of an old epoch means nothing in a new one."""
         self._cursor = 0
         if self._reading is not None:
             self._reading.reschedule(0.0)
@@ -611,7 +580,7 @@ class BrokerSession:
 
 
 def _too_late(failure: Failure) -> Failure:
-    """Blame the outage when an entry that waited for the broker is refused for load, because that load came after the request."""
+    """Blame the outage if an entry that waited for the broker is refused for load, because the load came after the request."""
     if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
     message = "the queue was out of reach, so the request can no longer be answered in time"
@@ -619,7 +588,6 @@ def _too_late(failure: Failure) -> Failure:
 
 
 def _followers_last(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Split entries into requests and followers of tasks."""
     parts: tuple[list[Entry], list[Entry]] = [], []
     for entry in entries:
         parts[bool(task_followed(entry))].append(entry)

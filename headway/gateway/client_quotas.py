@@ -1,4 +1,4 @@
-"""Quotas of a process's clients, over all of its ports: connections, and bytes of unfinished bodies and unread answers.
+"""Quotas of a process's clients for connections, unfinished bodies and unread answers, over all ports.
 
 No client can take so much that others are kept out. A connection belongs to its tenant from its first request on. Before that
 it belongs to an owner that stands for all strangers. When strangers have used up their quota, the oldest silent connection is
@@ -21,26 +21,18 @@ from headway.model import Failure
 
 STRANGERS = "\0"
 """Owner of connections without a request so far."""
-
 REFUSED = "\1"
-"""Owner of connections beyond their tenant's or address's quota. They are closed after an error was sent."""
-
+"""Owner of connections beyond the quota of their tenant or address. They are closed after an error was sent."""
 TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32
-"""Limits on refused connections at once: their number, and their fraction of all. Further ones are closed without an answer."""
-
+"""Limits on refused connections at once: a number, and a fraction of all. Further ones are closed without an answer."""
 _LOOKED_AT = 64
-"""Maximum number of strangers to search for a silent one."""
-
+"""Maximum number of strangers' connections to search for a silent one."""
 UNHELD = 1 << 16
-"""Outputs of one request aren't counted up to this many bytes: most answers are read at once."""
+"""Outputs of one request aren't counted up to this many bytes, because most answers are read at once."""
 
 
 class HeldBytes(Budget):
-    """Budget of the bytes that clients hold.
-
-    Attributes:
-        freed: called whenever bytes are given back; None while nothing waits for room.
-    """
+    """Budget of the bytes that clients hold. `freed`, if set, is called whenever bytes are given back."""
 
     __slots__ = ("freed",)
 
@@ -49,7 +41,6 @@ class HeldBytes(Budget):
         self.freed: Callable[[], None] | None = None
 
     def give(self, owner: str, amount: int) -> None:
-        """Release bytes that an owner held."""
         super().give(owner, amount)
         if self.freed is not None:
             self.freed()
@@ -58,14 +49,8 @@ class HeldBytes(Budget):
 class AnswerRoom:
     """Room for the outputs of a request with several inputs, from the first output until the answer is written.
 
-    Arguments:
-        bytes: budget of the bytes that clients hold.
-        owner: owner whose bytes they are.
-        most: maximum size in bytes of all outputs together.
-        why: origin of that bound, for the error.
-
-    Attributes:
-        held: bytes counted so far; 0 for a small answer.
+    The outputs may have `most` bytes together. `why` tells, in the error, where this bound comes from. `held` are the bytes
+    counted so far; 0 for a small answer.
     """
 
     __slots__ = ("_bytes", "_most", "_owner", "_why", "held")
@@ -75,7 +60,7 @@ class AnswerRoom:
         self.held = 0
 
     def hold(self, amount: int) -> Failure | None:
-        """Grow to `amount` bytes. Returns a failure if that is too much for one request, or together with its owner's other bytes."""
+        """Grow to `amount` bytes. Returns a failure if that is too much for one request, or with its owner's other bytes."""
         if amount > self._most:
             return too_large(self._most, self._why)
         more = amount - self.held if amount > UNHELD else 0
@@ -86,7 +71,6 @@ class AnswerRoom:
         return None
 
     def shrink(self, amount: int) -> None:
-        """Shrink to `amount` bytes."""
         if self.held > amount:
             self._bytes.give(self._owner, self.held - amount)
             self.held = amount
@@ -99,17 +83,14 @@ def too_large(most: int, why: str = "memory_mb") -> Failure:
 
 
 class CountedConnection(Protocol):
-    """Part of a connection that the quotas use.
-
-    Attributes:
-        owner: name of its owner; None if it isn't counted.
-        reserved: counted bytes of its unfinished bodies.
-        unfetched: counted bytes of answers that its client hasn't read.
-    """
+    """Part of a connection that the quotas use."""
 
     owner: str | None
+    """Name of the owner; None if the connection isn't counted."""
     reserved: int
+    """Counted bytes of unfinished bodies."""
     unfetched: int
+    """Counted bytes of answers that the client hasn't read."""
 
     @property
     def silent(self) -> bool:
@@ -120,14 +101,7 @@ class CountedConnection(Protocol):
 
 
 class Quotas:
-    """Budgets of one process.
-
-    Arguments:
-        settings: bounds, and whether clients are authenticated.
-
-    Attributes:
-        bytes: budget of the bytes of bodies, messages and answers.
-    """
+    """Budgets of one process. `bytes` is the budget of bodies, messages and answers."""
 
     def __init__(self, settings: Settings) -> None:
         self._named = bool(settings.keys or settings.jwt)
@@ -139,25 +113,22 @@ class Quotas:
         self._slow: dict[str, dict[CountedConnection, None]] = {}
 
     def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
-        """Return room for the outputs of an owner's request. It is half of the total, or `most` bytes if that is less.
-
-        `why` tells where `most` comes from.
-        """
+        """Return room for the outputs of an owner's request: half of the total, or `most` bytes if that is less."""
         if most and most < self._most_answer:
             return AnswerRoom(self.bytes, owner, most, why)
         return AnswerRoom(self.bytes, owner, self._most_answer)
 
     def fit(self, connections: int) -> None:
-        """Lower the total number of connections to this, if it is higher."""
+        """Lower the total number of connections to `connections`, if it is higher."""
         connections = max(connections, 1)
         if connections < self._total:
             self._connections.free -= self._total - connections
             self._total = connections
 
     def enter(self, counted: CountedConnection, address: str) -> bool:
-        """Count a new connection. Returns False if there is no room. The caller then sends an error and closes it.
+        """Count a new connection. Returns False if there is no room. The caller then sends an error and closes the connection.
 
-        If its owner is None afterwards, even that is too much, and it must be closed at once.
+        If the connection has no owner afterwards, there is no room even for the error, so it must be closed at once.
         """
         if not self._named:
             if not self._connections.take(address, 1):
@@ -186,8 +157,7 @@ class Quotas:
     def belong(self, counted: CountedConnection, tenant: str) -> None:
         """Assign a connection to the tenant of its first request.
 
-        Raises:
-            RequestError: the tenant has too many connections. This one must be closed after the error.
+        Raises RequestError if the tenant has too many connections. The caller then sends the error and closes this one.
         """
         owner = counted.owner
         if not self._named or owner is None or owner == tenant:
@@ -200,7 +170,7 @@ class Quotas:
         counted.owner = tenant
 
     def _let_linger(self, counted: CountedConnection) -> bool:
-        """Let a refused connection live until its error is sent. Returns False if there are too many of them."""
+        """Let a refused connection live until its error is sent. Returns False if too many connections do."""
         if not self._connections.take(REFUSED, 1, max(1, min(TURNED_AWAY, self._total // TURNED_AWAY_SHARE))):
             return False
         counted.owner = REFUSED
@@ -216,7 +186,7 @@ class Quotas:
             counted.owner = None
 
     def reserve(self, counted: CountedConnection, amount: int) -> bool:
-        """Count `amount` bytes of bodies for a connection, in all. Returns False, without effect, if its owner has too many."""
+        """Set the bytes of bodies counted for a connection. Returns False, without effect, if its owner has too many."""
         more = amount - counted.reserved
         if counted.owner is not None and more:
             if more < 0:
@@ -227,7 +197,7 @@ class Quotas:
         return True
 
     def keep(self, counted: CountedConnection, amount: int) -> None:
-        """Count `amount` bytes of unread answers for a connection, in all.
+        """Set the bytes of unread answers counted for a connection.
 
         If its owner has too many, the connections whose answers have waited longest are closed.
         """

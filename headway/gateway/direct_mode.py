@@ -1,11 +1,12 @@
-"""Direct mode: a gateway answers by itself while the fleet's shared broker is out of reach.
+"""Direct mode, in which a gateway answers by itself while the fleet's shared broker is out of reach.
 
 Its fallback consists of the parts of a single-process server: a broker, batchers, and a loop that expires overdue entries. So
 batching, retries, isolation of bad inputs and admission work as usual. The backends start with the gateway, to be warm when
 they are needed. A fallback that fails to start is retried, and doesn't keep the gateway from starting.
 
-The fallback serves certain models, and no request that names a version. When an outage begins, all other pending requests and
-all tasks wait for the shared broker; new ones are refused. So every task belongs to exactly one broker, where it can be deleted.
+The fallback serves certain models, and no request that names a version. When an outage begins, pending tasks and other pending
+requests that it doesn't serve wait for the shared broker. New requests that it doesn't serve are refused. So each task belongs
+to one broker, where it can be deleted.
 """
 
 from __future__ import annotations
@@ -29,19 +30,12 @@ if TYPE_CHECKING:
 
 
 class Fallback:
-    """A gateway's own broker and its workers.
-
-    Arguments:
-        broker: broker in this process.
-        workers: its workers, for each model one for every batch that may run at once.
-        models: names of the models that it serves.
-    """
+    """A gateway's own broker and its workers. Each model has a worker for every batch that may run at once."""
 
     def __init__(self, broker: Broker, workers: Workers, models: Collection[str]) -> None:
         self.broker, self.workers, self.models = broker, workers, models
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the loops, which start the backends."""
         supervisor.start("direct reaper", partial(reap_on, self.broker))
         self.workers.run(supervisor)
 
@@ -55,29 +49,19 @@ class Fallback:
 
 
 class DirectMode:
-    """Way of requests to a gateway's fallback.
-
-    Arguments:
-        session: session with the fallback's broker.
-        models: names of the models that the fallback serves.
-    """
+    """Way of requests to a gateway's fallback."""
 
     def __init__(self, session: BrokerSession, models: Collection[str]) -> None:
         self.session, self._models = session, models
 
     def refusal(self, model: str, version: str, away: Failure) -> Failure | None:
-        """Return the refusal of a new request in direct mode; None if the fallback serves it.
+        """Return the refusal of a new request in direct mode; None if the fallback serves the request.
 
-        Arguments:
-            model: name of a served model.
-            version: version that the request names; empty for none.
-            away: refusal that a gateway without a fallback would give.
+        `away` is the refusal that a gateway without a fallback would give.
         """
         if model not in self._models:
             return msgspec.structs.replace(away, message=failures.no_fallback(model))
-        if version:
-            return failures.no_version_here(version)
-        return None
+        return failures.no_version_here(version) if version else None
 
     def take_over(self, shared: BrokerSession, pending: PendingTable) -> None:
         """Move the requests that the fallback serves to its session, from the session with the shared broker."""

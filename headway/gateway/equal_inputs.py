@@ -1,4 +1,4 @@
-"""Equal inputs of one request. If identical requests share answers, only the first is submitted, and the others copy its output.
+"""Equal inputs of one request. If identical requests share answers, only the first is submitted. The others copy its output.
 
     first ──submitted──▶ output ──┐
     equal ── waits ───────────────┴─▶ the same output, some in each turn of the event loop
@@ -26,11 +26,7 @@ AT_ONCE = 64
 class EqualInputs:
     """Equal inputs of all requests of one gateway.
 
-    Arguments:
-        pending: requests that the gateway holds.
-        turns: turns of tenants, in which outputs are copied.
-        limiter: limiter, told of inputs that have used no capacity.
-        finish: ends requests that have their replies and have left the table.
+    Outputs are copied in the `turns` of tenants. `finish` ends requests that have their replies and have left the table.
     """
 
     def __init__(
@@ -90,8 +86,8 @@ class EqualInputs:
 def _shared_key(entry: Entry) -> str:
     """Return the key by which an entry would join an identical one; empty if it wouldn't.
 
-    With an idempotency key, the broker keeps an outcome for each part: the client may want answers of its own when it repeats
-    the request, or may have wanted them the first time.
+    With an idempotency key, the broker keeps an outcome for each part, because the client may want answers of its own for this
+    request or for a repetition.
     """
     keys = entry.dedup_keys
     if keys and keys[0].kind is not DedupKind.SAME:

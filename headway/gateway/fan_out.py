@@ -1,15 +1,15 @@
-"""Requests with several inputs: a part for each input, and one outcome for all.
+"""Requests with several inputs. Each input becomes a part, and all parts have one outcome.
 
     submit ──▶ part 0, which pays for all ──┐
           ├──▶ part 1 ──────────────────────┼── all have an output ──▶ the replies, in order
           └──▶ part 2 … ────────────────────┘
                     └── one fails ──▶ that failure; the other parts are abandoned
 
-The parts share the principal, the options and the deadline. They are let in together or not at all: the gateway judges the
-first part on behalf of all, and submits no other if it is refused. The first part also carries the charge of the rate limits.
+The parts share the principal, the options and the deadline. They are let in together or not at all. The gateway judges the first
+part on behalf of all, and submits no other part if it is refused. The first part also carries the charge of the rate limits.
 
-Few parts go in at once. Many are submitted in slices, which take turns with the slices of other requests. The time spent waiting
-counts towards the deadline.
+A few parts go in at once. Many are submitted in slices, which take turns with the slices of other requests. The deadline includes
+the time spent waiting.
 
 With an idempotency key, the other parts are submitted once the broker has accepted or answered the first. If two different
 requests use one key, even at two gateways, the request whose first part comes first is answered, and nothing of the other runs.
@@ -36,7 +36,7 @@ MOST_INPUTS = 1024
 AT_ONCE = 64
 """Maximum number of parts submitted in one turn of the event loop."""
 BYTES_AT_ONCE = 1 << 20
-"""Bytes of inputs and parameters that end such a turn."""
+"""Bytes of submitted inputs and parameters that end a turn of the event loop."""
 MOST_BODIES = 8
 """Bound on the bytes of all inputs, each with the parameters, as a multiple of the largest body."""
 LEAST_TIME = 0.001
@@ -44,28 +44,21 @@ LEAST_TIME = 0.001
 FEW = 16
 """Requests of up to this many parts are submitted at once, without waiting for a turn."""
 
-
 _RAN, _MARKS = attrgetter("ran"), attrgetter("shared", "kept", "unkept", "tokens")
 _UNMARKED = {(None, False, False, None)}
 """Marks of plain replies, which need no joining."""
-
 OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
-"""Codes of failures that concern the whole request, though the first part brings them."""
+"""Codes of failures that concern the whole request, although the first part brings them."""
 
 
 class FanOut(ReplySink):
-    """One request with several inputs, the sink of all its parts.
+    """One request with several inputs, and the sink of all its parts.
 
     Arguments:
-        gateway: gateway that takes the parts.
-        request: the request, without its inputs; not a task. The limits of its principal are those for its model. The first
-            part gets its id and idempotency key; other parts get keys that no client can write.
-        inputs: at least one.
+        request: the request, without its inputs. It isn't a task, and its principal has the limits for its model. The first part
+            gets its id and idempotency key. The other parts get keys that no client can write.
         ended: called once with all replies, in the order of the inputs, or with a single failure. Not called after `abandon`.
-        room: room for the outputs; None for a share of the tenant's.
-
-    Attributes:
-        room: room for the outputs. The receiver gives it back when the answer has been written.
+        room: room for the outputs; None for a share of the tenant's. The receiver gives it back after writing the answer.
     """
 
     def __init__(
@@ -86,12 +79,12 @@ class FanOut(ReplySink):
         self._count = self._missing = len(inputs)
         self._several = SeveralInputs(request.id, inputs, request.parameters)
         self._refused = False
-        """True once the gateway itself has refused a part; no other is submitted then."""
+        """True once the gateway itself has refused a part. No other part is submitted after that."""
         self._awaits_first = self._has_to_wait()
         """True while the other parts wait until the broker has the first."""
         self._several.ahead = self._awaits_first or bool(request.options.key)
         self._is_wrong = False
-        """True if the model isn't served; the request is then charged as one."""
+        """True if the model isn't served. The request is then charged as if it had one input."""
         self._let_in = 0
         """Number of parts that were let in with the first and are yet to be submitted."""
         self._whole = b""
@@ -121,9 +114,9 @@ class FanOut(ReplySink):
             self._submit()
 
     def _turn_away(self, failure: Failure) -> None:
-        """Refuse the whole request, and charge it as one unless it exceeds a limit.
+        """Refuse the whole request, and charge it as if it had one input, unless that exceeds a limit.
 
-        Even then the client gets `failure`: a Retry-After wouldn't help a request that never fits.
+        Even then the client gets `failure`, because a Retry-After wouldn't help a request that never fits.
         """
         gateway, principal = self._gateway, self._principal
         limits = gateway.counted(principal.limits)
@@ -134,7 +127,7 @@ class FanOut(ReplySink):
         asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:
-        """Return True if the first part goes ahead. It does with an idempotency key, or if the parts don't fit into one call."""
+        """Return True if the first part goes ahead, because of an idempotency key or because the parts don't fit into one call."""
         several, count = self._several, self._count
         if count == 1:
             return False
@@ -144,14 +137,14 @@ class FanOut(ReplySink):
         return bool(apart) and max(map(len, several.inputs)) + len(several.parameters) > apart
 
     def abandon(self) -> None:
-        """Drop all parts and outputs, because the client has left."""
+        """Drop all parts and outputs of a client that has left."""
         self._let_go()
         self._replies = []
         self.room.shrink(0)
         self._note(self._failed(failures.left()))
 
     def _let_go(self) -> None:
-        """Drop the parts that have no reply."""
+        """Abandon the parts that have no reply."""
         self._ended = None
         self._several.forget_equal()
         if self._missing:
@@ -171,7 +164,6 @@ class FanOut(ReplySink):
             self._gateway.turns.wait(tenant, lambda: self._leave(left[AT_ONCE:]))
 
     def answer(self, reply: Reply) -> None:
-        """Take the reply to a part; see ReplySink."""
         if self._ended is None:
             return
         position = self._places[reply.id]
@@ -223,7 +215,7 @@ class FanOut(ReplySink):
         return True
 
     def _submit(self) -> None:
-        """Submit the next parts, and wait for a turn to submit the rest."""
+        """Submit the next parts, and wait for a turn to submit the others."""
         begin, left = len(self._places), BYTES_AT_ONCE
         end = 1 if self._awaits_first else min(begin + AT_ONCE, self._count)
         for position in range(begin, end):
@@ -280,13 +272,11 @@ class FanOut(ReplySink):
     def _shown(self, position: int, reply: Reply) -> Failure:
         """Return a part's failure as the failure of the whole request. It names the input if the input is to blame."""
         failure, count = failures.failure_of(reply), self._count
-        if count == 1 or reply.failure is None:
+        if count == 1 or reply.failure is None or failure.code == errors.RATE_LIMITED:
             return failure
         if failure.reason == failures.POLICY:  # The message names the input already.
             return failure
         if not position and (failure.code in OF_ALL or failure.reason == failures.LIST):
-            return failure
-        if failure.code == errors.RATE_LIMITED:
             return failure
         if self._refused and len(self._places) == 1:  # The first input was judged on behalf of all.
             return failure
@@ -298,7 +288,6 @@ class FanOut(ReplySink):
         return replace(reply, id=self._id, output=None, failure=failure)
 
     def _note(self, reply: Reply, failed_part: str = "") -> None:
-        """Record the outcome of the whole request for the observers."""
         self._several.whole.end(reply, asyncio.get_running_loop().time() - self._begun, failed_part)
 
     def _end(self, replies: Sequence[Reply]) -> None:
@@ -308,13 +297,13 @@ class FanOut(ReplySink):
             self._note(joined(self._id, replies), self._failed_part if failed else "")
             self._let_go()
             self._replies = []
-            if replies[0].failure is not None:
+            if failed:
                 self.room.shrink(0)
             ended(replies)
 
 
 def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -> Failure | None:
-    """Return a failure if several inputs have too many bytes together. `most_body`: bytes of the largest body."""
+    """Return a failure if several inputs have too many bytes together. `most_body`: size in bytes of the largest allowed body."""
     count, total, most = len(inputs), sum(map(len, inputs)), MOST_BODIES * most_body
     if count == 1 or total + count * len(parameters) <= most:
         return None
@@ -326,9 +315,9 @@ def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -
 
 
 def joined(id: str, replies: Sequence[Reply]) -> Reply:
-    """Join replies into one, with the first output or the failure. It counts as shared if all of them are.
+    """Join replies into one, with the first output or the failure. It counts as shared if all of the replies are shared.
 
-    The run names all versions that answered, as in `3,4`: versions may change between parts, or some outcomes may be older.
+    The run names all versions that answered, as in `3,4`. Versions may change between parts, or some outcomes may be older.
     """
     first = replies[0]
     if (

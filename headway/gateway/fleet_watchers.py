@@ -32,25 +32,17 @@ READ_WORKERS_EVERY = 0.5
 READ_CAPACITY_EVERY = 0.5
 """Seconds between two looks at the capacity while requests come."""
 CALM = 0.05
-"""Arrivals per second, averaged over about a second, below which none has come for some seconds."""
+"""Arrivals per second, averaged over about a second. If they are fewer, none has come for some seconds."""
 
 
 class Learner(Protocol):
     """Part of a process that depends on the reports of workers."""
 
-    def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Update from the reports."""
+    def learn(self, workers: Sequence[WorkerInfo]) -> None: ...
 
 
 class WorkersWatcher(PeriodicResource):
-    """Watcher of the workers; see `headway.app.lifecycle.Resource`.
-
-    Arguments:
-        learners: given the reports in this order, because the first may change which models are served.
-        registry: broker that knows the workers.
-        clock: monotonic seconds.
-        every: returns the seconds until the next look.
-    """
+    """Watcher of the workers. It gives reports to the learners in order, because the first may change which models are served."""
 
     def __init__(
         self,
@@ -63,24 +55,15 @@ class WorkersWatcher(PeriodicResource):
         super().__init__(Periodic("kinds of models", self.look, clock, every=every))
 
     async def look(self) -> None:
-        """Read the reports once."""
         self.learn(await self._registry.workers())
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Give reports to the learners."""
         for learner in self._learners:
             learner.learn(workers)
 
 
 class CapacityWatcher(PeriodicResource):
-    """Watcher of the capacity for one gateway.
-
-    Arguments:
-        gateway: gateway to update: its throttle, the number of gateways, and outages of the fleet.
-        fleet: fleet to watch.
-        clock: monotonic seconds.
-        pace: pace of the process, which quickens while requests come.
-    """
+    """Watcher of the capacity for one gateway. It sets the gateway's throttle, and quickens its pace while requests come."""
 
     def __init__(self, gateway: Gateway, fleet: Fleet, clock: Callable[[], float], pace: Pace) -> None:
         self._gateway, self._fleet = gateway, fleet
@@ -90,7 +73,7 @@ class CapacityWatcher(PeriodicResource):
         self._calm = False
 
     def every(self) -> float:
-        """Return the seconds until the next look. They are more while the gateway is idle."""
+        """Return the seconds until the next look, which are more while the gateway is idle."""
         if self._calm and not self._gateway.pending:
             return self._pace.every()
         self._pace.stir()
@@ -107,8 +90,7 @@ class CapacityWatcher(PeriodicResource):
         finally:
             for model, throttle in self._gateway.limiter.throttles.items():
                 if throttle.rate != math.inf and self._freshness.is_stale(model, self._clock()):
-                    message = "no news of a model's capacity; its lowest tier is no longer throttled"
-                    log.info(message, model=model)
+                    log.info("no news of a model's capacity; its lowest tier is no longer throttled", model=model)
                     self._set(model, math.inf)
 
     def _follow(self, capacities: Sequence[Capacity], members: Sequence[ProcessInfo]) -> None:
@@ -158,7 +140,4 @@ class CapacityWatcher(PeriodicResource):
 def _arrivals(gateway: ProcessInfo, model: str) -> ArrivalRates | None:
     """Return the arrivals for a model at another gateway; None if it doesn't serve the model."""
     rates = gateway.arrivals.get(model)
-    if rates is None:
-        return None
-    higher, lowest = rates
-    return ArrivalRates(higher, lowest, gateway.tenant_rates.get(model, {}))
+    return None if rates is None else ArrivalRates(*rates, gateway.tenant_rates.get(model, {}))

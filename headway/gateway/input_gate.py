@@ -1,4 +1,4 @@
-"""Input gate: applies the input policy to every request before it is queued, whichever port it came through.
+"""Input gate. It applies the input policy to every request before it is queued, whichever port it came through.
 
     submit ──▶ texts are screened ──▶ judged by functions, if rules have any ──▶ handed on
                     │ a rule refuses        │ refused, or no verdict
@@ -31,41 +31,25 @@ from headway.ports import RequestQueue
 
 
 class Inspection(msgspec.Struct):
-    """Result of inspecting a request.
-
-    Attributes:
-        input, parameters: what the model gets.
-        failure: why the request is refused; None if it isn't.
-        judgement: verdict that the request must wait for; None if there is none.
-    """
+    """Result of inspecting a request."""
 
     input: Value
     parameters: bytes
+    """Parameters as the model gets them, like the input."""
     failure: Failure | None = None
+    """Why the request is refused."""
     judgement: Judgement | None = None
+    """Verdict that the request must wait for."""
 
 
 Plan = tuple[Screen, tuple[Judge, ...]]
 """Screen and judges for one tier and model."""
-
 MOST_PLANS = 2_000
 """Maximum number of plans to cache."""
 
 
 class InputPolicy:
-    """Rules in force, and the searches and judges that apply them.
-
-    Arguments:
-        rules: all rules.
-        searches: by rule name, the search of each rule with patterns.
-        judges: by rule name, the judge of each rule with a function.
-        tiers: names of all tiers.
-        models: names of the models known so far.
-
-    Attributes:
-        names: names that counts use for the rules.
-        judges: all judges.
-    """
+    """Rules in force, and the searches and judges that apply them, by rule name. `names` are the names in counts."""
 
     def __init__(
         self,
@@ -84,7 +68,7 @@ class InputPolicy:
                 self._plans[index, model] = self._plan(index, model)
 
     def plan(self, tier: int, model: str) -> Plan | None:
-        """Return the screen and judges for a tier and a model; None if no rule applies."""
+        """Return the screen and judges for a tier and a model; None if no rule applies to them."""
         try:
             return self._plans[tier, model]
         except KeyError:  # A new model, or one that isn't served.
@@ -102,19 +86,13 @@ class InputPolicy:
 
 
 class InputGate:
-    """Gate of one gateway.
-
-    Arguments:
-        policy: policy to start with.
-        counts: counts by rule and effect.
-    """
+    """Gate of one gateway. Its `counts` are by rule and effect."""
 
     def __init__(self, policy: InputPolicy, counts: dict[tuple[str, str], int]) -> None:
         self._policy, self._counts = policy, counts
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the rules in force."""
         return self._policy.names
 
     def replace(self, policy: InputPolicy) -> InputPolicy:
@@ -125,7 +103,7 @@ class InputGate:
         return former
 
     def _count(self, name: str, effect: Effect) -> None:
-        if name in self._policy.names:  # The rule may be gone by now.
+        if name in self._policy.names:  # Otherwise the rule was removed in the meantime.
             self._counts[name, effect.value] += 1
 
     def inspect(
@@ -138,12 +116,7 @@ class InputGate:
     ) -> Inspection:
         """Inspect a request. If it has several inputs, the first call inspects them all.
 
-        Arguments:
-            caller: caller of the request.
-            request: the request.
-            served: served models.
-            decided: called with the verdict if the request has to wait for one.
-            several: list of inputs that the request belongs to.
+        `decided` is called with the verdict if the request has to wait for a verdict.
         """
         model, input, parameters = request.model, request.input, request.parameters
         if several is not None and several.inspected:
@@ -186,17 +159,17 @@ class InputGate:
         if not judgement.begun:
             judgement.begun = True
             self._ask_shadows(judgement)
-            if not judgement.judges:
-                judgement.decided = True
-            else:
+            if judgement.judges:
                 self._ask_next(judgement)
+            else:
+                judgement.decided = True
         if judgement.decided:
             return False
         judgement.pending.append(pending)
         return True
 
     def _ask_shadows(self, judgement: Judgement) -> None:
-        """Ask the judges of rules in shadow, which are only counted. The request doesn't wait for them."""
+        """Ask the judges of rules in shadow. Their verdicts are only counted, and the request doesn't wait for them."""
         for judge in judgement.judges:
             if judge.rule.shadow:
                 on_verdict = partial(self._note_shadow, judge.rule.name)
@@ -242,12 +215,7 @@ class InputGate:
 class Screening:
     """Way of a gateway's requests through its input gate.
 
-    Arguments:
-        gate: the gate.
-        served: served models.
-        limiter: limiter of the gateway.
-        hand_on: hands a request that has waited to the broker.
-        answer: ends a request that has waited with a failure.
+    After the verdict, `hand_on` offers a request that has waited to the broker, and `answer` ends it with a failure.
     """
 
     def __init__(
@@ -266,8 +234,7 @@ class Screening:
     ) -> tuple[InferenceRequest, Failure | None, Judgement | None]:
         """Apply the policy to a request, unless it exceeds one of `limits`.
 
-        Returns:
-            The request as the policy leaves it, its refusal, and the verdict that it must wait for.
+        Returns the request as the policy leaves it, its refusal, and the verdict that it must wait for.
         """
         if limits and (over := self._limiter.excess(limits, broker)) is not None:
             return request, over, None
@@ -286,7 +253,7 @@ class Screening:
     def hold(self, judgement: Judgement, pending: PendingRequest) -> None:
         """Let a request wait for its verdict, or hand it on if the verdict is known."""
         if self._gate.hold(judgement, pending):
-            self._limiter.charge(pending.entry.limits)  # Until the verdict; otherwise any number could wait.
+            self._limiter.charge(pending.entry.limits)  # Until the verdict, because any number could wait otherwise.
         else:
             self._hand_on(pending)
 
@@ -332,7 +299,7 @@ def _decoded(value: Value) -> str | None:
 
 
 def _texts(inputs: Sequence[Value], parameters: bytes, octets: bool) -> list[str] | None:
-    """Return the text of each input for a judge, the parameters' text with the first; None if there is no text at all."""
+    """Return the text of each input for a judge, and the parameters' text with the first; None if there is no text at all."""
     parts = [[_decoded(value) or ""] if octets else texts_of(value) for value in inputs]
     if parameters:
         parts[0] = [*filter(None, parts[0]), *texts_of(parameters)]

@@ -1,4 +1,4 @@
-"""Judge: runs a policy's function in processes of its own, to decide for each text if the model may get it.
+"""Judge. It runs a policy's function in processes of its own, to decide for each text if the model may get it.
 
     asked ──▶ waits in its caller's line ──▶ called, with other texts of this caller ──▶ verdict
                        │ deadline                      │ hangs, crashes, raises, returns something else
@@ -9,13 +9,14 @@ The function gets a list of texts and returns as many booleans. A process that h
 
 Callers take turns, and each may fill only part of the room. If a caller's text makes a process hang or die, that caller is
 paused for nine times as long as the failure took. So it uses at most a tenth of a process. During the pause its texts get no
-verdict; the rule says what happens to requests without one.
+verdict. The rule says what happens to requests without a verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -48,13 +49,12 @@ LOG_EVERY = 10.0
 """Minimum time in seconds between two log lines about failures of the function."""
 MOST_PAUSED = 1000
 """Number of paused callers above which expired pauses are dropped."""
-
 CallerId = tuple[str, str]
 """Tenant, and user or address."""
 
 
 class Verdict(enum.Enum):
-    """Verdicts on a question."""
+    """Verdicts on a text."""
 
     LET_IN = "let in"
     REFUSED = "refused"
@@ -69,16 +69,10 @@ OnVerdict = Callable[[Verdict, int], None]
 
 
 class Question:
-    """Texts of one request that await a verdict.
+    """Texts of one request, at least one, that await a verdict.
 
-    Arguments:
-        caller: caller of the request.
-        texts: at least one.
-        on_verdict: called with the verdict, once, on a later turn of the event loop.
-        wanted: returns True while anyone waits for the verdict.
-
-    Attributes:
-        called: True once the function has been called with one of the texts.
+    `on_verdict` is called once, on a later turn of the event loop. `wanted` returns True while anyone waits for the verdict.
+    `called` is True once the function has been called with one of the texts.
     """
 
     __slots__ = ("_missing", "_on_verdict", "called", "caller", "size", "texts", "timer", "wanted")
@@ -120,14 +114,10 @@ _Piece = tuple[Question, int]
 
 
 class Judge:
-    """Judge of one rule.
+    """Judge of one rule that has a function.
 
-    Arguments:
-        rule: rule with a function.
-        make: makes the backend of the process with a number. Its target is the function.
-        clock: monotonic seconds.
-        rng: uniform in [0, 1), for pauses.
-        restarted: called with the rule's name after a process was replaced.
+    `make` makes the backend of the process with a number. Its target is the function. `restarted` is called with the rule's name
+    after a process was replaced.
     """
 
     def __init__(
@@ -158,11 +148,7 @@ class Judge:
         return self._serving == 0 and self._retired
 
     async def open(self) -> None:
-        """Start the processes, and try the function.
-
-        Raises:
-            TargetError: the function doesn't work. No process is left running.
-        """
+        """Start the processes, and try the function. If it doesn't work, end them and raise TargetError."""
         try:
             for backend in self._backends:
                 await self._start(backend)
@@ -177,12 +163,11 @@ class Judge:
             supervisor.start(f"input policy {self.rule.name} {number}", partial(self._serve, backend))
 
     def retire(self) -> None:
-        """Answer the waiting questions, and then end the processes. Nothing may be asked any more."""
+        """Answer the waiting questions, and then end the processes. Don't ask anything after that."""
         self._retired = True
         self._news.set()
 
     async def close(self) -> None:
-        """End the processes."""
         for backend in self._backends:
             await backend.stop()
 
@@ -203,12 +188,9 @@ class Judge:
         return True
 
     def _is_paused(self, caller: CallerId) -> bool:
-        until = self._paused.get(caller)
-        if until is None:
-            return False
-        if until > self._clock():
+        if self._paused.get(caller, -math.inf) > self._clock():
             return True
-        del self._paused[caller]
+        self._paused.pop(caller, None)
         return False
 
     def _next(self) -> list[_Piece]:
@@ -243,7 +225,7 @@ class Judge:
                 await self._wait_for_news(backend)
 
     async def _wait_for_news(self, backend: Backend) -> None:
-        """Wait for a question. If the process dies in that time, replace it before it is needed."""
+        """Wait for a question. If the process dies meanwhile, replace it before it is needed."""
         _, gone = await race(self._news.wait(), backend.gone())
         if gone is not None:
             await self._replace(backend)
@@ -276,7 +258,7 @@ class Judge:
         for _ in range(2):
             try:
                 items = await backend.run([_entry(text, self._deadline) for text in texts], self._deadline)
-            except WorkerAbsent:  # It had ended before, without seeing the texts.
+            except WorkerAbsent:  # The process had ended before, without seeing the texts.
                 await self._replace(backend)
             except BackendError as exc:
                 self._log(exc)
@@ -292,7 +274,6 @@ class Judge:
         self._paused[caller] = now + SHARE * spent
 
     def _log(self, error: BackendError) -> None:
-        """Log a failure of the function, at most once in LOG_EVERY seconds."""
         now = self._clock()
         self._failures += 1
         if now >= self._logged_at + LOG_EVERY:
@@ -302,11 +283,7 @@ class Judge:
             self._failures, self._logged_at = 0, now
 
     async def _start(self, backend: Backend) -> None:
-        """Start a process, and try the function with one text.
-
-        Raises:
-            TargetError: the function doesn't work.
-        """
+        """Start a process, and try the function with one text. Raises TargetError if it doesn't work."""
         await backend.start()
         try:
             [item] = await backend.run([_entry(WARM_UP, PROBE_WITHIN)], PROBE_WITHIN)
@@ -317,7 +294,7 @@ class Judge:
             raise TargetError(f"the function gives no boolean: {problem}")
 
     async def _replace(self, backend: Backend) -> None:
-        """Restart a process, with retries until that succeeds. A retired judge tries once."""
+        """Restart a process, with retries until it works. A retired judge tries only once."""
         failures = 0
         while True:
             try:
@@ -334,7 +311,7 @@ class Judge:
 
 
 _VERDICTS: Mapping[Value | None, Verdict] = {b"true": Verdict.LET_IN, b"false": Verdict.REFUSED}
-"""Verdicts by what the function returned, in JSON."""
+"""Verdicts by the function's result, in JSON."""
 
 
 def _entry(text: str, timeout: float) -> Entry:

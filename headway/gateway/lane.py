@@ -1,4 +1,4 @@
-"""Lanes: decisions that hold for many alike requests, made once.
+"""Lanes, which hold decisions made once for many alike requests.
 
 Most requests of a connection have the same principal, options and model, and want no more than an answer in time or a kept
 outcome. A lane holds everything that can be decided about them in advance, until the facts behind it change. All other
@@ -18,21 +18,16 @@ class Lane:
     """Lane of alike requests.
 
     Attributes:
-        facts: see `Gateway.facts`; a lane with an older token is closed.
-        open: True if the requests may take it. If False, they go through `submit`.
-        keeps: True if tasks and requests with an idempotency key may take it, if they want nothing else that is rare.
-        keep: seconds to keep their outcomes.
+        facts: see `Gateway.facts`. A lane with an older token is closed.
+        open: True if the requests may take it. Otherwise they go through `submit`.
+        keeps: True if tasks and requests with an idempotency key may take it. Their outcomes are kept for `keep` seconds.
         named: first part of what their digest hashes; see `headway.core.dedup.digest`.
-        rows: True if single rows of tensors may take it, and others must be weighed; see `ServedModel.takes_unweighed`.
-        asker: principal as the caller gave it.
-        options: options of the requests.
-        asked: model that they name; None or empty for the default.
-        principal: principal with its limits for the model.
-        model: name of the model.
+        rows: True if only single rows of tensors may take it; see `ServedModel.takes_unweighed`.
+        asker, asked: principal as the caller gave it, and model that the requests name; None or empty for the default.
+        principal, model: principal with its limits for the model, and the model's name.
         pattern: their entry, except for id, input, parameters and nonce.
-        throttle: throttle of the model's lowest tier.
-        throttled: True if they are of that tier.
-        usual: True if they have the usual timeout.
+        throttle, throttled: throttle of the model's lowest tier, and True if the requests are of that tier.
+        usual: True if the requests have the usual timeout.
     """
 
     __slots__ = (

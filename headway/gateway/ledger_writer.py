@@ -1,13 +1,13 @@
-"""Writer of the ledger: records every request without making any request wait.
+"""Writer of the ledger. It records every request, and makes none wait.
 
     gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
-Adding a note is cheap and never waits. Notes hold inputs and outputs, so they soon become records, which don't. Most refusals
-are only counted (`core/ledger_records.py`). While the ledger is slow or out of reach, records wait in order. Their number is
-bounded; beyond it, new ones are dropped and counted.
+Adding a note is cheap. Notes hold inputs and outputs, so they soon become records, which don't. Most refusals are only counted
+(`core/ledger_records.py`). While the ledger is slow or out of reach, records wait in order, up to a bound. New records beyond
+the bound are dropped and counted.
 
-A bulk of records is forgotten only once the ledger has confirmed it. Writing it a second time changes nothing. After a quick
-write the next bulk is twice as large; after a failed one, half as large. So a slow ledger gets as much as it can take, and a
+A bulk of records is forgotten only once the ledger has confirmed it. Writing it a second time changes nothing. The next bulk is
+twice as large after a quick write, and half as large after a failed one. So a slow ledger gets as much as it can take, and a
 record that it can't take is soon in a bulk of its own.
 """
 
@@ -40,13 +40,13 @@ log = get_logger(__name__)
 INTERVAL = 0.25
 """Seconds after which notes become records."""
 BULK = 2000
-"""Maximum number of records in one bulk. This many notes become records at once."""
+"""Maximum number of records in one bulk, and number of notes that become records without waiting for INTERVAL."""
 FIRST_BULK = 100
-"""Maximum number of records in the first bulk, when the ledger's speed is unknown, and in the first one at shutdown."""
+"""Maximum number of records in the first bulk, when the ledger's speed is unknown, and in the first bulk of a shutdown."""
 SWIFT = 0.5
-"""A full bulk that takes no more seconds than this doubles the next one."""
+"""Maximum seconds for a full bulk after which the next one is twice as large."""
 PAGE = 250
-"""Notes made into records in one turn of the event loop."""
+"""Number of notes made into records in one turn of the event loop."""
 CONTENT_CHARS = 64 << 20
 """Maximum number of characters of waiting inputs and outputs, if they are recorded."""
 FLUSH_WITHIN = 5.0
@@ -60,8 +60,7 @@ PRUNE_BITE = 1000
 PRUNE_PAUSE = 0.05
 """Seconds between two removals."""
 OPEN_AT_ONCE = 500
-"""Maximum number of rows of requests without an outcome that one call of the ledger writes, or removes."""
-_DAY = 86_400.0
+"""Maximum number of rows that one call writes, or removes, for requests without an outcome."""
 
 
 class AcceptedRequests:
@@ -69,14 +68,8 @@ class AcceptedRequests:
 
         pending requests ──look, with each bulk of records──▶ new ──if still pending──▶ rows ──ended──▶ removed
 
-    Nothing happens when a request comes: `look` finds new ones at the end of the pending table. A request that ends before its
-    row is written never gets such a row.
-
-    Arguments:
-        tiers: names of the tiers.
-        clock: monotonic seconds.
-        wall: Unix time in seconds.
-        pending: the requests, in order of arrival.
+    Nothing happens when a request comes, because `look` finds new ones at the end of the pending table. A request that ends
+    before its row is written gets no row here.
     """
 
     def __init__(
@@ -115,7 +108,7 @@ class AcceptedRequests:
             del self._new[key]
 
     def take(self) -> tuple[Sequence[LedgerRecord], Sequence[Key]]:
-        """Return the next rows to write, and the keys of the rows to remove first. They are returned again until `done`."""
+        """Return the next rows to write, and the keys of the rows to remove first. Returns them again until `done` is called."""
         now, wall = self._clock(), self._wall()
         self._taken = {}
         for key, pending in list(self._new.items())[:OPEN_AT_ONCE]:
@@ -140,14 +133,7 @@ class AcceptedRequests:
 class LedgerWriter:
     """Ledger writer of one gateway; see `headway.gateway.pending.Observer` and `headway.app.lifecycle.Resource`.
 
-    Arguments:
-        ledger: ledger that gets the records.
-        settings: bound on waiting records, retention, tier names, and whether inputs and outputs are recorded.
-        counters: counter of dropped records.
-        clock: monotonic seconds.
-        wall: Unix time in seconds.
-        rng: uniform in [0, 1), for pauses.
-        held: pending requests of the gateway, which get rows if the settings say so; None for none.
+    Pending requests in `held` get rows before they end if the settings say so. `wall` gives Unix time in seconds.
     """
 
     def __init__(
@@ -163,14 +149,14 @@ class LedgerWriter:
         self._ledger = ledger
         self._tiers = settings.tier_names
         self._bound = settings.ledger_backlog
-        self._retention = settings.keep_days * _DAY
+        self._retention = settings.keep_days * 86_400.0
         self._content = settings.ledger_content
         self._counters, self._clock, self._wall, self._rng = counters, clock, wall, rng
         self._notes: deque[tuple[float, float, Sequence[PendingRequest]]] = deque()
         self._noted = 0
-        """Requests in the notes."""
+        """Number of requests in the notes."""
         self._unended: list[tuple[float, float, PendingRequest]] = []
-        """Notes of the first of several inputs. It stands for its request, whose outcome isn't known yet."""
+        """Notes of first inputs, which stand for requests with several inputs. The outcomes of these aren't known yet."""
         self._refusals = RefusalCounts()
         self._accepted = (
             AcceptedRequests(settings.tier_names, clock, wall, PendingTable() if held is None else held)
@@ -186,9 +172,7 @@ class LedgerWriter:
         """Seconds for each record in the last bulk."""
         self._suspect: LedgerRecord | None = None
         """First record of the last bulk that was refused."""
-        self._failures = 0
-        """Number of failures in a row."""
-        self._many = asyncio.Event()
+        self._failures, self._many = 0, asyncio.Event()
         self._there_are_records = asyncio.Event()
         self._opened = False
         self._availability = Availability("ledger", clock, "ledger")
@@ -205,14 +189,13 @@ class LedgerWriter:
         return error and f"takes nothing: {error}; {self.waiting} records wait, of {self._bound} at most"
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Note requests that have ended. Never waits."""
         self._notes.append((self._wall(), now, requests))
         self._noted += len(requests)
         if self._noted >= BULK or self._noted + len(self._records) > self._bound:
             self._crowd()
 
     def add(self, record: LedgerRecord) -> None:
-        """Add a record that isn't a request's. Never waits."""
+        """Add a record that doesn't come from a request."""
         if len(self._records) >= self._bound:
             self._counters.ledger_dropped += 1
             return
@@ -220,11 +203,7 @@ class LedgerWriter:
         self._there_are_records.set()
 
     async def open(self) -> None:
-        """Open the ledger. If it is out of reach, that is retried while requests are served.
-
-        Raises:
-            SettingError: the ledger can't be used.
-        """
+        """Open the ledger, or retry later if it is out of reach. Raises SettingError if it can't be used."""
         try:
             await self._ledger.open()
             self._opened = True
@@ -232,7 +211,6 @@ class LedgerWriter:
             self._availability.failed(self._clock(), exc)
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the loops."""
         supervisor.start("ledger records", self._collect_on)
         supervisor.start("ledger", self._write_on)
         if self._retention:
@@ -251,7 +229,7 @@ class LedgerWriter:
                 for record in self._refusals.ended():
                     self._keep(record)
                 while self._records:
-                    if self._pace:  # A bulk that isn't done in time is lost as a whole, so bulks get smaller.
+                    if self._pace:  # Bulks get smaller, because a bulk that isn't written in time is lost as a whole.
                         self._bulk = max(1, min(self._bulk, int((until - self._clock()) / 2 / self._pace)))
                     await self._write()
                 while self._accepted is not None and self._accepted.due:
@@ -265,7 +243,7 @@ class LedgerWriter:
         await self._ledger.close()
 
     def _crowd(self) -> None:
-        """Drop notes that exceed the bound, and have the others made into records soon."""
+        """Drop notes that exceed the bound. The others become records at once."""
         excess = self._noted + len(self._records) - self._bound
         if excess > 0:
             at, ended, notes = self._notes.pop()
@@ -290,7 +268,6 @@ class LedgerWriter:
             await self._collect()
 
     async def _collect(self) -> None:
-        """Make all notes into records."""
         turn, unended = 0, self._unended
         self._unended = []
         for at, ended, request in unended:
@@ -314,7 +291,7 @@ class LedgerWriter:
             self._there_are_records.set()
 
     def _take(self, at: float, ended: float, request: PendingRequest, now: float) -> None:
-        """Make the record of a request that ended at instant `ended`, Unix time `at`, or wait for the outcome of its list."""
+        """Record a request that ended at instant `ended`, which is Unix time `at`, or wait for the outcome of its list."""
         if self._accepted is not None:
             self._accepted.ended(request)
         if request.several is not None and (whole := request.whole) is not None and not whole.ended:
@@ -325,7 +302,7 @@ class LedgerWriter:
             self._keep(record)
 
     def _record(self, at: float, ended: float, request: PendingRequest) -> LedgerRecord:
-        """Make a record. For the first of several inputs, it tells the outcome of the whole request."""
+        """Make a record. The record of the first of several inputs tells the outcome of the whole request."""
         seconds, reply, part_of = ended - request.since, request.reply, ""
         if request.several is not None:
             whole, part_of = request.whole, request.part_of
@@ -351,7 +328,7 @@ class LedgerWriter:
                 async with asyncio.timeout(ASK_EVERY):
                     await self._there_are_records.wait()
             except TimeoutError:
-                await self._tell_ledger()  # An empty call shows if it answers.
+                await self._tell_ledger()  # An empty call shows if the ledger answers.
                 continue
             while self._records:
                 await self._write()
@@ -365,7 +342,7 @@ class LedgerWriter:
             self._opened = True
 
     async def _note_open(self, accepted: AcceptedRequests) -> None:
-        """Write one call's worth of rows of requests without an outcome. The rest waits for the next interval."""
+        """Write one call's worth of rows of requests without an outcome. The others wait for the next interval."""
         records, ended = accepted.take()
         if await self._tell_ledger(records, ended):
             accepted.done(ended)
@@ -381,14 +358,14 @@ class LedgerWriter:
             self._failures += 1
             await asyncio.sleep(backoff(self._failures, self._rng()))
             return False
-        except Exception as exc:  # These requests get a row when they end.
+        except Exception as exc:  # These requests still get a row when they end.
             log.error("the ledger cannot take requests without an outcome", error=type(exc).__name__)
         self._availability.over()
         self._failures = 0
         return True
 
     async def _write(self) -> None:
-        """Write one bulk. If that fails, pause."""
+        """Write one bulk, or pause if that fails."""
         bulk = list(islice(self._records, self._bulk))
         began = self._clock()
         try:
@@ -412,10 +389,7 @@ class LedgerWriter:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
-        """Handle a bulk write with a record that the ledger can't take.
-
-        Bulk writes are halved until the record is alone. It is then tried once more, in case it was damaged on its way.
-        """
+        """Halve a refused bulk until the bad record is alone. Drop it if a second try, against damage on the way, fails too."""
         if len(bulk) > 1 or bulk[0] is not self._suspect:
             self._suspect = bulk[0]
             self._bulk = max(1, len(bulk) // 2)

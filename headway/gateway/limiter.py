@@ -1,10 +1,10 @@
-"""Rate limits of one gateway: of each principal, and of the lowest tier by the fleet's capacity.
+"""Rate limits of principals at one gateway, and of the lowest tier by the fleet's capacity.
 
 The broker counts requests for all gateways, and charges the limits when an entry is enqueued. Here limits are only compared
 with the debts known so far, to keep a flood away from the broker. During an outage each gateway counts its part of a limit.
 
-Invalid requests (no JSON, an unknown model) never reach the broker. They count towards the same limits, but each gateway
-counts its own.
+Invalid requests, such as those for an unknown model, never reach the broker. They count towards the same limits, but each
+gateway counts its own.
 """
 
 from __future__ import annotations
@@ -22,48 +22,37 @@ from headway.ports import QueueCondition
 
 REMEMBERED = 10_000
 """Maximum number of sets of limits whose parts are cached."""
-
 POLLS = 30
-"""Polls of tasks allowed for each allowed request, at least: one per second of the longest task."""
+"""Minimum number of polls for each allowed request. It is one per second of the longest task if that is more."""
 POLLS_AT_ONCE = 60
 """Additional burst of polls."""
-
 CHARGED = frozenset((
     errors.BAD_REQUEST, errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT, errors.REJECTED_BY_POLICY,
 ))  # fmt: skip
 """Error codes of invalid requests that a gateway answers itself, and charges."""
-
 OF_LOAD = frozenset((errors.SHED, errors.SERVICE_OVERLOADED, errors.SCARCE))
 """Error codes of refusals that more workers or memory would have avoided."""
 
 
 class Limiter:
-    """Limiter of one gateway.
-
-    Arguments:
-        tiers: number of tiers. If there are several, the last one is throttled.
-        clock: monotonic seconds.
-        task_seconds: seconds that a task may take.
-
-    Attributes:
-        throttles: throttles of the lowest tier, by model; open until a rate is set.
-        gateways: known number of gateways, including this one.
-        debts: theoretical arrival times by limit id, for requests answered here.
-    """
+    """Limiter of one gateway with `tiers` tiers. If there are several, the last one is throttled."""
 
     def __init__(self, tiers: int, clock: Callable[[], float], task_seconds: float = POLLS) -> None:
         self.throttles = defaultdict[str, Throttle](Throttle)
+        """Throttles of the lowest tier, by model. They are open until a rate is set."""
         self.gateways = 1
+        """Known number of gateways, including this one."""
         self._lowest = tiers - 1
         self._clock = clock
         self._parts: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
         self._parts_of = 1
         self.debts = Debts()
+        """Theoretical arrival times by limit id, for requests answered here."""
         self._polls = Debts()
         self._polls_each = max(POLLS, math.ceil(task_seconds))
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Return this gateway's parts of limits, for when no broker counts for all gateways."""
+        """Return this gateway's parts of limits, which apply while no broker counts for all gateways."""
         if self._parts_of != self.gateways or len(self._parts) >= REMEMBERED:
             self._parts, self._parts_of = {}, self.gateways
         parts = self._parts.get(limits)
@@ -72,11 +61,11 @@ class Limiter:
         return parts
 
     def owed_by(self, broker: QueueCondition) -> Callable[[Limit], float]:
-        """Return a function that gives the seconds owed to a limit, at the broker and here."""
+        """Return a function that returns the seconds owed to a limit, at the broker and here."""
         return lambda limit: broker.rate_limit_debt(limit) + self._debt(limit)
 
     def excess(self, limits: tuple[Limit, ...], broker: QueueCondition) -> Failure | None:
-        """Return the refusal of a request that exceeds one of these limits, otherwise None. Charges nothing."""
+        """Return the refusal of a request that exceeds one of these limits; otherwise None. Charges nothing."""
         owed_to = self.owed_by(broker) if self.debts else broker.rate_limit_debt
         for limit in limits:
             owed = owed_to(limit)
@@ -87,16 +76,11 @@ class Limiter:
     def never(self, limits: tuple[Limit, ...], counted: int) -> Failure | None:
         """Return the refusal of a request that counts as more requests than a limit ever lets in at once; None if it fits."""
         least = min(limits, key=lambda limit: limit.burst)
-        several = least.counting > 1  # One of a list, which was compared as a whole.
+        several = least.counting > 1  # It belongs to a list, which was compared as a whole.
         return None if several or counted <= max(least.burst, 1.0) else failures.never_within(least, counted)
 
     def charge(self, limits: tuple[Limit, ...], counting: int = 1) -> None:
-        """Charge an invalid request as one request.
-
-        Arguments:
-            limits: limits of its principal.
-            counting: number of requests that these limits would charge for it.
-        """
+        """Charge an invalid request as one request. `counting`: number of requests that the limits would charge for it."""
         now, debts = self._clock(), self.debts
         for limit in limits:
             debts.forget_paid(now)
@@ -111,7 +95,7 @@ class Limiter:
             debts[limit.id] = max(debts.get(limit.id, now), now) + counted * ratelimit.interval(limit)
 
     def refund(self, limits: tuple[Limit, ...]) -> None:
-        """Undo a charge, because the request goes to the broker, which charges it."""
+        """Undo a charge, because the broker will charge the request."""
         debts = self.debts
         for limit in limits:
             if limit.id in debts:
@@ -121,7 +105,7 @@ class Limiter:
     def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
         """Charge a poll of a task. Returns its refusal if there are too many. Each gateway counts its own polls.
 
-        The limit of a tier doesn't apply: one principal's polls would keep others of the tier from polling.
+        The limit of a tier doesn't apply, because one principal's polls would keep others of the tier from polling.
         """
         now, polls, own = self._clock(), self._polls, self._of_polls(limits)
         charged = ratelimit.charge(own, polls, now)
@@ -146,16 +130,14 @@ class Limiter:
         ]
 
     def holds_up(self, tier: int) -> bool:
-        """Return True if a tier is throttled by the fleet's capacity. Only the lowest of several tiers is."""
+        """Return True for the lowest of several tiers, which is throttled by the fleet's capacity."""
         return 0 < self._lowest <= tier
 
     def check(self, entry: Entry, alone: bool, count: int = 1) -> Failure | None:
-        """Count an entry. Returns its refusal if the fleet lacks capacity, otherwise None.
+        """Count a new entry that is within its rate limits. Returns its refusal if the fleet lacks capacity; otherwise None.
 
-        Arguments:
-            entry: new entry that is within its rate limits.
-            alone: True if it goes to the gateway's own broker, to which the fleet's capacity doesn't apply.
-            count: number of entries let in together, including this one; 0 if it was let in with another.
+        An entry is `alone` if it goes to the gateway's own broker, to which the fleet's capacity doesn't apply. `count` is the
+        number of entries let in together, including this one; 0 for an entry that was let in with another.
         """
         throttle = self.throttles[entry.model]
         demand = count if entry.timeout >= throttle.least_seconds else 0
@@ -175,7 +157,7 @@ class Limiter:
     def refused(self, entry: Entry, failure: Failure) -> None:
         """Note that the broker refused an entry, which thus uses no capacity.
 
-        It still counts as demand if it was refused for load, but not if, for example, its inputs can't all meet its deadline.
+        An entry refused for load still counts as demand. One whose inputs can't all meet its deadline, for example, doesn't.
         """
         throttle = self.throttles[entry.model]
         demand = 0 if failure.code in OF_LOAD or entry.timeout < throttle.least_seconds else entry.count
@@ -198,7 +180,7 @@ class Limiter:
             self.not_run(entry)
 
     def not_run(self, entry: Entry) -> None:
-        """Note that an entry used no capacity, for example because it shared another's answer."""
+        """Note that an entry used no capacity, for example because it shared another entry's answer."""
         throttle = self.throttles[entry.model]
         counted = int(entry.timeout >= throttle.least_seconds)
         if entry.tier < self._lowest or not self._lowest:

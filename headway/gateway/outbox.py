@@ -1,7 +1,4 @@
-"""Entries of a session that wait for a call to the broker: new ones, large ones, and those to resubmit after an outage.
-
-Large entries have calls of their own, so small ones don't wait for their bytes. If the entries exceed one call, tenants take turns.
-"""
+"""Entries of a session that wait for a call to the broker: new and large ones, and those to resubmit after an outage."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ MOST_BYTES = 8 << 20
 MOST_COPIED = 1 << 19
 """Bytes of inputs and parameters that fill a call of small entries, which the broker copies."""
 SPREAD = 0.25
-"""Seconds within which a gateway starts to resubmit. All gateways notice the broker's return at once; a random delay spreads them."""
+"""Seconds within which gateways start to resubmit, spread by random delays, because all notice the broker's return at once."""
 REST = 1.0
 """Minimum time in seconds between two resubmissions, in case the broker comes and goes."""
 CHUNK = 64
@@ -32,20 +29,17 @@ _INPUT, _PARAMETERS = attrgetter("input"), attrgetter("parameters")
 
 
 class Outbox:
-    """Waiting entries by nonce. Each tenant's entries stay in order.
-
-    Attributes:
-        fresh: entries since the last `take`. Callers add an entry here, under its nonce.
-        later: number of entries that the last `take` left.
-    """
+    """Waiting entries by nonce. Each tenant's entries stay in order."""
 
     __slots__ = ("_lines", "fresh", "later")
 
     def __init__(self) -> None:
         self.fresh: dict[int, Entry] = {}
+        """Entries since the last `take`. Callers add an entry here, under its nonce."""
         self.later = 0
+        """Number of entries that the last `take` left."""
         self._lines: dict[str, OrderedDict[int, Entry]] = {}
-        """Entries that the last `take` left, by tenant. The first tenant is the next to have a turn."""
+        """Entries that the last `take` left, by tenant. The first tenant has the next turn."""
 
     def __len__(self) -> int:
         return len(self.fresh) + self.later
@@ -54,15 +48,14 @@ class Outbox:
         return chain(*(line.values() for line in self._lines.values()), self.fresh.values())
 
     def take(self, most: int) -> list[Entry]:
-        """Remove and return the entries of the next call, at most `most`. One is taken from each tenant in turn."""
+        """Remove and return the entries of the next call, at most `most`, one from each tenant in turn."""
         if not self.later and len(self.fresh) <= most:  # The common case.
             taken, self.fresh = list(self.fresh.values()), {}
             return taken
         for entry in self.fresh.values():
             self._line(entry.tenant)[entry.nonce] = entry
         self.later += len(self.fresh)
-        self.fresh = {}
-        taken = []
+        taken, self.fresh = [], {}
         while self._lines and len(taken) < most:
             tenant = next(iter(self._lines))
             line = self._lines.pop(tenant)
@@ -106,11 +99,7 @@ class Outbox:
 class LargeEntries:
     """Large entries, and the loop that offers them.
 
-    Arguments:
-        offer: offers entries; puts them into the outbox if it raises BrokerUnavailable.
-
-    Attributes:
-        waiting: entries to offer.
+    `offer` offers entries. If it raises BrokerUnavailable, it has put them into the outbox.
     """
 
     def __init__(self, offer: Callable[[Sequence[Entry]], Awaitable[None]]) -> None:
@@ -122,8 +111,7 @@ class LargeEntries:
     def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
         """Keep the entries of more than `most` bytes, and the followers of tasks that wait here.
 
-        Returns:
-            The small entries for the next call, and those for later calls.
+        Returns the small entries for the next call, and those for later calls.
         """
         together = sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries)))
         if together <= min(most, MOST_COPIED) and not (self.waiting or self._offering):  # The common case.
@@ -149,7 +137,6 @@ class LargeEntries:
         return bool(id) and any(entry.id == id and entry.tenant == tenant for entry in waiting)
 
     async def run(self) -> None:
-        """Offer entries as they come, forever."""
         while True:
             await self._work.wait()
             self._offering = self._next()
@@ -174,15 +161,8 @@ class LargeEntries:
 class Resubmitter:
     """Loop that offers pending entries again after the broker may have lost them.
 
-    Offering is idempotent by (tenant, id), so entries that the broker still has don't change.
-
-    Arguments:
-        held: returns the entries that were offered and still have no answer.
-        offer: offers some of them again.
-        rng: uniform in [0, 1).
-
-    Attributes:
-        open: True from `ask` until everything has been offered.
+    Offering is idempotent by (tenant, id), so entries that the broker still has don't change. `held` returns the entries that
+    were offered and still have no answer. `open` is True from `ask` until all of them have been offered.
     """
 
     def __init__(
@@ -196,12 +176,11 @@ class Resubmitter:
         self.open = False
 
     def ask(self) -> None:
-        """Have everything offered again soon."""
+        """Have all entries offered again soon."""
         self.open = True
         self._due.set()
 
     async def run(self) -> None:
-        """Offer everything again after each `ask`, forever."""
         while True:
             await self._due.wait()
             await asyncio.sleep(self._rng() * SPREAD)

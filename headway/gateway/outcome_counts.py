@@ -1,4 +1,4 @@
-"""Counts of the outcomes of requests: of all, of tenants that ask for their own, and by version during a rollout."""
+"""Counts of the outcomes of all requests, of tenants that ask for counts of their own, and by version during a rollout."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from headway.runtime.counters import GatewayCounts
 
 _WEIGHT = attrgetter("entry.weight")
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
-
 MOST_WORKERS = 10_000
 """Maximum number of workers whose last batch is remembered. At that number all are forgotten, including workers that have left."""
-
 MOST_TENANTS = 100
-"""Maximum number of tenants whose tokens have counts of their own. Others count under OTHER; the ledger records them all."""
+"""Maximum number of tenants whose tokens have counts of their own. The tokens of others count under OTHER."""
 OTHER = "other"
 MOST_ASKING = 256
-"""Maximum number of tenants with counts of their own. Another one replaces the tenant that hasn't asked for the longest time."""
+"""Maximum number of tenants with counts of their own. One more replaces the tenant that hasn't asked for the longest time."""
 _COUNTED = (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT)
-"""Endings that say something about a version."""
+"""Endings that say something about the version."""
 
 
 def outcome_of(failure: Failure) -> str:
-    """Return the outcome label of a failure, which is the error that its client gets."""
+    """Return the outcome label of a failure, which is the error that the client gets, in lower case."""
     return errors.SHOWN.get(failure.code, failure.code).lower()
 
 
@@ -45,13 +43,7 @@ class _Answers(msgspec.Struct):
 
 
 class OutcomeCounts:
-    """Observer that updates counters.
-
-    Arguments:
-        counters: counters to update.
-        tiers: names of the tiers.
-        models: served models; other names get no series.
-    """
+    """Observer that updates counters. `models` are the served models. Other names get no series."""
 
     def __init__(self, counters: GatewayCounts, tiers: Sequence[str], models: Container[str]) -> None:
         self._counters, self._tiers, self._models = counters, tiers, models
@@ -61,7 +53,6 @@ class OutcomeCounts:
         """Rows beyond the first of each request, by worker and claim of their batch, for one call of `finished`."""
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Count requests; see `headway.gateway.pending.Observer`."""
         if ending is Ending.ANSWERED:  # They took lanes, where tensors have a single row.
             self._count_batch(requests, now)
             return
@@ -111,7 +102,6 @@ class OutcomeCounts:
                     self._counters.more_rows[entry.model] += more
 
     def _count_batch(self, requests: Sequence[PendingRequest], now: float) -> None:
-        """Count the requests that one batch has answered."""
         first = requests[0]
         model, ran, tiers = first.entry.model, first.reply.ran, set(map(_TIER, requests))
         for tier in tiers:
@@ -153,7 +143,7 @@ class OutcomeCounts:
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
     def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
-        """Count a request without a reply. A refusal counts no latency, because in an overload refusals would hide all others."""
+        """Count a request without a reply. Latencies of refusals don't count, because they would hide all others in an overload."""
         entry, failure = request.entry, request.reply.failure
         if ending is Ending.LEFT:
             self._count(entry, "cancelled")
@@ -175,18 +165,15 @@ class OutcomeCounts:
 
 
 class TenantCounts:
-    """Observer that counts for each tenant from the first time that the tenant asks. Others cost nothing.
+    """Observer that counts for each tenant, from the first time that the tenant asks for its counts. Others cost nothing.
 
-    Arguments:
-        tiers: names of the tiers.
-        models: served models; other names get no series.
-        begin: called with these counts when the first tenant asks, to register the observer.
+    `begin` is called with these counts when the first tenant asks, to register the observer.
     """
 
     def __init__(self, tiers: Sequence[str], models: Container[str], begin: Callable[[TenantCounts], None]) -> None:
         self._tiers, self._models, self._begin = tiers, models, begin
         self._counts: dict[str, tuple[GatewayCounts, OutcomeCounts]] = {}
-        """Counts of each tenant and the observer that updates them. The tenant that asked last is the last."""
+        """Counts of each tenant and the observer that updates them, in the order in which tenants last asked."""
 
     def of(self, tenant: str) -> GatewayCounts:
         """Return the counts of a tenant's requests since it first asked."""
@@ -202,7 +189,6 @@ class TenantCounts:
         return counts[0]
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Count the requests of tenants that have asked; see `headway.gateway.pending.Observer`."""
         of_tenants: dict[str, list[PendingRequest]] = {}
         for request in requests:
             if request.entry.tenant in self._counts:
@@ -225,8 +211,7 @@ class _Sums(msgspec.Struct):
 class RolloutCounts:
     """Observer that counts by version during rollouts.
 
-    Arguments:
-        observe: called with these counts and True to register the observer, or False to remove it.
+    `observe` is called with these counts and True to register the observer, or False to remove it.
     """
 
     def __init__(self, observe: Callable[[RolloutCounts, bool], None]) -> None:
@@ -245,7 +230,6 @@ class RolloutCounts:
 
     @property
     def active(self) -> bool:
-        """True during any rollout."""
         return bool(self._of_models)
 
     @property
@@ -260,10 +244,10 @@ class RolloutCounts:
         }
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Count requests by the version chosen for them; see `headway.gateway.pending.Observer`.
+        """Count requests by the version chosen for them.
 
-        Shared answers don't count. Nor do requests that name a version: a client could have a version rolled back by sending it
-        bad inputs.
+        Shared answers don't count. Nor do requests that name a version, because a client could then have a version rolled back by
+        sending it bad inputs.
         """
         if ending not in _COUNTED:
             return

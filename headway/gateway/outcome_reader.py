@@ -1,7 +1,7 @@
-"""Reads of kept outcomes, a few at a time. An outcome may have 16 MiB, and the broker sends nothing else while it sends that.
+"""Reads of kept outcomes, a few at a time. An outcome may have 16 MiB, and the broker sends nothing else in the meantime.
 
-Reads of the same outcome share calls: reads that come during a call share the next call. That call begins after all of them
-asked, so its result is true for each. Tenants take turns.
+Reads of the same outcome that come during a call share the next call. That call begins after all of them have asked, so its
+result is true for each. Tenants take turns.
 """
 
 from __future__ import annotations
@@ -17,18 +17,12 @@ from headway.runtime.fair_turns import FairSlots
 
 MOST_CALLS = 4
 """Maximum number of calls at once."""
-
 Recalled = Reply | EntryState | None
 Asking = asyncio.Future[Recalled]
 
 
 class OutcomeReader:
-    """Reader of the outcomes that one broker keeps.
-
-    Arguments:
-        broker: broker that has the outcomes.
-        out_of_reach: returns True during an outage. In that case one failed call fails all waiting reads.
-    """
+    """Reader of the outcomes that one broker keeps. While `out_of_reach` returns True, a failed call fails all waiting reads."""
 
     def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
         self._broker, self._out_of_reach = broker, out_of_reach

@@ -1,4 +1,4 @@
-"""Pending requests of a gateway: their table, the sinks that get their answers, and the observers told of their end."""
+"""Pending requests of a gateway: their table, the sinks that get their answers, and the observers that hear of their end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 Key = tuple[str, str]
 """Tenant and id of a request."""
 PART = "\x01"
-"""Separates a request's idempotency key from the part's number, in the keys of all parts except the first."""
+"""Separates the client's idempotency key from a part's number, in the keys of all parts but the first."""
 
 
 class ReplySink(Protocol):
@@ -36,9 +36,9 @@ class ReplySink(Protocol):
         """Take the answer. Called once, on a later turn of the event loop than `submit`."""
 
     def admitted(self) -> None:
-        """Note that the broker has accepted the request, so that a task's outcome will be kept. Does nothing by default.
+        """Note that the broker has accepted the request, so a task's outcome will be kept. Does nothing by default.
 
-        Called at most once, and only before the answer, for tasks and for parts of a request with an idempotency key.
+        Called at most once, before the answer, for tasks and for parts of a request with an idempotency key.
         """
         return
 
@@ -52,7 +52,6 @@ class FutureSink(ReplySink):
         self.replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
 
     def answer(self, reply: Reply) -> None:
-        """Take the answer; see ReplySink."""
         self.answer_all((reply,))
 
     def answer_all(self, replies: Sequence[Reply]) -> None:
@@ -67,7 +66,7 @@ class _Nobody(ReplySink):
 
 
 NOBODY = _Nobody()
-"""Sink of requests that no client waits for."""
+"""Sink of requests for which no client waits."""
 
 
 class Ending(enum.Enum):
@@ -82,7 +81,7 @@ class Ending(enum.Enum):
     REFUSED = "refused"
     """The broker, or a function of the input policy, refused the request."""
     TURNED_AWAY = "turned away"
-    """The gateway or the port refused the request at once; it was never pending."""
+    """The gateway or the port refused the request at once, so it was never pending."""
     LEFT = "left"
     """The client left, or deleted the request."""
 
@@ -92,49 +91,37 @@ UNANSWERED = Reply("", "")
 
 
 class RequestTrace(msgspec.Struct, eq=False):
-    """Trace of one request.
-
-    Attributes:
-        context: its SERVER span.
-        parent: client's span that the request names; None if it names none.
-        way: see RequestOptions.
-        begun: instant of its arrival.
-        missing: number of inputs that haven't ended.
-        links: links of its SERVER span.
-        recorded: True once the SERVER span is recorded.
-    """
+    """Trace of one request."""
 
     context: TraceContext
+    """SERVER span, to which `links` and `recorded` belong."""
     parent: TraceContext | None
+    """Client's span that the request names."""
     way: str
+    """See RequestOptions."""
     begun: float
     missing: int
+    """Number of inputs that haven't ended."""
     links: tuple[SpanLink, ...] = ()
     recorded: bool = False
 
 
 class WholeOutcome(msgspec.Struct, eq=False):
-    """Outcome of a request with several inputs, without the inputs and outputs.
-
-    Attributes:
-        id: id of the request.
-        seconds: seconds from the request to its outcome; negative until then.
-        failure: why it failed; None if it succeeded.
-        ran: batch run that the failure or the first output came from; None if it came from none.
-        shared: kind of the dedup key by which all outputs came from other requests.
-        failed_part: id of the part that failed, if it isn't the first.
-    """
+    """Outcome of a request with several inputs, without the inputs and outputs."""
 
     id: str
     seconds: float = -1.0
+    """Seconds from the request to its outcome; negative until the outcome is known."""
     failure: Failure | None = None
     ran: BatchRun | None = None
+    """Batch run of the failed or first input."""
     shared: DedupKind | None = None
+    """Kind of dedup key by which all outputs came from other requests."""
     failed_part: str = ""
+    """Id of the part that failed, if it isn't the first."""
 
     @property
     def ended(self) -> bool:
-        """True once the outcome is known."""
         return self.seconds >= 0.0
 
     def end(self, reply: Reply, seconds: float, failed_part: str = "") -> None:
@@ -150,19 +137,12 @@ class SeveralInputs:
     If several choices are wanted for a prompt, `inputs` repeats the same object, and it is processed once. Otherwise a small
     body could cost as much as one that is 128 times larger.
 
-    Arguments:
-        id: id of the request.
-        inputs: values for the model, at least one.
-        parameters: parameters of every input, a JSON object; or empty.
-
     Attributes:
-        count: number of inputs.
-        inspected: True once the input policy has inspected all of them.
-        judgement: verdict that all of them wait for; None if there is none.
-        entered: True once the first has an entry.
-        version: model version drawn for all of them; None until then.
+        inspected: True once the input policy has inspected all inputs.
+        judgement: verdict that all inputs wait for.
+        entered: True once the first input has an entry.
+        version: model version drawn for all inputs; None before the draw.
         trace: trace of the request; None if it isn't sampled.
-        whole: outcome of the request.
         payer: nonce of the input that pays for all; 0 if none does.
         ahead: True if the broker must accept the first input before the others are submitted.
         equal: inputs of which only the first is submitted, by dedup key; see `EqualInputs`.
@@ -189,12 +169,12 @@ class SeveralInputs:
         self._asked: tuple[Value, bytes] | None = None
 
     def take_inspected(self, inputs: Sequence[Value], parameters: bytes, judgement: Judgement | None) -> None:
-        """Replace inputs and parameters by what the input policy leaves of them."""
+        """Take the inputs and parameters as the input policy leaves them."""
         self.inputs, self.parameters, self.judgement = inputs, parameters, judgement
         self.inspected = True
 
     def digest(self, queue: QueueName) -> bytes:
-        """Return the SHA-256 of the whole request, with canonical parameters. `queue`: model and requested version."""
+        """Return the SHA-256 of the whole request. `queue`: its model and the version that it names."""
         hashed = hashlib.sha256()
         for part in (str(queue).encode(), canonical(self.parameters)):
             hashed.update(len(part).to_bytes(8, "big"))
@@ -207,19 +187,19 @@ class SeveralInputs:
         return hashed.digest()
 
     def digest_of(self, model: str, version: str, input: Value) -> bytes:
-        """Return the digest of an input and the parameters for dedup keys. `version` is the version that the client requests."""
+        """Return the digest of an input and the parameters for dedup keys. `version`: version that the client names."""
         if self._asked is None or self._asked[0] is not input:
             self._asked = input, dedup.digest(model, version, input, self.parameters)
         return self._asked[1]
 
     def forget_equal(self) -> None:
-        """Forget which inputs are equal. None gets another's outcome after that."""
+        """Forget which inputs are equal, so no further input gets another's outcome."""
         for inputs in self.equal.values():
             del inputs[1:]
         self.equal.clear()
 
     def ends(self, failed: bool) -> bool:
-        """Note that an input has its outcome. Returns True, once, if that ends the request. A failure or the last output does."""
+        """Note the outcome of an input. Returns True, once, if it ends the request, as the first failure or last output does."""
         ended = self._missing > 0 and (failed or self._missing == 1)
         self._missing = 0 if failed else self._missing - 1
         return ended
@@ -229,12 +209,9 @@ class Judgement:
     """Way of one request through the judges.
 
     Arguments:
-        caller: caller of the request.
-        texts: texts of the inputs; repetitions of an object in a row have one text.
-        judges: judges still to ask, including those in shadow.
+        texts: texts of the inputs. An object that is repeated in a row has one text.
+        judges: judges still to ask, including those of rules in shadow.
         places: for each text, position of its first input.
-        count: number of inputs.
-        tell: called with the verdict.
 
     Attributes:
         pending: requests that wait for the verdict: the request, or each of its inputs.
@@ -259,7 +236,7 @@ class Judgement:
         self.refusal: Failure | None = None
 
     def wanted(self) -> bool:
-        """Return True while any request waits."""
+        """Return True while the verdict matters to any request."""
         return any(not request.ended for request in self.pending)
 
 
@@ -267,17 +244,12 @@ class PendingRequest(msgspec.Struct, eq=False):
     """One request, or one of several inputs, from submission to end.
 
     Attributes:
-        sink: sink that gets the answer.
-        principal: principal of the request.
-        entry: its entry.
-        since: instant of its arrival, in seconds.
-        deadline: instant of its deadline, in seconds.
+        since, deadline: instants of its arrival and of its deadline, in seconds.
         session: session that the request went over; None if it was refused, or waits for the input policy.
         key: its key in the table.
         lane: lane that it took; None if it came through `submit`.
         several: list of inputs that it belongs to; None if it is alone.
         unadmitted: True while its sink waits to hear that the broker has accepted it.
-        reply: its outcome, once it has ended.
     """
 
     sink: ReplySink
@@ -306,7 +278,6 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def ended(self) -> bool:
-        """True once it has its outcome."""
         return self.reply is not UNANSWERED
 
     @property
@@ -321,11 +292,11 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def follows(self) -> bool:
-        """True for a follower, which only waits for a task's outcome. It is not counted or recorded."""
+        """True for a follower, which only waits for a task's outcome, and isn't counted or recorded."""
         return bool(task_followed(self.entry))
 
     def refreshed(self, now: float) -> Entry:
-        """Return the entry with the time that remains at instant `now`. An outage uses up time, but none of the time in the queue."""
+        """Return the entry with the time that remains. An outage uses up its timeout, but not its time in the queue."""
         left = self.deadline - now
         wait = min(self.entry.queue_timeout, left)
         return msgspec.structs.replace(self.entry, timeout=left, queue_timeout=wait)
@@ -339,7 +310,7 @@ class PendingTable(dict[Key, PendingRequest]):
     """Pending requests of a gateway, by tenant and id, in order of arrival. Only the gateway changes the table."""
 
     def of(self, entry: Entry) -> PendingRequest | None:
-        """Return the pending request of an entry. None if it has ended, even if a later one uses its id."""
+        """Return the pending request of an entry; None if it has ended, even if a later request has the same id."""
         pending = self.get((entry.tenant, entry.id))
         return pending if pending is not None and pending.entry.nonce == entry.nonce else None
 
@@ -356,29 +327,19 @@ class PendingTable(dict[Key, PendingRequest]):
 
     def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
         """Return the entries that still wait on a session, each with its remaining time."""
-        left = []
-        for entry in entries:
-            pending = self.of(entry)
-            if pending is not None and pending.session is session and pending.deadline > now:
-                left.append(pending.refreshed(now))
-        return left
+        waiting = [pending for pending in map(self.of, entries) if pending is not None and pending.session is session]
+        return [pending.refreshed(now) for pending in waiting if pending.deadline > now]
 
 
 class Observer(Protocol):
     """Observer of all requests that end."""
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Handle requests that ended together, without waiting.
-
-        Arguments:
-            requests: the requests, with their replies.
-            ending: how they ended.
-            now: instant of their end, in seconds.
-        """
+        """Handle requests that ended together at instant `now`, without waiting. Their replies are set."""
 
 
 def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-    """Tell observers of requests that have ended, and give their sinks the replies. One that fails doesn't affect the others."""
+    """Tell observers of requests that have ended, and give sinks their replies. If one fails, the others still get theirs."""
     for observer in observers:
         try:
             observer.finished(ended, ending, now)

@@ -1,4 +1,4 @@
-"""Log of single requests that have ended: the last ones in memory, and lines of the access log."""
+"""Records of single requests that have ended: the last ones in memory, and a share of all in the access log."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ LEFT = 499
 """Status of a request whose client left, as in nginx."""
 
 _Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, WholeOutcome | None]
-"""Principal, model, tier, version of the queue, failure, batch run; for several inputs also the outcome of their request."""
+"""Principal, model, tier, version of the queue, failure, batch run, and the outcome of the request with several inputs."""
 
 
 class _Alike(msgspec.Struct, frozen=True):
-    """Requests answered together that differ only in id and time of arrival.
-
-    Separate records would be ten times as large, and fill the CPU caches.
-    """
+    """Requests answered together that differ only in id and time of arrival. Separate records would be ten times as large."""
 
     ids: str
     """Ids, one in each line."""
@@ -47,7 +44,7 @@ _FORGOTTEN = frozenset((Ending.LEFT, Ending.TURNED_AWAY))
 
 
 class RecentRequests:
-    """Observer that remembers the last REMEMBERED requests; `clock` gives monotonic seconds."""
+    """Observer that remembers the last REMEMBERED requests."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -55,7 +52,6 @@ class RecentRequests:
         self._count = 0
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Remember requests; see `headway.gateway.pending.Observer`."""
         if ending in _FORGOTTEN:  # Still, the first of several inputs tells how its request ended.
             requests = [request for request in requests if request.whole is not None and request.whole.ended]
         for _, alike in groupby(requests, _ALIKE if ending is Ending.ANSWERED else _shared):
@@ -111,7 +107,7 @@ def _shared(request: PendingRequest) -> _Shared:
 
 
 def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:
-    """Return the status of a pending request at instant `now`. `state`: its state at the broker; None if that is unknown."""
+    """Return the status of a pending request at instant `now`. `state`: its state at the broker, if that is known."""
     entry = pending.entry
     return RequestStatus(
         state or EntryState.QUEUED,
@@ -127,19 +123,13 @@ def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> Re
 
 
 class AccessLog:
-    """Observer that logs requests.
-
-    Arguments:
-        share: share of the requests to log, above 0 and up to 1.
-        tiers: names of the tiers.
-        rng: uniform in [0, 1).
-    """
+    """Observer that logs a share of the requests, above 0 and up to 1."""
 
     def __init__(self, share: float, tiers: Sequence[str], rng: Callable[[], float]) -> None:
         self._share, self._tiers, self._rng = share, tiers, rng
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Log a share of the requests. One with several inputs is logged once, with the input that ends it."""
+        """Log a share of the requests. A request with several inputs is logged once, with the input that ends it."""
         for request in requests:
             several = request.several
             if several is not None and not several.ends(request.reply.failure is not None):

@@ -1,4 +1,4 @@
-"""Spans of requests: what a gateway and its ports add to traces.
+"""Spans of requests, which a gateway and its ports add to traces.
 
     SERVER `POST /v1/inference`
       └─ PRODUCER `send MODEL`, one for each input ── its context travels in the entry
@@ -6,8 +6,8 @@
 
 Nothing is stored for requests that aren't sampled. Spans of a sampled one are recorded when it ends.
 
-A port records one SERVER span for a sampled request that it refuses, such as one with a wrong key or body. A client decides
-what is sampled by naming a span, so the rate of these spans is limited. Those beyond are counted as dropped.
+A port records one SERVER span for a sampled request that it refuses, for example because of a wrong key or body. Clients decide
+what is sampled by naming a span, so the rate of these spans is limited. Spans beyond the limit are counted as dropped.
 """
 
 from __future__ import annotations
@@ -49,33 +49,18 @@ _GEN_AI: Mapping[str, str] = {
 
 
 class SentInput(msgspec.Struct, eq=False):
-    """One input of a sampled request, from submission to end.
-
-    Attributes:
-        request: trace of its request.
-        context: its PRODUCER span.
-        begun: instant of its submission.
-        admitted: instant at which the broker accepted it; 0 until that is known.
-    """
+    """One input of a sampled request, from submission to end."""
 
     request: RequestTrace
     context: TraceContext
+    """PRODUCER span of the input."""
     begun: float
     admitted: float = 0.0
+    """Instant at which the broker accepted the input; 0 before that is known."""
 
 
 class RequestTraces:
-    """Observer that records the spans of sampled requests.
-
-    Arguments:
-        recorder: recorder of spans.
-        tiers: names of the tiers.
-        counters: counters whose histograms get exemplars.
-        scheme: scheme of the public port.
-
-    Attributes:
-        sampler: sampler of the recorder.
-    """
+    """Observer that records the spans of sampled requests, and gives the histograms of `counters` exemplars."""
 
     def __init__(
         self, recorder: SpanRecorder, tiers: Sequence[str], counters: GatewayCounts, scheme: str = "http"
@@ -88,13 +73,7 @@ class RequestTraces:
         """Inputs that haven't ended, by the trace in their entries."""
 
     def begin(self, options: RequestOptions, several: SeveralInputs | None, number: int) -> bytes:
-        """Begin the trace of a request or input. Returns the trace for its entry; empty if it isn't sampled.
-
-        Arguments:
-            options: options of the request.
-            several: list of inputs that this input belongs to.
-            number: number of the submission; see `Sampler.draws`.
-        """
+        """Begin a request's or input's trace. Returns the trace for its entry, if it is sampled. `number`: see `Sampler.draws`."""
         drawn = number >= self.sampler.due and self.sampler.draws(number)
         if several is None:
             request = self._begin(options, 1, drawn)
@@ -111,7 +90,7 @@ class RequestTraces:
         return packed
 
     def _begin(self, options: RequestOptions, count: int, drawn: bool) -> RequestTrace | None:
-        """Begin the trace of a request with `count` inputs; None if it isn't sampled. `drawn` decides if it has no parent."""
+        """Begin the trace of a request; None if it isn't sampled. `drawn` decides for a request that names no span."""
         if options.replays is not None:  # The dead letter was sampled, so its replay is.
             links = (SpanLink(options.replays),)
             return RequestTrace(self.sampler.apart(), None, options.way, self._clock(), count, links)
@@ -122,18 +101,16 @@ class RequestTraces:
         return None if context is None else RequestTrace(context, options.trace, options.way, self._clock(), count)
 
     def admitted(self, entry: Entry) -> None:
-        """Note that the broker has accepted an entry."""
         if (sent := self._sent.get(entry.trace)) is not None and not sent.admitted:
             sent.admitted = self._clock()
 
     def detached(self, entry: Entry) -> None:
-        """Record the request's span, now that the client has its task id and no longer waits."""
+        """Record the span of a request whose client has its task id and no longer waits."""
         if (sent := self._sent.get(entry.trace)) is not None:
             now = self._clock()
             self._record_request(sent.request, entry, entry.id, ACCEPTED, None, now, self._recorder.unix_zero(now))
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Record the spans of sampled requests."""
         if not self._sent:
             return
         zero = self._recorder.unix_zero(now)
@@ -159,7 +136,6 @@ class RequestTraces:
             self._record_request(request, entry, id, status, failure, now, zero)
 
     def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
-        """Add the trace id to the histograms that count this request."""
         entry, reply = pending.entry, pending.reply
         if ending not in (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT):
             return
@@ -185,7 +161,7 @@ class RequestTraces:
     def _record_request(
         self, request: RequestTrace, entry: Entry, id: str, status: int, failure: Failure | None, now: float, zero: int
     ) -> None:
-        """Record the SERVER span of a request, once."""
+        """Record the SERVER span of a request, unless that was done."""
         if request.recorded:
             return
         request.recorded = True
@@ -213,13 +189,7 @@ class RequestTraces:
 
 
 class RefusalTraces:
-    """Recorder of the spans of requests that a port refuses before the gateway has them, for all ports of a process.
-
-    Arguments:
-        recorder: recorder of spans.
-        dropped: counts of dropped spans by reason.
-        scheme: scheme of the public port.
-    """
+    """Recorder of the spans of requests that the ports of a process refuse before the gateway has them."""
 
     def __init__(self, recorder: SpanRecorder, dropped: dict[str, int], scheme: str = "http") -> None:
         self._recorder, self._dropped, self._scheme = recorder, dropped, scheme
@@ -230,16 +200,11 @@ class RefusalTraces:
     def refused(self, way: str, fields: Mapping[bytes, bytes], id: str, error: RequestError, begun: float) -> None:
         """Record a refused request whose header fields or metadata have been read.
 
-        Arguments:
-            way: see RequestOptions.
-            fields: its header fields.
-            id: id of the request, as the client sees it.
-            error: error that refuses it.
-            begun: instant of its arrival.
+        Its `id` is as the client sees it. It arrived at instant `begun`. For `way`, see RequestOptions.
         """
         parent = fields.get(b"traceparent")
         context = None if parent is None else read_trace_context(parent)
-        if context is not None and context.flags & SAMPLED:  # Only then is the other field worth reading.
+        if context is not None and context.flags & SAMPLED:  # Otherwise the other field isn't worth reading.
             context = read_trace_context(fields[b"traceparent"], fields.get(b"tracestate", b""))
         self.refused_below(context, way, id, error, begun)
 
@@ -291,13 +256,7 @@ class RefusalTraces:
 
 
 def protocol_attributes(way: str, status: int, scheme: str) -> Attributes:
-    """Return the attributes of a span that tell the protocol of a request.
-
-    Arguments:
-        way: see RequestOptions.
-        status: HTTP status of its answer.
-        scheme: scheme of the public port.
-    """
+    """Return the attributes of a span that tell a request's protocol and the answer's HTTP status. `way`: see RequestOptions."""
     kind, _, place = way.partition(" ")
     if kind == "grpc":
         service, _, method = place.partition("/")

@@ -1,4 +1,4 @@
-"""One model that a gateway serves: makes entries from requests by the model's settings and its workers' reports."""
+"""One model that a gateway serves. It makes entries from requests by the model's settings and its workers' reports."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from headway.model import (
 _MOST_KNOWN = 256
 """Maximum number of headers of tensors to remember."""
 _STRICT = (RowsTogether.SHAPE, RowsTogether.PADDED)
-"""Rules by which not all rows may share a call. While workers differ, the first one counts."""
+"""Rules by which not all rows may share a call. While workers differ, the first of these rules counts."""
 
 
 class ServedModel:
-    """One model of a gateway.
+    """One model of a gateway. `alone` means that the process serves no other model.
 
     If batches are bounded by weight, an input weighs its characters, or what a function of the target counts. Workers run that
     function, and report how its result depends on the length of an input. So inputs are weighed here by length alone, without
@@ -50,27 +50,17 @@ class ServedModel:
     If workers take tensors, an input weighs its rows, or more if such a function counts more. A request counts once for each row
     towards rate limits.
 
-    Arguments:
-        settings: settings of the model.
-        alone: True if the process serves no other model.
-        rng: uniform in [0, 1), to draw versions.
-        traces: traces of the requests; None if none are recorded.
-        clock: monotonic seconds.
-
     Attributes:
-        settings: settings of the model.
-        versions: choice of the version that answers.
-        reported: versions that workers run; until there is a worker, the version that the settings name.
+        reported: versions that workers run. Before there is a worker, the version that the settings name.
         takes, gives: kinds of its inputs and outputs; None while unknown. `takes` is also None while only some workers take
             tensors, for example during a change of the target.
         inputs, outputs: specifications of its tensors; empty if it has none, or while unknown.
         example: JSON text of its target's example; empty if it has none, or while unknown.
-        seen: parameters that reach all workers' targets; all of them while unknown.
+        seen: parameters that reach all workers' targets; all parameters while unknown.
         per_call: parameters that apply to a whole call. Only requests with equal values share a batch.
         sharing: True if identical requests share answers.
-        queue_timeout: seconds that a request may wait in the queue; longer while the model is at zero.
-        longest: longest timeout in seconds of a request; infinite if its port bounds the timeout already.
-        longest_task: longest timeout in seconds of a task.
+        queue_timeout: seconds that a request may wait in the queue. While the model is at zero, they are more.
+        longest, longest_task: longest timeouts in seconds; infinite if the port bounds timeouts already.
         weigh: returns the weight of an input, at least 1.
     """
 
@@ -109,7 +99,7 @@ class ServedModel:
         self._set_weigh(rows=False, padded=False)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Update from the reports of the model's workers. Without a healthy worker, nothing but versions changes."""
+        """Update from the reports of the model's workers. Without a healthy worker, only versions change."""
         self.versions.learn(workers)
         healthy = [worker for worker in workers if worker.status is WorkerStatus.HEALTHY]
         if not healthy:
@@ -134,11 +124,10 @@ class ServedModel:
         self._line = mean_line(worker.weight for worker in healthy if worker.weight is not None) or self._line
 
     def follow(self, former: ServedModel) -> None:
-        """Copy what workers have reported to the same model under its former settings."""
+        """Copy what workers have reported for the same model under its former settings."""
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
-        self._together, self.seen = former._together, former.seen
-        self.per_call = former.per_call
+        self._together, self.seen, self.per_call = former._together, former.seen, former.per_call
         self._set_weigh(rows=former._rows, padded=former._padded)
         self.versions.roll(former.versions.rollout)
 
@@ -163,12 +152,12 @@ class ServedModel:
 
     @property
     def is_plain(self) -> bool:
-        """True if a lane may take all requests. None may need a drawn version, dedup keys, a trace or a weight."""
+        """True if a lane may take all requests, because no request needs a drawn version, dedup keys, a trace or a weight."""
         return self._is_unmarked and not self._weighs
 
     @property
     def takes_rows(self) -> bool:
-        """True if a lane may take single rows of tensors, which must weigh 1 and need nothing else of that list."""
+        """True if a lane may take single rows of tensors, which must weigh 1 and need no drawn version, dedup keys or trace."""
         texts = self.takes is not ValueKind.TENSORS
         return self._is_unmarked and not (texts or self.settings.max_batch_weight or self.per_call)
 
@@ -206,16 +195,7 @@ class ServedModel:
         several: SeveralInputs | None,
         any_version: bool,
     ) -> Entry:
-        """Make the entry of a request.
-
-        Arguments:
-            request: the request.
-            limits: limits that it counts towards.
-            gateway: name of the gateway.
-            nonce: number of the submission.
-            several: list of inputs that it belongs to.
-            any_version: True if workers of any version may answer it.
-        """
+        """Make the entry of a request. `any_version`: True if workers of any version may answer it."""
         principal, options = request.principal, request.options
         timeout, longest = options.timeout, self.longest_task if options.task else self.longest
         if timeout > longest:
@@ -258,7 +238,7 @@ class ServedModel:
     def _weighed(
         self, input: Value, limits: tuple[Limit, ...], several: SeveralInputs | None
     ) -> tuple[int, tuple[Limit, ...]]:
-        """Return the weight of an input, and limits that charge its rows. The limits of a list do so already."""
+        """Return the weight of an input, and limits that charge for its rows. The limits of a list do that already."""
         if self._rows and limits and several is None and (counted := rows_of(input)) > 1:
             limits = ratelimit.all_counting_as(limits, counted)
         return self.weigh(input), limits
@@ -276,15 +256,10 @@ class ServedModel:
 def dedup_keys_of(
     settings: Settings, id: str, asked: bytes, options: RequestOptions, version: str
 ) -> tuple[DedupKey, ...]:
-    """Return the dedup keys of a request.
+    """Return the dedup keys of a request with digest `asked`.
 
-    Arguments:
-        settings: settings of the model: sharing of answers, and how long outcomes are kept.
-        id: id of the request.
-        asked: digest of the request.
-        options: options of the request.
-        version: versions that may answer, separated by commas. Identical requests share answers of these versions only.
-            Tasks and idempotency keys don't depend on the version.
+    `version` names the versions that may answer, separated by commas. Identical requests share answers of these versions only.
+    Tasks and idempotency keys don't depend on the version.
     """
     dedup_keys = []
     if options.task:
@@ -310,6 +285,6 @@ def _characters(input: Value) -> int:
 
 
 def _kind_of(names: Iterable[str]) -> ValueKind:
-    """Return the first of KINDS that workers name. Older workers name none, which means text."""
+    """Return the first of KINDS that workers name. Older workers name no kind, which means text."""
     named = set(names)
     return next((known.kind for known in KINDS if known.kind.value in named), ValueKind.TEXT)

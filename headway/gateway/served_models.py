@@ -1,7 +1,7 @@
 """Models that a gateway serves, and what a client may know of each.
 
-A gateway may know a model before any of its workers has started. Until then it lets in every input. The worker then fails
-inputs that it can't take, one by one.
+A gateway may know a model before any of its workers has started. Until a worker has started, the gateway lets in every input.
+The worker then fails inputs that it can't take, one by one.
 """
 
 from __future__ import annotations
@@ -35,33 +35,23 @@ log = get_logger(__name__)
 
 _CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)
 """Kinds of inputs for which not every text is valid."""
-
 _WARM = (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED)
 _ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
 """Statuses in which a GPU that holds several models loads this one on request, or is loading it."""
 
 
 class ServedModels(dict[str, ServedModel]):
-    """Served models by name. Any other name maps to `unserved`.
-
-    Arguments:
-        models: names of the first models.
-        settings: settings of the process; None for the defaults.
-        rng: uniform in [0, 1), to draw versions.
-        clock: monotonic seconds.
-        traces: traces of the requests; None if none are recorded.
-        in_doubt: returns True if there may be models and versions that this process hasn't heard of.
+    """Served models by name. Any other name maps to `unserved`, whose requests are refused.
 
     Attributes:
-        unserved: rules for requests that name any other model, which are refused.
+        in_doubt: returns True if there may be models and versions that this process hasn't heard of.
         models: names of the models, sorted.
-        default: model of requests that name none; empty if there is none.
-        unchecked: models that take any text, so requests need no check.
+        default: model of requests that name none; empty if there is no default.
+        unchecked: models that take any text, so their inputs need no check.
         at_zero: models without workers because there was no demand, with the seconds until a worker started now would serve.
-        unready: models that are at zero or failed.
         failed: models that failed to load on every GPU, with the seconds until the first retry.
-        failing: models whose workers are all starting and of which one has failed, with the seconds until the next try.
-        traces, in_doubt: see the arguments.
+        failing: models whose workers are all starting after a failure, with the seconds until the next try.
+        unready: models that are at zero or failed.
     """
 
     def __init__(
@@ -106,7 +96,7 @@ class ServedModels(dict[str, ServedModel]):
         return self.unserved
 
     def serve(self, served: Mapping[str, Settings]) -> None:
-        """Serve exactly these models from now on, with these settings."""
+        """Serve exactly these models from now on."""
         for gone in self.keys() - served.keys():
             del self[gone]
             self.unchecked.discard(gone)
@@ -137,11 +127,7 @@ class ServedModels(dict[str, ServedModel]):
         self.note_starts(self._scalings)
 
     def note_starts(self, scalings: Mapping[str, Scaling]) -> bool:
-        """Update which models are at zero. Returns True if that has changed.
-
-        Arguments:
-            scalings: scaling of each model that may be at zero.
-        """
+        """Update which models are at zero, given the scaling of each that may be. Returns True if any change."""
         before, self._scalings = self.at_zero.keys(), scalings
         at_zero = (model for model in scalings if model not in self._warm and model in self)
         self.at_zero = {model: max(scalings[model].starts_in or 0.0, self.failing.get(model, 0.0)) for model in at_zero}
@@ -153,13 +139,13 @@ class ServedModels(dict[str, ServedModel]):
         return before != self.at_zero.keys()
 
     def has_worker(self, model: str) -> bool:
-        """Return True if a model has a healthy worker, or will be loaded or started on request. Always True for a sole model."""
+        """Return True if a model has a healthy worker, will be loaded or started on request, or is the only model."""
         return len(self.models) == 1 or model in self._ready or (model in self.at_zero and model not in self.failing)
 
     def not_loaded(self, entry: Entry) -> Failure | None:
         """Return the failure of an entry whose model failed to load and won't be retried in time; None if it may wait.
 
-        An entry with dedup keys may always wait: the broker may have its answer.
+        An entry with dedup keys may always wait, because the broker may have its answer.
         """
         seconds = self.failed.get(entry.model, 0.0)
         waits = bool(entry.dedup_keys) or seconds <= min(entry.timeout, entry.queue_timeout)
@@ -168,9 +154,8 @@ class ServedModels(dict[str, ServedModel]):
     def not_started(self, entry: Entry) -> Failure | None:
         """Return the failure of an entry whose model is at zero and won't start in time; see `not_loaded`."""
         seconds = self.at_zero.get(entry.model, 0.0)
-        return (
-            None if entry.dedup_keys or seconds <= HELD_SHARE * entry.timeout else self._no_worker(entry.model, seconds)
-        )
+        waits = bool(entry.dedup_keys) or seconds <= HELD_SHARE * entry.timeout
+        return None if waits else self._no_worker(entry.model, seconds)
 
     def still_at_zero(self, entry: Entry) -> Failure | None:
         """Return the failure of an entry whose deadline has passed while its model is at zero; None if it isn't at zero."""
@@ -201,7 +186,7 @@ class ServedModels(dict[str, ServedModel]):
         return msgspec.structs.replace(failure, retry_after=max(seconds, failure.retry_after))
 
     def absence(self, model: str, only: Collection[str] = ()) -> Failure:
-        """Return the failure of a request for a model that isn't served; see `check`."""
+        """Return the failure of a request for a model that isn't served. `only`: see `visible`."""
         if self.in_doubt():
             return failures.model_unknown(model)
         names = self.visible(only)
@@ -210,11 +195,11 @@ class ServedModels(dict[str, ServedModel]):
         return failures.no_model(model, [name if name in self._ready else f"{name} (no worker)" for name in names])
 
     def visible(self, only: Collection[str]) -> list[str]:
-        """Return the names of the models that a credential may use. `only`: models it is limited to; empty for all."""
+        """Return the names of the models that a credential may use. `only`: models that it is limited to; empty for all."""
         return [model for model in self.models if model in only] if only else self.models
 
     def default_of(self, only: Collection[str]) -> str:
-        """Return the default model for a credential; empty if it has none. `only`: see `visible`."""
+        """Return the default model for a credential; empty if there is none. `only`: see `visible`."""
         return self.default if not only or self.default in only else ""
 
     def seen_by(self, only: Collection[str]) -> KnownModels:
@@ -231,13 +216,7 @@ class ServedModels(dict[str, ServedModel]):
         return msgspec.json.decode(text) if text else None
 
     def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
-        """Check an input for a model that isn't in `unchecked`. Returns a failure if the model can't take it.
-
-        Arguments:
-            model: name of the model; empty if the request names none and there is no default.
-            input: value for the model.
-            only: see `visible`.
-        """
+        """Return a failure if a model that isn't in `unchecked` can't take an input. `only`: see `visible`."""
         if model not in self:
             return self.absence(model, only)
         takes = self[model].takes
@@ -280,19 +259,16 @@ class ServedModels(dict[str, ServedModel]):
         if versions != self._absent.get(model, ()):
             self._absent[model] = versions
             if versions:
-                others = len(versions) < sum(map(bool, choice.weights.values()))
-                until_then = (
-                    "other versions answer their requests"
-                    if others
-                    else "requests that name no version wait for a worker"
-                )
+                until_then = "requests that name no version wait for a worker"
+                if len(versions) < sum(map(bool, choice.weights.values())):
+                    until_then = "other versions answer their requests"
                 hint = f"Start workers for them, or change --version-weights. Until then, {until_then}."
                 event, names = "versions of a model have a weight and no worker", ",".join(versions)
                 log.warning(event, model=model, versions=names, hint=hint)
 
 
 class SeenModels:
-    """View of ServedModels for a credential that may use `only` some."""
+    """View of ServedModels for a credential that may use only some models."""
 
     def __init__(self, served: ServedModels, only: Collection[str]) -> None:
         self._served, self._only = served, only
@@ -300,7 +276,6 @@ class SeenModels:
 
     @property
     def default(self) -> str:
-        """Model used when a request names none. Empty if there is no default, or the caller may not use it."""
         return self._served.default_of(self._only)
 
     def __contains__(self, model: object) -> bool:
@@ -310,11 +285,9 @@ class SeenModels:
         return self._served[model] if model in self._only else self._served.unserved
 
     def seen_by(self, only: Collection[str]) -> KnownModels:
-        """See ServedModels."""
         return self._served.seen_by(only)
 
     def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
-        """See ServedModels."""
         return self._served.check(model, input, only) if model in self else None
 
 
@@ -323,7 +296,7 @@ KnownModels = ServedModels | SeenModels
 
 
 def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
-    """Return a failure unless an input is tensors, or JSON for tensors, that the model takes."""
+    """Return a failure unless the model takes an input as tensors or as JSON for tensors."""
     try:
         tensors = input if isinstance(input, Tensors) else tensors_of(input, served.inputs)
         header = header_of(tensors)
@@ -350,7 +323,7 @@ def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
 
 
 def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
-    """Return the models whose workers are all starting and of which one has failed, with the seconds until the next try."""
+    """Return the models whose workers are all starting after a failure, with the seconds until the next try."""
     workers = [worker for worker in workers if worker.status is not WorkerStatus.OFFLINE]
     others = {worker.model for worker in workers if worker.status is not WorkerStatus.STARTING}
     failing = {worker.model for worker in workers if worker.start_failed} - others
@@ -358,7 +331,7 @@ def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
 
 
 def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
-    """Return the models that are loaded nowhere, with the least seconds until a GPU could have loaded them, if GPUs report that."""
+    """Return the models that are loaded nowhere, with the fewest seconds in which a GPU could load them, if GPUs report that."""
     seconds_left: dict[str, float] = {}
     warm = set()
     for worker in workers:

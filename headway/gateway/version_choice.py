@@ -14,18 +14,12 @@ from headway.model import Failure, RequestOptions, Rollout, WorkerInfo, WorkerSt
 
 
 class VersionChoice:
-    """Versions of one model, as far as this gateway knows.
-
-    Arguments:
-        configured: version that the settings name, used until workers report theirs.
-        weights: weights by version.
-        rng: uniform in [0, 1).
-        clock: monotonic seconds.
+    """Versions of one model, as far as this gateway knows. Until workers report versions, the `configured` one counts.
 
     Attributes:
         any: True if any worker may answer requests that name no version, because no worker claims by version.
         label: version for sharing answers between identical requests while `any` is True.
-        weights: current weights by version.
+        weights: current weights by version. A rollout overrides the weights of the settings.
         rollout: last rollout of the model; None if there was none.
     """
 
@@ -49,7 +43,7 @@ class VersionChoice:
         self._workers: Sequence[WorkerInfo] = ()
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Update from the model's workers. If there are none, the former ones still count."""
+        """Update from the model's workers. If there are no workers, the former ones still count."""
         self._workers = workers = workers or self._workers
         self._note_lost(workers)
         self.weights = self._weights()
@@ -63,12 +57,11 @@ class VersionChoice:
         named = {
             worker.runs.version for worker in workers if worker.status is WorkerStatus.HEALTHY and worker.runs.version
         }
-        if named:  # With two versions, either may answer, so requests share the outcomes of neither alone.
+        if named:  # With two versions, either may answer, so the label names both.
             self.any, self._versions = True, None
             self._named, self.label = sorted(named), ",".join(sorted(named))
 
     def _note_lost(self, workers: Sequence[WorkerInfo]) -> None:
-        """Note which versions have vanished from the registry since the last look."""
         now, known = self._clock(), {worker.version or worker.runs.version for worker in workers}
         self._lost = {version: until for version, until in self._lost.items() if until > now and version not in known}
         self._lost |= {version: now + UNKNOWN_FOR for version in self._present if version not in known}
@@ -78,7 +71,7 @@ class VersionChoice:
 
     @property
     def sole(self) -> str | None:
-        """Version for all requests that name none, empty for the shared queue; None if versions are drawn."""
+        """Version for all requests that name no version. It is empty for the shared queue, and None if versions are drawn."""
         return "" if self._versions is None else self._versions.only
 
     @property
@@ -87,7 +80,7 @@ class VersionChoice:
         return self._versions.absent if self._versions is not None else ()
 
     def weigh(self, weights: Weights) -> None:
-        """Set the weights, which a rollout may override."""
+        """Set the weights that count without a rollout."""
         self._configured = weights
         self.roll(self.rollout)
 
@@ -108,11 +101,10 @@ class VersionChoice:
         All inputs of a list get the version drawn for the first, even if the weights change in between. Requests that a client
         may repeat for the same answer get the same version each time.
         """
-        if several is None or several.version is None:
-            version = self._chosen(tenant, id, options, several is not None)
-            if several is None:
-                return version
-            several.version = version
+        if several is None:
+            return self._chosen(tenant, id, options, again=False)
+        if several.version is None:
+            several.version = self._chosen(tenant, id, options, again=True)
         return several.version
 
     def _chosen(self, tenant: str, id: str, options: RequestOptions, again: bool) -> str:
@@ -128,7 +120,7 @@ class VersionChoice:
         return versions.drawn(self._rng())
 
     def refusal(self, model: str, version: str, in_doubt: bool) -> Failure | None:
-        """Return the refusal of a request that names a version; None if the version takes requests. `in_doubt`: see ServedModels."""
+        """Return the refusal of a request for a version; None if the version takes requests. `in_doubt`: see ServedModels."""
         if self._versions is None:
             taken, open_versions = list(self._named) == [version], self._named
         else:
@@ -145,5 +137,4 @@ def _have_left(workers: Sequence[WorkerInfo]) -> bool:
 
     The next worker may claim by another version, so requests that name a version mustn't join the shared queue.
     """
-    claimed_by_version = any(worker.version for worker in workers)
-    return claimed_by_version and all(worker.status is WorkerStatus.OFFLINE for worker in workers)
+    return any(worker.version for worker in workers) and all(worker.status is WorkerStatus.OFFLINE for worker in workers)

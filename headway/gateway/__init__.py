@@ -9,7 +9,6 @@ fan_out            requests with several inputs: a part for each, and one outcom
 equal_inputs       runs equal inputs of one request once
 broker_session     session with one broker
 outbox             entries that wait for a call to the broker
-outcome_reader     reads the outcomes of tasks from the broker
 limiter            rate limits, and the throttle by the fleet's capacity
 client_quotas      bounds what a tenant holds of connections, bodies and answers
 fleet_watchers     follow the fleet's workers and capacity

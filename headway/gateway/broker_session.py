@@ -30,10 +30,10 @@ from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import BrokerUnavailable
 from headway.gateway.outbox import CHUNK, LargeEntries, Outbox, Resubmitter
-from headway.gateway.outcome_reader import OutcomeReader, Recalled
-from headway.model import Entry, Failure, Reply, Submission
+from headway.model import Entry, EntryState, Failure, Reply, Submission
 from headway.ports import RequestQueue
 from headway.runtime.availability import Availability
+from headway.runtime.fair_turns import FairSlots
 from headway.runtime.periodic import until_tick
 from headway.runtime.supervisor import Supervisor
 
@@ -41,7 +41,7 @@ LARGE = 1 << 16
 """An output of at least this many bytes has a turn of the event loop to itself, because writing it takes about a millisecond."""
 _OUTPUT = attrgetter("output")
 RETRY_AFTER = (1.0, 30.0)
-"""Bounds in seconds of Retry-After during an outage, which otherwise equals the length of the outage so far."""
+"""Bounds in seconds of Retry-After during an outage. Between them, it equals the length of the outage so far."""
 WORTH_GATHERING = 2.0
 """Entries gather only if at least this many arrive between two calls. A lone entry goes at once."""
 MOST_OFFERED = 64
@@ -51,7 +51,7 @@ PROBE_AFTER = 0.5
 SECOND_CHANCE = 0.1
 """Minimum time in seconds from the first failed call until the broker counts as down. A single call may get lost."""
 TRIES = 3
-"""Failures after which a client's call is given up while other calls succeed."""
+"""Number of failures after which a client's call is given up, if other calls succeed."""
 TAKEOVER = 5.0
 """Maximum time in seconds to hold requests for a read-only broker. A planned takeover lasts one or two seconds."""
 AFTERMATH = 5.0
@@ -62,6 +62,10 @@ SCARCE = "memory"
 """Refusal reason that doesn't prove that the broker lacks the entry, because without memory it can't look."""
 MOST_REPLIES = 64
 """Maximum number of replies in one turn of the event loop. A reply takes about 50 µs."""
+MOST_READS = 4
+"""Maximum number of outcomes to read at once."""
+Recalled = Reply | EntryState | None
+Asking = asyncio.Future[Recalled]
 T = TypeVar("T")
 
 
@@ -127,6 +131,53 @@ class WaitingTable(Protocol):
 
 
 SessionEvent = Admitted | EntryRefused | Replied | Down | Up
+
+
+class OutcomeReader:
+    """Reader of the outcomes that one broker keeps. While `out_of_reach` returns True, a failed call fails all waiting reads.
+
+    An outcome may have 16 MiB, and the broker sends nothing else in the meantime. So only a few calls run at once, and tenants
+    take turns. Reads of the same outcome that come during a call share the next call. That call begins after all of them have
+    asked, so its result is true for each.
+    """
+
+    def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
+        self._broker, self._out_of_reach = broker, out_of_reach
+        self._calls = FairSlots(MOST_READS)
+        self._waiting: dict[tuple[str, str], list[Asking]] = {}
+        """Reads without a call yet, by tenant and id."""
+        self._reading: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    async def outcome(self, tenant: str, id: str) -> Recalled:
+        """Read a task's outcome; see RequestQueue."""
+        loop, key = asyncio.get_running_loop(), (tenant, id)
+        asking: Asking = loop.create_future()
+        self._waiting.setdefault(key, []).append(asking)
+        if key not in self._reading:
+            self._reading[key] = loop.create_task(self._read(key))
+        return await asking
+
+    async def _read(self, key: tuple[str, str]) -> None:
+        while key in self._waiting:
+            async with self._calls.of(key[0]):
+                asking = [read for read in self._waiting.pop(key, ()) if not read.done()]
+                if asking:
+                    await self._call(key, asking)
+        del self._reading[key]
+
+    async def _call(self, key: tuple[str, str], asking: list[Asking]) -> None:
+        failure: Exception | None = None
+        outcome: Recalled = None
+        try:
+            outcome = await self._broker.outcome(*key)
+        except Exception as error:
+            failure = error
+            if isinstance(error, BrokerUnavailable) and self._out_of_reach():
+                asking += itertools.chain.from_iterable(self._waiting.values())
+                self._waiting.clear()
+        for read in asking:
+            if not read.done():
+                read.set_result(outcome) if failure is None else read.set_exception(failure)
 
 
 class BrokerSession:
@@ -382,7 +433,7 @@ class BrokerSession:
             await self._offer(entries)
 
     async def _withdraw_departed(self, whole: bool) -> None:
-        """Withdraw departed submissions, one call's worth or the `whole` list, and cancel tasks. With nothing to do, probe."""
+        """Withdraw one call's worth or the `whole` list of submissions, and cancel tasks. If there are none, probe the broker."""
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
         while self._departed:

@@ -4,8 +4,8 @@ Its fallback consists of the parts of a single-process server: a broker, batcher
 batching, retries, isolation of bad inputs and admission work as usual. The backends start with the gateway, to be warm when
 they are needed. A fallback that fails to start is retried, and doesn't keep the gateway from starting.
 
-The fallback serves certain models, and no request that names a version. When an outage begins, pending tasks and other pending
-requests that it doesn't serve wait for the shared broker. New requests that it doesn't serve are refused. So each task belongs
+The fallback serves certain models, and no request that names a version. When an outage begins, all pending tasks, and requests
+that the fallback doesn't serve, wait for the shared broker. New requests that it doesn't serve are refused. So each task belongs
 to one broker, where it can be deleted.
 """
 
@@ -49,7 +49,7 @@ class Fallback:
 
 
 class DirectMode:
-    """Way of requests to a gateway's fallback."""
+    """Routing of requests to a gateway's fallback."""
 
     def __init__(self, session: BrokerSession, models: Collection[str]) -> None:
         self.session, self._models = session, models

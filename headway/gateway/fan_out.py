@@ -12,7 +12,7 @@ A few parts go in at once. Many are submitted in slices, which take turns with t
 the time spent waiting.
 
 With an idempotency key, the other parts are submitted once the broker has accepted or answered the first. If two different
-requests use one key, even at two gateways, the request whose first part comes first is answered, and nothing of the other runs.
+requests use one key, even at two gateways, the request whose first part comes first is answered, and no part of the other runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AT_ONCE = 64
 BYTES_AT_ONCE = 1 << 20
 """Bytes of submitted inputs and parameters that end a turn of the event loop."""
 MOST_BODIES = 8
-"""Bound on the bytes of all inputs, each with the parameters, as a multiple of the largest body."""
+"""Maximum size of all inputs, each with the parameters, as a multiple of the largest allowed body."""
 LEAST_TIME = 0.001
 """Seconds left to a part that has waited for its turn until the deadline."""
 FEW = 16

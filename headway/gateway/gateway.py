@@ -83,7 +83,7 @@ _KEY, _SESSION, _DEADLINE = attrgetter("key"), attrgetter("session"), attrgetter
 WOKEN_EVERY = 0.5
 """Minimum time in seconds between two messages to the controller about demand for models at zero."""
 MOST_LANES = 10_000
-"""Maximum number of lanes that connections share."""
+"""Maximum number of cached lanes, which connections share."""
 
 
 class Gateway:
@@ -386,7 +386,7 @@ class Gateway:
             pending.several.payer = 0
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Return the limits as they apply now. In direct mode they are this gateway's parts of them."""
+        """Return the limits that apply now. In direct mode these are this gateway's parts of the limits."""
         return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(

@@ -1,4 +1,4 @@
-"""Input gate. It applies the input policy to every request before it is queued, whichever port it came through.
+"""Input gate, which applies the input policy to every request before it is queued, whichever port it came through.
 
     submit ──▶ texts are screened ──▶ judged by functions, if rules have any ──▶ handed on
                     │ a rule refuses        │ refused, or no verdict
@@ -213,7 +213,7 @@ class InputGate:
 
 
 class Screening:
-    """Way of a gateway's requests through its input gate.
+    """Screening of a gateway's requests by its input gate.
 
     After the verdict, `hand_on` offers a request that has waited to the broker, and `answer` ends it with a failure.
     """

@@ -1,4 +1,4 @@
-"""Judge. It runs a policy's function in processes of its own, to decide for each text if the model may get it.
+"""Judge, which runs a policy's function in processes of its own, to decide for each text if the model may get it.
 
     asked ──▶ waits in its caller's line ──▶ called, with other texts of this caller ──▶ verdict
                        │ deadline                      │ hangs, crashes, raises, returns something else
@@ -116,8 +116,8 @@ _Piece = tuple[Question, int]
 class Judge:
     """Judge of one rule that has a function.
 
-    `make` makes the backend of the process with a number. Its target is the function. `restarted` is called with the rule's name
-    after a process was replaced.
+    `make` makes the backend of the process with a number. The backend's target is the function. `restarted` is called with the
+    rule's name after a process was replaced.
     """
 
     def __init__(

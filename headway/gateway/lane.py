@@ -23,8 +23,9 @@ class Lane:
         keeps: True if tasks and requests with an idempotency key may take it. Their outcomes are kept for `keep` seconds.
         named: first part of what their digest hashes; see `headway.core.dedup.digest`.
         rows: True if only single rows of tensors may take it; see `ServedModel.takes_unweighed`.
-        asker, asked: principal as the caller gave it, and model that the requests name; None or empty for the default.
-        principal, model: principal with its limits for the model, and the model's name.
+        asker: principal as the caller gave it.
+        asked: model that the requests name; None or empty for the default.
+        principal: principal with its limits for the model.
         pattern: their entry, except for id, input, parameters and nonce.
         throttle, throttled: throttle of the model's lowest tier, and True if the requests are of that tier.
         usual: True if the requests have the usual timeout.

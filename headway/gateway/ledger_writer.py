@@ -1,4 +1,4 @@
-"""Writer of the ledger. It records every request, and makes none wait.
+"""Writer of the ledger, which records every request without making any request wait.
 
     gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
@@ -44,7 +44,7 @@ BULK = 2000
 FIRST_BULK = 100
 """Maximum number of records in the first bulk, when the ledger's speed is unknown, and in the first bulk of a shutdown."""
 SWIFT = 0.5
-"""Maximum seconds for a full bulk after which the next one is twice as large."""
+"""If a full bulk takes no more seconds than this, the next bulk is twice as large."""
 PAGE = 250
 """Number of notes made into records in one turn of the event loop."""
 CONTENT_CHARS = 64 << 20
@@ -156,7 +156,7 @@ class LedgerWriter:
         self._noted = 0
         """Number of requests in the notes."""
         self._unended: list[tuple[float, float, PendingRequest]] = []
-        """Notes of first inputs, which stand for requests with several inputs. The outcomes of these aren't known yet."""
+        """Notes of first inputs of requests with several inputs, while the outcomes of these requests aren't known."""
         self._refusals = RefusalCounts()
         self._accepted = (
             AcceptedRequests(settings.tier_names, clock, wall, PendingTable() if held is None else held)
@@ -243,7 +243,7 @@ class LedgerWriter:
         await self._ledger.close()
 
     def _crowd(self) -> None:
-        """Drop notes that exceed the bound. The others become records at once."""
+        """Drop notes that exceed the bound. The others become records soon."""
         excess = self._noted + len(self._records) - self._bound
         if excess > 0:
             at, ended, notes = self._notes.pop()
@@ -389,7 +389,7 @@ class LedgerWriter:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
-        """Halve a refused bulk until the bad record is alone. Drop it if a second try, against damage on the way, fails too."""
+        """Halve a refused bulk until the bad record is alone. Try that twice, in case it was damaged on its way, and drop it."""
         if len(bulk) > 1 or bulk[0] is not self._suspect:
             self._suspect = bulk[0]
             self._bulk = max(1, len(bulk) // 2)

@@ -174,7 +174,7 @@ class Limiter:
     def left(self, entry: Entry, seconds: float) -> None:
         """Note that the client of an entry left after `seconds`.
 
-        The entry isn't demand if no worker could have answered by then. With a dedup key, it runs on.
+        The entry isn't demand if no worker could have answered by then, unless it runs on because of a dedup key.
         """
         if seconds < self.throttles[entry.model].least_seconds <= entry.timeout and not entry.dedup_keys:
             self.not_run(entry)

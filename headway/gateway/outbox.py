@@ -111,7 +111,7 @@ class LargeEntries:
     def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
         """Keep the entries of more than `most` bytes, and the followers of tasks that wait here.
 
-        Returns the small entries for the next call, and those for later calls.
+        Returns the small entries for the next call, and the small entries for later calls.
         """
         together = sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries)))
         if together <= min(most, MOST_COPIED) and not (self.waiting or self._offering):  # The common case.

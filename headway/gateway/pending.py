@@ -206,7 +206,7 @@ class SeveralInputs:
 
 
 class Judgement:
-    """Way of one request through the judges.
+    """Progress of one request through the judges.
 
     Arguments:
         texts: texts of the inputs. An object that is repeated in a row has one text.
@@ -282,7 +282,7 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def left(self) -> bool:
-        """True if its client has left, or has deleted it."""
+        """True if the client has left, or has deleted the request."""
         return self.reply.failure is not None and self.reply.failure.code == errors.CANCELLED
 
     @property
@@ -339,7 +339,7 @@ class Observer(Protocol):
 
 
 def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-    """Tell observers of requests that have ended, and give sinks their replies. If one fails, the others still get theirs."""
+    """Tell observers of requests that have ended, and give sinks their replies. If one of them fails, the others go on."""
     for observer in observers:
         try:
             observer.finished(ended, ending, now)

@@ -73,7 +73,7 @@ class OwnCertificate(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pair: Pair) -> OwnCertificate:
-        """Return the facts about a certificate. Raises SettingError if it isn't one."""
+        """Return the facts about a pair's certificate. Raises SettingError if its dates can't be read."""
         try:
             begins, ends = validity(pair.first)
         except ValueError:

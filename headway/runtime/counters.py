@@ -169,7 +169,7 @@ class DepartureLog:
 
 
 class GatewayCounts:
-    """Counts of requests: all requests of a gateway and its ports, or one tenant's."""
+    """Counts of all requests of a gateway and its ports, or of one tenant's requests."""
 
     def __init__(self) -> None:
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
@@ -179,13 +179,13 @@ class GatewayCounts:
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds from the enqueue to the claim by (model, tier)."""
         self.overhead_seconds = _seconds()
-        """Headway's own seconds in a request, without queueing and the run; one sample for each batch."""
+        """Headway's own seconds in a request, without queueing and the run. Each batch gives one sample."""
         self.failed_seconds: defaultdict[str, float] = defaultdict(float)
         """Part of `request_seconds` that ended in errors, by model."""
         self.refusals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Refusals by (reason, tier, model). The model is empty if it wasn't known, or isn't served."""
         self.client_retries = 0
-        """Requests that are retries, by their client's own account."""
+        """Requests that clients declare to be retries."""
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Answers that came from another request's run, by (model, kind of the dedup key, `joined` or `kept`)."""
         self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)

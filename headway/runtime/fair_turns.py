@@ -1,6 +1,6 @@
 """Fair shares of an event loop. Each turn of the loop does a little work, and tenants take turns.
 
-So one tenant's flood doesn't hold up another's work, and all of that work holds up nothing else for long.
+So one tenant's flood doesn't hold up another tenant's work, and all of this work holds up nothing else for long.
 """
 
 from __future__ import annotations

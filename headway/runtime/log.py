@@ -178,7 +178,7 @@ class Writer(logging.handlers.QueueListener):
     """Thread that renders and writes log lines, and can be stopped even if the stream is stuck."""
 
     write_blocked = False
-    """True if the last lines couldn't be written in time. The thread then holds locks, for which an exit would wait."""
+    """True if the last lines couldn't be written in time. The thread then holds locks for which the interpreter would wait."""
 
     def __init__(
         self, waiting: queue.SimpleQueue[logging.LogRecord | None], handler: logging.Handler, stream: TextIO

@@ -18,7 +18,7 @@ from headway.runtime.supervisor import Supervisor
 PERIOD = 1.0
 """Seconds between two calls, by default."""
 EARLY = 0.1
-"""Fraction of a period before a tick that counts as after the tick. Otherwise a timer that fires slightly early would fire twice."""
+"""Fraction of a period before a tick that counts as after it. Otherwise a timer that fires slightly early would fire twice."""
 HALF = 0.5
 """Period in seconds of the ticks at which longer pauses end."""
 
@@ -32,7 +32,7 @@ def until_tick(every: float) -> float:
 def ending_at_tick(pause: float) -> float:
     """Return a pause of about `pause` seconds that ends at a tick of a second or, if it is shorter, of half a second.
 
-    A pause that is shorter still doesn't change.
+    Very short pauses don't change.
     """
     now = asyncio.get_running_loop().time()
     if pause >= 1.0 and (at_second := math.floor(now + pause) - now) >= HALF / 2:

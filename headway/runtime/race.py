@@ -30,7 +30,7 @@ async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Futu
 
 
 async def end(*waits: asyncio.Future[Any] | None, tidies: float = 5.0) -> None:
-    """Cancel tasks, and wait until they have ended. None is skipped.
+    """Cancel tasks, and wait until they have ended. Arguments that are None are skipped.
 
     A cancellation can get lost: libraries catch it, and before Python 3.12 `asyncio.wait_for` drops it if a result comes at
     the same time. So a task that runs on for `tidies` seconds is cancelled again, even if this call is cancelled too. After

@@ -303,7 +303,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._raw.write(self._outgoing.read())
 
     def _end_sending(self) -> None:
-        with contextlib.suppress(OSError):  # The client has reset the connection; `connection_lost` follows.
+        with contextlib.suppress(OSError):  # The client has reset the connection, so `connection_lost` follows.
             self._raw.write_eof()
 
     def _say_end(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.gateway.outcome_reader import MOST_CALLS, OutcomeReader
+from headway.gateway.broker_session import MOST_READS, OutcomeReader
 from headway.model import EntryState, Reply, Value
 from headway.runtime.counters import BrokerCounts
 from tests.services.fake_backend import ANYBODY, FakeBackend
@@ -83,9 +83,9 @@ async def test_few_calls_are_under_way_at_once_and_nobody_is_refused(
     broker: SlowRecalls, recalls: OutcomeReader, clock: Clock
 ) -> None:
     began = clock()
-    ids = [f"{number}" for number in range(5 * MOST_CALLS)]
+    ids = [f"{number}" for number in range(5 * MOST_READS)]
     assert await told(*asking(recalls, "t", *ids)) == ["call 1"] * len(ids)
-    assert (broker.peak, clock() - began) == (MOST_CALLS, 5.0)
+    assert (broker.peak, clock() - began) == (MOST_READS, 5.0)
 
 
 async def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much(recalls: OutcomeReader, clock: Clock) -> None:
@@ -101,13 +101,13 @@ async def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much(recalls
 
 
 async def test_who_has_left_costs_no_call(broker: SlowRecalls, recalls: OutcomeReader, clock: Clock) -> None:
-    first = asking(recalls, "t", *(f"{number}" for number in range(MOST_CALLS)))
+    first = asking(recalls, "t", *(f"{number}" for number in range(MOST_READS)))
     left = asking(recalls, "t", "left", "also")
     await asyncio.sleep(0.5)
     stays = asking(recalls, "t", "also")
     for task in left:
         task.cancel()
-    assert await told(*first, *stays) == ["call 1"] * (MOST_CALLS + 1)
+    assert await told(*first, *stays) == ["call 1"] * (MOST_READS + 1)
     assert ("t", "left") not in broker.asked
 
 
@@ -117,13 +117,13 @@ async def test_a_failure_is_for_those_it_was_made_for_and_an_outage_for_all(
 ) -> None:
     began = clock()
     recalls = OutcomeReader(broker, lambda: out_of_reach)
-    tasks = asking(recalls, "t", *(f"{number}" for number in range(10 * MOST_CALLS)))
+    tasks = asking(recalls, "t", *(f"{number}" for number in range(10 * MOST_READS)))
     await asyncio.sleep(0.5)
     broker.cut = True
-    await asyncio.wait(tasks[:MOST_CALLS])
+    await asyncio.wait(tasks[:MOST_READS])
     broker.cut = False
     failed = [isinstance(one, BrokerUnavailable) for one in await asyncio.gather(*tasks, return_exceptions=True)]
-    assert failed == [place < MOST_CALLS or out_of_reach for place in range(len(tasks))]
+    assert failed == [place < MOST_READS or out_of_reach for place in range(len(tasks))]
     assert clock() - began == (1.0 if out_of_reach else 10.0)
     assert await told(*asking(recalls, "t", "new")) == ["call 1"]  # Who comes later is tried for.
 

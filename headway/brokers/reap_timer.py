@@ -1,4 +1,4 @@
-"""Timer for a reap that is due before the next regular one."""
+"""Timer for a reap that is due before the next regular reap."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ GRAIN = 0.01
 
 
 class ReapTimer:
-    """Timer of one broker. It is only set between a regular reap and the next.
+    """Timer of one broker, which is only set between a regular reap and the next.
 
-    Arguments:
-        reap: reaps. Returns the instant at which the next reap is due, and the present one.
-
-    Attributes:
-        at: instant of the next reap; anything due later needs no timer.
+    `reap` returns the instant at which the next reap is due, and the present instant. `at` is the instant of the next reap.
     """
 
     def __init__(self, reap: Callable[[], Awaitable[tuple[float, float]]]) -> None:

@@ -1,7 +1,7 @@
 """The broker for a single process: `core.queue` with leases, wake-ups, and a mailbox per gateway.
 
-All of it runs in one event loop and no method suspends half-way, so each is atomic. When the process ends, its entries
-are lost together with the only gateway that could ask for them.
+No method suspends half-way, so each is atomic. The entries are lost when the process ends, but so is the only gateway
+that could ask for them.
 """
 
 from __future__ import annotations
@@ -65,28 +65,21 @@ _MODEL = attrgetter("model")
 LEASE_SECONDS = 10.0
 """Seconds that a lease lasts unless it is extended."""
 REAP_EVERY = 0.05
-"""Maximum time in seconds between two calls of `reap` without a rest. An expiry may be late by as much."""
+"""Maximum seconds between two calls of `reap` without a rest, and thus the maximum delay of an expiry."""
 REST_SECONDS = 1.0
-"""Maximum time in seconds between two calls of `reap` with a rest."""
+"""Maximum seconds between two calls of `reap` with a rest."""
 LOOK_AGAIN = 0.05
 """Seconds after which entries held for an idle worker are checked again, because the load may have changed."""
 COMING_SECONDS = 0.05
 """Seconds that a woken worker has to claim before another is woken."""
 LINGER = 0.001
-"""Seconds for which a gateway gathers entries for one call; calls cost little here."""
+"""Seconds for which a gateway gathers entries for one call."""
 
 
 class MemoryBroker(Broker, NearQueue):
-    """Broker for one process. `headway.ports.Broker` describes methods and laws.
+    """Broker for one process. `headway.ports.Broker` describes its methods and laws.
 
-    Arguments:
-        models: queue bounds of each model served.
-        dead: dead letters, for entries that make the model fail.
-        counters: counters of retries.
-        clock: monotonic seconds, at the pace of the event loop's clock.
-        rng: uniform in [0, 1).
-        kept: budgets of kept outcomes.
-        queue_bytes: maximum size in bytes of entries without an outcome.
+    `clock` must advance like the event loop's clock. `queue_bytes` bounds the entries without an outcome.
     """
 
     def __init__(
@@ -188,7 +181,6 @@ class MemoryBroker(Broker, NearQueue):
         return self._take_rarely(self._placed(entry), self._clock())
 
     def enter(self, held: Held, now: float) -> Failure | None:
-        """See NearQueue. One idle worker is woken for all entries of a turn of the event loop."""
         entry = held.entry
         places = self._queues.for_any.get(entry.model)
         size = len(entry.input)
@@ -220,25 +212,24 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _take_rarely(self, entry: Entry, now: float, held: Held | None = None) -> Failure | None:
-        """Slow path of `enter`: judge an entry that can be refused or needs more than a place."""
+        """Slow path of `enter`: judge an entry that can be refused, is large, or shares an answer."""
         failure = self._admit(entry, now)
         if failure is None:
-            if (
-                held is not None and (queued := self._entries.get(held.key)) is not None
-            ):  # It may have its outcome already.
+            # An entry that has its outcome already is no longer here.
+            if held is not None and (queued := self._entries.get(held.key)) is not None:
                 queued.held = held
             self._reaping.move_up(self._queues[entry.queue].next_due(), now)
             self._look_soon(entry.queue)
         return failure
 
     def _placed(self, entry: Entry) -> Entry:
-        """Give a follower without a model any model. Every queue knows the tasks of all others."""
+        """Give a follower without a model any model, because every queue knows the tasks of all others."""
         if entry.model or not task_followed(entry):
             return entry
         return msgspec.structs.replace(entry, model=next(iter(self._queues)).model)
 
     def _look_soon(self, name: QueueName) -> None:
-        """Wake an idle worker for new entries in a later turn of the event loop."""
+        """Wake an idle worker in a later turn of the event loop, once for all entries that arrive until then."""
         wakeups = self._wakeups[name]
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))
@@ -294,8 +285,8 @@ class MemoryBroker(Broker, NearQueue):
         except asyncio.CancelledError:
             if wakeups.idle.get(slot.worker) is sleeper:
                 del wakeups.idle[slot.worker]
-            wakeups.coming.discard(slot.worker)  # A woken worker that won't claim: another should.
-            self._wake_idle(name, self._clock())
+            wakeups.coming.discard(slot.worker)
+            self._wake_idle(name, self._clock())  # This worker may have been woken, and won't claim.
             raise
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
@@ -328,7 +319,7 @@ class MemoryBroker(Broker, NearQueue):
     def _unsettled(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> tuple[Sequence[QueuedEntry], Sequence[ItemResult]]:
-        """Return the entries that get separate replies, with their items. Riders beside bulk entries are settled here if possible."""
+        """Return the entries that get separate replies, with their items. Settles the riders beside bulk entries if it can."""
         if len(wanted) != len(items):
             chosen = set(map(id, wanted))
             return wanted, [item for member, item in zip(departure.members, items, strict=True) if id(member) in chosen]
@@ -345,7 +336,7 @@ class MemoryBroker(Broker, NearQueue):
         ran: BatchRun,
         now: float,
     ) -> None:
-        """Reply to each entry, and keep a dead letter of each that failed by itself, except bulk entries."""
+        """Reply to each entry. Keeps a dead letter of each entry that failed by itself, unless it is a bulk entry."""
         letters, replies, left_at, attempts = [], [], departure.left_at, departure.attempts
         bulk = set(map(id, departure.members[-departure.bulk :])) if departure.bulk else frozenset[int]()
         for member, item in zip(members, items, strict=True):
@@ -365,7 +356,7 @@ class MemoryBroker(Broker, NearQueue):
     def _settle(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> bool:
-        """Fast path: settle a batch of plain outputs whose gateway holds all entries. Returns False if the batch is none."""
+        """Fast path: settle a batch of plain outputs whose entries one gateway holds, or return False if it is another batch."""
         outputs, held = list(map(_OUTPUT, items)), list(map(_HELD, wanted))
         beside = departure.rest is not None or any(map(_TOKENS, items))
         gateways = set(map(_GATEWAY, wanted))
@@ -381,7 +372,7 @@ class MemoryBroker(Broker, NearQueue):
             for member, output in zip(wanted, outputs, strict=True)
         ]  # fmt: skip
         for member in map(self._entries.pop, map(_KEY, wanted)):
-            member.held = None  # A queue that remembers the entry must not keep the output.
+            member.held = None  # The queue may remember the entry, and must not keep its output.
         if self._room.in_use:
             for member in wanted:
                 member.reservation = None
@@ -430,7 +421,7 @@ class MemoryBroker(Broker, NearQueue):
             self._let_go(known, deleted=True)
             entry = known.entry
             reply = Reply(id, tenant, None, failures.cancelled(), queued=now - known.arrived, nonce=entry.nonce)
-            ended = self._entries[tenant, id] = queued_at(entry, now)  # Known until its gateway has read that.
+            ended = self._entries[tenant, id] = queued_at(entry, now)  # Until the gateway has read the reply.
             self._post([(ended, reply)])
         else:
             self._dedup.forget(tenant, id)
@@ -493,7 +484,7 @@ class MemoryBroker(Broker, NearQueue):
         self._queues.know(models)
 
     async def reap(self, rest: float = 0.0) -> float:
-        """See Broker. The length of the rest doesn't matter, because nobody else reaps."""
+        """See Broker. The value of `rest` doesn't matter, because nobody else reaps."""
         due, now = await self._reap()
         if not rest:
             return max(min(due - now, REAP_EVERY), TIMER_GRAIN)
@@ -502,7 +493,7 @@ class MemoryBroker(Broker, NearQueue):
         return pause
 
     async def _reap(self) -> tuple[float, float]:
-        """Reap. Returns the instant at which the next reap is due, and the present one."""
+        """Reap. Returns the instant at which the next call is due, and the present instant."""
         now = self._clock()
         self._rate_debts.tidy(now)
         due = now + REST_SECONDS
@@ -515,7 +506,7 @@ class MemoryBroker(Broker, NearQueue):
             else:
                 due = min(due, running.expires_at)
         for queued in self._dedup.overdue(now):
-            if self._dedup.follows(queued):  # An entry before it may have dropped it.
+            if self._dedup.follows(queued):  # An earlier entry of this loop may have dropped it.
                 left = self._dedup.leave(queued)
                 self._end([(queued, reply_to(queued, now, lateness_of(queued, 1, now), None))], now, late=True)
                 self._follow_up(left, now)
@@ -529,7 +520,7 @@ class MemoryBroker(Broker, NearQueue):
         return min(due, self._dedup.next_due(), *(at for at in silent if at > now)), now
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
-        """Judge an unknown entry, and charge it if it is admitted."""
+        """Judge an unknown entry, and charge its rate limits if it is admitted."""
         if not self._queues.has(entry.queue):
             return failures.not_here(entry.model)
         if entry.digest:
@@ -551,7 +542,7 @@ class MemoryBroker(Broker, NearQueue):
         return refusal
 
     def _give(self, reservation: Reservation, entry: Entry) -> None:
-        """Give an admitted entry a reservation, unless it is gone because it already has its outcome."""
+        """Give an admitted entry its reservation, unless the entry already has its outcome."""
         if (queued := self._entries.get((entry.tenant, entry.id))) is not None:
             reservation.give_to(queued)
 
@@ -582,7 +573,7 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _let_go(self, queued: QueuedEntry, *, deleted: bool = False) -> None:
-        """Drop an entry that nobody waits for any more. `deleted`: its outcome is unwanted too."""
+        """Drop an entry that nobody waits for any more. Its outcome isn't kept either if it was `deleted`."""
         entry = queued.entry
         del self._entries[entry.tenant, entry.id]
         if self._dedup.active and entry.dedup_keys:
@@ -592,7 +583,6 @@ class MemoryBroker(Broker, NearQueue):
             queued.reservation = None
 
     def _follow_up(self, consequences: Consequences, now: float) -> None:
-        """Carry out what an event means for other entries."""
         for queued in consequences.idle:
             self._queues[queued.entry.queue].remove(queued)
         if consequences.replies:
@@ -601,7 +591,7 @@ class MemoryBroker(Broker, NearQueue):
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
-        """Offer a follower again after its original was late. It runs, or joins another flight, in its remaining time."""
+        """Offer a follower again, for its remaining time, after its original was late."""
         entry, left = queued.entry, queued.due - now
         refusal = None
         reservation, queued.reservation = queued.reservation, None  # The new entry takes it over.
@@ -627,10 +617,9 @@ class MemoryBroker(Broker, NearQueue):
         after = queue.fail(running.departure, failure.cause, now, self._rng, failures.shown(failure), failure.places)
         self._counters.retries[failure.cause.value] += after.again
         ran = run_of(running.lease, running.departure, failure.worker, now)
-        self._deliver(after.dead, [reply_to(m, left_at, failures.death(failure), ran) for m in after.dead], now)
-        spent = failures.spent(failure, len(running.departure.members))
-        self._deliver(after.spent, [reply_to(m, left_at, spent, ran) for m in after.spent], now)
-        self._deliver(after.bulk, [reply_to(m, left_at, failures.death(failure), ran) for m in after.bulk], now)
+        death, spent = failures.death(failure), failures.spent(failure, len(running.departure.members))
+        for members, why in (after.dead, death), (after.spent, spent), (after.bulk, death):
+            self._deliver(members, [reply_to(member, left_at, why, ran) for member in members], now)
         self._send_late(queue, after.late, now)
         for member in after.dead:
             await self._dead.add(letter_of(member, failure.message, failure.cause.value, ran))
@@ -642,7 +631,7 @@ class MemoryBroker(Broker, NearQueue):
     def _deliver(
         self, members: Sequence[QueuedEntry], replies: Sequence[Reply], now: float, *, late: bool = False
     ) -> None:
-        """Put the members' replies into their gateways' mailboxes. `late`: the replies say that time ran out."""
+        """Put the members' replies into their gateways' mailboxes. Pass `late` if the replies say that time ran out."""
         if not replies:
             return
         if self._dedup.active:
@@ -666,7 +655,7 @@ class MemoryBroker(Broker, NearQueue):
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """End entries that have outcomes, and their followers, in order, because one follower may run again and the next join it."""
+        """End entries and their followers. The order matters: a follower may run again and the next join it."""
         for queued, reply in ended:
             wanted = not self._dedup.unwanted(queued)
             consequences = self._dedup.end(queued, reply, now, late=late)
@@ -689,7 +678,7 @@ class MemoryBroker(Broker, NearQueue):
         next_look = self._queues[name].wake(wakeups.idle, now)
         if isinstance(next_look, str):
             wakeups.wake(next_look)
-            self._reaping.move_up(now + COMING_SECONDS, now)  # It may not come.
+            self._reaping.move_up(now + COMING_SECONDS, now)  # The worker may never claim.
         else:
             again = next_look if math.isinf(next_look) else min(next_look, now + LOOK_AGAIN)
             wakeups.arm(again, now, lambda: self._wake_idle(name, self._clock()))
@@ -707,5 +696,5 @@ class MemoryBroker(Broker, NearQueue):
 
 
 def _is_of(queued: QueuedEntry, entry: Entry) -> bool:
-    """Return True if this submission of an entry is the known one."""
+    """Return True if `entry` repeats the submission that is queued."""
     return queued.entry.nonce == entry.nonce and queued.entry.gateway == entry.gateway

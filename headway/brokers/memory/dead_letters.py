@@ -17,11 +17,7 @@ _Key = tuple[str, str]
 class DeadLetterBox(DeadLetters):
     """Dead letters in memory.
 
-    If there are too many, in number or in bytes, the tenant with most loses its oldest.
-
-    Arguments:
-        capacity: maximum number of dead letters.
-        capacity_bytes: maximum size in bytes of input, parameters and error in all dead letters together.
+    If there are too many, in number or in bytes, the tenant with the most loses its oldest dead letter.
     """
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
@@ -79,5 +75,5 @@ def _key(letter: DeadLetter) -> _Key:
 
 
 def _letter_bytes(letter: DeadLetter) -> int:
-    """Estimate the bytes of a dead letter, at least 1. Text counts four bytes a character, Python's worst case."""
+    """Estimate the bytes of a dead letter. A character of text counts as four bytes, which is Python's worst case."""
     return 1 + 4 * (len(letter.entry.input) + len(letter.error)) + len(letter.entry.parameters)

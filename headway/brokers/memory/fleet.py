@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from headway.core.capacity import FORGOTTEN_AFTER
@@ -18,11 +17,7 @@ from headway.ports import Board, Fleet
 
 
 class MemoryFleet(Fleet):
-    """Processes, leader and capacities in memory. See `headway.ports.Fleet`.
-
-    Arguments:
-        clock: monotonic seconds.
-    """
+    """Processes, leader and capacities in memory. See `headway.ports.Fleet`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -37,7 +32,7 @@ class MemoryFleet(Fleet):
         """Process that may load each model, and until when."""
 
     async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
-        self._members[member.id] = msgspec.structs.replace(member, last_seen=self._clock())
+        self._members[member.id] = replace(member, last_seen=self._clock())
         return self._drains.keys()
 
     async def leave(self, id: str) -> None:
@@ -46,7 +41,7 @@ class MemoryFleet(Fleet):
             self._leader = ""
 
     async def depart(self, gone: Departed) -> None:
-        self._note(msgspec.structs.replace(gone, at=self._clock()))
+        self._note(replace(gone, at=self._clock()))
 
     async def departed(self) -> Sequence[Departed]:
         await self.members()
@@ -81,7 +76,7 @@ class MemoryFleet(Fleet):
         return True
 
     async def publish(self, capacity: Capacity) -> None:
-        self._capacities[capacity.model] = msgspec.structs.replace(capacity, measured_at=self._clock())
+        self._capacities[capacity.model] = replace(capacity, measured_at=self._clock())
 
     async def withdraw_capacity(self, model: str) -> None:
         self._capacities.pop(model, None)
@@ -117,11 +112,7 @@ class MemoryFleet(Fleet):
 
 
 class MemoryBoard(Board):
-    """Board in memory. See `headway.ports.Board`.
-
-    Arguments:
-        clock: monotonic seconds.
-    """
+    """Board in memory. See `headway.ports.Board`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

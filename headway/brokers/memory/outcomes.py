@@ -16,7 +16,7 @@ from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply
 
 
 class Running(msgspec.Struct):
-    """Running batch. Its lease ends at instant `expires_at` unless it is extended."""
+    """Running batch, with the instant at which its lease expires unless it is extended."""
 
     lease: Lease
     departure: Departure
@@ -24,11 +24,7 @@ class Running(msgspec.Struct):
 
 
 class Mailbox:
-    """Replies to one gateway, kept until it asks with a later cursor or takes delivery.
-
-    Attributes:
-        deliver: takes replies and what is held of them, see NearQueue; None for a gateway that asks.
-    """
+    """Replies to one gateway, kept until it asks with a later cursor. They go to `deliver` at once if that is set (NearQueue)."""
 
     def __init__(self) -> None:
         self.deliver: Callable[[Sequence[Reply], Sequence[Any]], None] | None = None
@@ -58,19 +54,19 @@ class Mailbox:
 
 
 def reply_to(member: QueuedEntry, left_at: float, failure: Failure, ran: BatchRun | None) -> Reply:
-    """Reply without an output to an entry that waited until instant `left_at`."""
+    """Return a reply without an output to an entry that waited until instant `left_at`."""
     entry = member.entry
     waited = left_at - member.arrived
     return Reply(entry.id, entry.tenant, None, failure, ran, waited, member.attempts, entry.nonce)
 
 
 def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:
-    """Failure of an entry that is overdue at instant `now` while `slots` GPUs serve."""
+    """Return the failure of an entry that is overdue at instant `now` while `slots` GPUs serve."""
     return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due, member.hung)
 
 
 def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> DeadLetter:
-    """Dead letter of an entry that failed for good in this run."""
+    """Return the dead letter of an entry that failed for good in this run."""
     return DeadLetter(
         entry=member.entry,
         error=error,
@@ -84,7 +80,7 @@ def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> Dea
 
 
 def run_of(lease: Lease, departure: Departure, worker: str, now: float) -> BatchRun:
-    """Run of a batch that ended on `worker` at instant `now`."""
+    """Return the run of a batch that ended on `worker` at instant `now`."""
     left_at, runs = departure.left_at, lease.slot.runs
     return BatchRun(worker, len(departure.members), now - left_at, left_at, runs.version, runs.target)
 

@@ -1,4 +1,4 @@
-"""Queues of the memory broker, and wake-ups for the idle workers of each."""
+"""Queues of the memory broker, and the wake-ups of their idle workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMER_GRAIN = 0.001
 class Wakeups:
     """Idle workers of one queue, first come first woken, and a timer to wake the next.
 
-    A woken worker is `coming` until it claims, and no other is woken before: the claim wakes one for what it leaves.
+    A woken worker is `coming` until it claims. Only then is another woken, if the claim leaves work.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,13 @@ class Wakeups:
         self.looks_soon = False
 
     def wake(self, worker: str) -> None:
-        """Wake an idle worker. It is `coming` from then on."""
         sleeper = self.idle.pop(worker, None)
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
             self.coming.add(worker)
 
     def arm(self, at: float, now: float, look: Callable[[], None]) -> None:
-        """Call `look` at instant `at` or sooner. An earlier timer stays, because it checks again."""
+        """Call `look` at instant `at` or sooner. An earlier timer stays, because `look` sets the next."""
         if at < self.looks_at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -58,17 +57,11 @@ class Wakeups:
 
 
 class Queues(dict[QueueName, ModelQueue]):
-    """Queues by name. Each model has a queue for any version, and one per known version.
-
-    Arguments:
-        models: queue bounds of each model.
+    """Queues by name. Each model has a queue for any version, and a queue for each known version.
 
     Attributes:
-        limits: queue bounds of each known model.
-        wakeups: wake-ups of each queue.
         for_any: queue for any version of each model, and its wake-ups.
-        rows: models whose entries have rows or shapes; see `core.rows.counted`.
-        padded: cost line of each model that pads.
+        rows: models whose entries have rows or shapes. See `core.rows.counted`.
     """
 
     def __init__(self, models: Mapping[str, QueueLimits]) -> None:
@@ -87,9 +80,7 @@ class Queues(dict[QueueName, ModelQueue]):
             self.for_any[model] = self._add(QueueName(model), models[model])
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Note of each model whether its entries have rows and shapes, which decide what they weigh and which ride together.
-        Unknown models are ignored.
-        """
+        """Note for each known model whether its entries have rows and shapes, which decide their weight and which ride together."""
         for model, counts in counted.items():
             if model in self.limits and counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
@@ -98,7 +89,7 @@ class Queues(dict[QueueName, ModelQueue]):
                         queue.bound(self._bounds(model))
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """Have entries ride with others of like weight, for the models that pad and no others."""
+        """Have entries of the models that pad ride with others of like weight."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):

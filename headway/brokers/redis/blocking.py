@@ -1,7 +1,7 @@
 """Blocking reads of several keys at once, so one connection per server is enough.
 
-Keys that are first awaited during a read get a read of their own. All reads end at the same instant, and whatever is still awaited then
-goes into one. A read isn't aborted for that, because it may have taken something already.
+Keys that are first awaited during a read get a read of their own. All reads end at the same instant, and the next read has all keys
+that are still awaited. A read isn't aborted to add a key, because it may have taken something already.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 LEAST = 0.001
-"""Minimum length of a read in seconds: 0 would mean for ever."""
+"""Minimum length of a read in seconds, because 0 means for ever."""
 FEW = 2
-"""Number of reads under way above which new keys gather."""
+"""Number of reads under way from which new keys gather."""
 GATHERED = 0.02
 """Seconds for which new keys gather. Their data waits in the server meanwhile."""
 
 
 class _Waiting(Generic[P, T]):
-    """Wait for a key from a position on. `read`: a read under way includes the key."""
+    """Wait for a key from a position on."""
 
     __slots__ = ("found", "place", "read")
 
@@ -32,14 +32,15 @@ class _Waiting(Generic[P, T]):
         self.place = place
         self.found: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
         self.read = False
+        """True if a read under way includes the key."""
 
 
 class BlockingReads(Generic[P, T]):
     """Blocking reads of keys that one command may name together.
 
     Arguments:
-        read: reads keys, each from its position on, for at most some seconds. Returns what it found by key.
-        block: returns the seconds after which a wait ends without a result; infinite for never.
+        read: reads keys, each from its position on, for at most some seconds. Returns results by key.
+        block: returns the seconds after which a wait ends without a result, which may be infinite.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class BlockingReads(Generic[P, T]):
         self._until = 0.0
         """Instant at which all reads end."""
         self._known: set[str] = set()
-        """Recently read keys, beside which new ones gather."""
+        """Recently read keys. Other keys gather first."""
         self._begins: asyncio.Handle | None = None
 
     async def wait(self, key: str, place: P) -> T | None:
-        """Wait for a key; None if nothing came for a while. Only one caller may wait for it. Raises BrokerUnavailable."""
+        """Wait for a key, which only one caller may do at a time. None if nothing came for a while. Raises BrokerUnavailable."""
         waiting = self._waiting[key] = _Waiting[P, T](place)
         self._begin_soon(GATHERED if len(self._reading) >= FEW and key not in self._known else 0.0)
         try:
@@ -72,7 +73,7 @@ class BlockingReads(Generic[P, T]):
                 task.cancel()
 
     def _begin_soon(self, wait: float = 0.0) -> None:
-        """Begin a read in `wait` seconds. At 0 it begins once callers that were just answered wait again."""
+        """Begin a read in `wait` seconds. At 0 it begins when callers that were just answered wait again."""
         loop = asyncio.get_running_loop()
         if self._begins is None:
             self._begins = loop.call_later(wait, self._begin) if wait else loop.call_soon(self._begin)
@@ -87,7 +88,7 @@ class BlockingReads(Generic[P, T]):
         if not keys:
             return
         if loop.time() >= self._until:
-            if self._reading:  # They end by now, and the last one begins the next, with all keys.
+            if self._reading:  # These reads end now, and the last of them begins the next read, with all keys.
                 return
             self._until = loop.time() + self._block()
             self._known.clear()

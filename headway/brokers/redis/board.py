@@ -19,30 +19,25 @@ from headway.ports import Board
 PAGE = 1000
 """Maximum number of notices read in one call."""
 DECISION = b"s:"
-"""Beginning of a row's field that holds a decision of the autoscaler."""
+"""Prefix of a row's fields with decisions of the autoscaler."""
 ROWS = 150
-"""Maximum number of rows read in one call, because it blocks the server."""
+"""Maximum number of rows read in one call, because a call blocks the server."""
 
 
 class RedisBoard(Board):
-    """Board in Redis. See `headway.ports.Board`.
-
-    Arguments:
-        connection: connection to the server.
-    """
+    """Board in Redis. See `headway.ports.Board`."""
 
     def __init__(self, connection: RedisConnection) -> None:
         self._connection = connection
         self._key = f"{connection.prefix}:{{fleet}}:"
         self._born = b""
-        """Beginning of the board, as the server last told it."""
 
     async def post(self, notice: Notice) -> Posted:
-        """See Board. A server short of memory gets no notices, so requests keep what is left."""
+        """See Board. A server short of memory gets no notices, because requests need the rest."""
         connection = self._connection
         whole = b"" if notice.empty else wire.encode(notice)
         try:
-            # Joined calls are made even without memory.
+            # A joined call is made even if memory is short.
             post = connection.call if not notice.empty and connection.memory_pressure else connection.join
             watched, records, born = await post(
                 "post", self._key, connection.clock_text(), notice.process, whole, self._born, *_fields(notice)
@@ -69,7 +64,7 @@ class RedisBoard(Board):
         return News(_read(entries), entries[-1][0].decode() if entries else after, lost_at)
 
     async def _watch(self) -> float:
-        """Instant since which the broker has data again after a loss; 0 if it lost none."""
+        """Return the instant since which the broker has data again after a loss, or 0 if it lost none."""
         born: bytes = await self._connection.call("watch", self._key, self._connection.clock_text())
         return float(born[1:]) if born[:1] == b"1" else 0.0
 
@@ -85,7 +80,7 @@ class RedisBoard(Board):
 
 
 def _fields(notice: Notice) -> list[Any]:
-    """Arguments for a notice's row: number of arguments for counts, counts, figures. Empty if the notice counts nothing."""
+    """Return the arguments for a notice's row: the number of arguments for counts, the counts, and the figures, if any."""
     if not counts(notice):
         return []
     row = HistoryRow(0)
@@ -98,13 +93,12 @@ def _fields(notice: Notice) -> list[Any]:
             "w", ",".join(map(str, fleet.waiting)), "o", ",".join(map(str, fleet.oldest)), "c", fleet.capacity,
             "u", fleet.usable, "h", fleet.healthy, "n", fleet.workers,
         ]  # fmt: skip
-    for change in row.scalings:  # Named by itself, because several processes may decide in one step.
+    for change in row.scalings:  # Each is a field of its own, because several processes may decide in one step.
         figures += [DECISION + wire.encode(change), ""]
     return [len(counted), *counted, *figures]
 
 
 def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
-    """Row of a step, made of its fields in the server."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     figures = None
     if b"w" in fields:
@@ -120,7 +114,6 @@ def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
 
 
 def _read(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Notice]:
-    """Notices of stream entries, except notices that only a later release can read."""
     return wire.readable(_stamped, [fields[b"t"] + b"\0" + fields[b"n"] for _, fields in entries])
 
 

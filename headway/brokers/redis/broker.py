@@ -1,7 +1,7 @@
-"""The broker over Redis: its queues are in the server, where each atomic step is a function that keeps the laws.
+"""The broker over Redis: its queues are in the server, where each atomic step is a function of the library.
 
-Entries are dealt to the shards of their model in turn; a replay goes where the entry went before. A slot claims at its home
-shard, and checks from time to time whether another shard needs help.
+Entries are dealt to the shards of their model in turn, and a replayed entry goes where it went before. A slot claims at its
+home shard, and checks from time to time whether another shard needs help.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 LEAST_LINGER = 0.001
-"""Minimum time in seconds for which entries gather."""
+"""Minimum seconds for which entries gather."""
 IN_USE = 1.0
 """Seconds after its last offer for which a queue counts as in use."""
 MOST_PAUSE = 0.4
-"""Maximum time in seconds between two looks at other shards. The pause doubles while a slot rests."""
+"""Maximum seconds between two looks at other shards. The pause doubles while a slot rests."""
 APART_FROM = 64 << 10
 """Default for the bytes above which a value is stored apart."""
 _MODEL_AND_VERSION, _CLAIMS = attrgetter("model", "version"), attrgetter("claims")
@@ -86,18 +86,9 @@ class _UnansweredClaim(msgspec.Struct):
 
 
 class RedisBroker(Broker):
-    """Broker over Redis. `headway.ports.Broker` describes methods and laws.
+    """Broker over Redis. `headway.ports.Broker` describes its methods and laws.
 
-    Arguments:
-        connection: open connection to the server.
-        models: queue bounds of each model served.
-        counters: counters of retries.
-        rng: uniform in [0, 1).
-        shards: number of queues of each model.
-        lease_seconds: seconds that a lease lasts unless it is extended.
-        kept: budgets of kept outcomes, per server.
-        queue_bytes: maximum size in bytes of large entries without an outcome.
-        apart_from: bytes above which inputs and outputs are stored apart; infinite for none.
+    Each model has `shards` queues. `kept` is a budget per server. `queue_bytes` bounds the large entries without an outcome.
     """
 
     def __init__(
@@ -120,8 +111,8 @@ class RedisBroker(Broker):
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers, self._offers = itertools.count(), Offers()
         self._debts = None if connection.clustered else RateLimitCache()
-        """Debts in the counts that all queues share; None if each queue has its own."""
-        if self._debts is not None:  # Every request asks for it.
+        """Debts of the limits that all queues share, or None if each queue counts for itself."""
+        if self._debts is not None:  # Every request calls this, so it takes no detour.
             self.rate_limit_debt = self._debts.seconds  # type: ignore[method-assign]
         self._queues = QueueTable(self._make_queue, shards)
         self._queues.added = self._hear_of
@@ -142,7 +133,7 @@ class RedisBroker(Broker):
         self._waited: dict[tuple[Queue, int], Sequence[float]] = {}
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """See Broker. This is for queues with counts of their own."""
+        """See Broker. Only used if each queue counts for itself."""
         owed = 0.0
         for queues in self._queues.values():
             of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts
@@ -151,7 +142,7 @@ class RedisBroker(Broker):
 
     @property
     def linger(self) -> float:
-        """See Broker: the least linger of the queues in use, at least 1 ms, and at most 4 ms if requests for another model may come."""
+        """See Broker. At most GATHERED if there are several models, so that one with long batches doesn't delay the others."""
         now = asyncio.get_running_loop().time()
         least = min((queue.linger(now) for queue in self._every if now - queue.offered_at < IN_USE), default=0.0)
         return max(least if len(self._queues.limits) == 1 else min(least, GATHERED), LEAST_LINGER)
@@ -164,17 +155,16 @@ class RedisBroker(Broker):
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker. True if any server uses more than four fifths of its `maxmemory`."""
         return self._connection.memory_pressure
 
     @property
     def kept(self) -> KeptLimits:
-        """See Broker. In a cluster, the budgets of one queue, because each server counts only its own."""
+        """See Broker. In a cluster these are the budgets of one queue, because each server counts only its own outcomes."""
         return self._budgets.kept()
 
     @property
     def near(self) -> None:
-        """See RequestQueue. None, because the broker is in another process."""
+        """See RequestQueue. The server is always another process."""
 
     @property
     def apart_from(self) -> float:
@@ -182,11 +172,9 @@ class RedisBroker(Broker):
 
     @property
     def queue_names(self) -> Collection[QueueName]:
-        """Live view of the queues' names."""
         return self._queues.keys()
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
-        """See Broker. Queues of a model's versions get its bounds too."""
         self._queues.know(models, others)
 
     def _make_queue(self, name: QueueName, shard: int, limits: QueueLimits) -> Queue:
@@ -205,7 +193,6 @@ class RedisBroker(Broker):
         return made
 
     def _hear_of(self, added: Sequence[Queue]) -> None:
-        """Read replies from these queues too."""
         for box in self._mailboxes.values():
             box.add(added)
 
@@ -259,7 +246,7 @@ class RedisBroker(Broker):
         if queue is not home:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
-                await self._unlisten(slot)  # Otherwise a wake-up would be lost on it.
+                await self._unlisten(slot)  # Otherwise a wake-up of this busy slot would be wasted.
                 return claimed
         self._idle_at[slot] = home
         claimed = await self._claim_from(home, slot, policy, guest=False)
@@ -268,7 +255,6 @@ class RedisBroker(Broker):
         return claimed
 
     async def _unlisten(self, slot: Slot) -> None:
-        """Try to stop a slot from being woken."""
         idle_at = self._idle_at.get(slot)
         if idle_at is not None:
             with contextlib.suppress(BrokerUnavailable):
@@ -276,7 +262,7 @@ class RedisBroker(Broker):
                 self._idle_at.pop(slot, None)
 
     def _apart(self, slot: Slot) -> Queue | None:
-        """At every second claim, return a shard that may have entries for the slot but isn't a home of its version, if any."""
+        """At every second claim, return a shard that may have entries for the slot but is no slot's home, if there is one."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None
@@ -286,14 +272,13 @@ class RedisBroker(Broker):
         return queues[turn // 2 % len(queues)]
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """See Broker. Asks the slots' home shards, all at once."""
         homes = [(slot.model, self._router.home(slot.worker, slot.queue)) for slot in slots]
         return await all_of(*(queue.contender(model) for model, queue in homes))
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         home = self._router.home(slot.worker, slot.queue)
         idle_at = self._idle_at.get(slot, home)
-        if idle_at is not home:  # Its home changed since it claimed.
+        if idle_at is not home:  # The slot's home changed since its claim.
             await idle_at.unlisten(slot.worker)
             return
         sleeping = asyncio.ensure_future(home.wakeups.sleep(slot.worker, until))
@@ -381,7 +366,7 @@ class RedisBroker(Broker):
             await before.unlisten(worker.worker_id)
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """See Broker. Also adds the queues that workers claim from."""
+        """See Broker. Also adds the queues that the workers claim from."""
         return await self._router.read_registry()
 
     async def depths(self) -> Sequence[TierDepth]:
@@ -407,7 +392,6 @@ class RedisBroker(Broker):
         return [*depths.values()]
 
     async def loads(self) -> Mapping[QueueName, Load]:
-        """See Broker. Loads of shards are added up; costs come from the shard with the most batches."""
         loads: dict[QueueName, list[Load]] = {}
         for queue, look in await self._look():
             loads.setdefault(queue.name, []).append(look.load)
@@ -416,13 +400,12 @@ class RedisBroker(Broker):
     async def reap(self, rest: float = 0.0) -> float:
         pauses = await all_of(self._router.census(rest), self._reaping.reap(rest))
         if self._reaping.reaps:
-            self._connection.look_soon()  # Somebody must look even while no request comes.
+            self._connection.look_soon()  # Memory must be watched even while no request comes.
         if gone := {*self._queues.forget()}:
             await self._forget(gone)
         return max(min(pauses), LEAST_PAUSE)
 
     async def _forget(self, queues: Collection[Queue]) -> None:
-        """Drop queues that have left the table, and end all reads there."""
         log.info("queues are forgotten", queues=sorted({str(queue.name) for queue in queues}))
         self._router.forget_queues(queues)
         self._reaping.forget(queues)
@@ -433,7 +416,7 @@ class RedisBroker(Broker):
         await all_of(*(queue.close() for queue in queues))
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Offer entries whose models have queues, and refuse others. A follower waits in a queue that has its task."""
+        """Offer the entries whose models have queues, and refuse the others."""
         entries = [await self._placed(entry) for entry in entries]
         known = [entry for entry in entries if self._queues.has(entry.queue)]
         names = {entry.queue for entry in known}
@@ -455,7 +438,7 @@ class RedisBroker(Broker):
         try:
             claimed = await queue.claim(slot, policy, doubt.token, guest)
         except BrokerUnavailable:
-            if not (guest and again):  # A guest doesn't wait for ever for an unreachable shard.
+            if not (guest and again):  # A guest gives an unreachable shard up after two tries.
                 self._doubts[slot] = doubt
             raise
         if isinstance(claimed, NoWork):
@@ -468,7 +451,7 @@ class RedisBroker(Broker):
         return claimed.lease
 
     async def _help(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim for a slot whose home is another queue, without waiting for wake-ups here."""
+        """Claim for a slot whose home is another queue."""
         for queue in self._queues[slot.queue]:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
@@ -476,17 +459,14 @@ class RedisBroker(Broker):
         return NoWork(None)
 
     async def _refuse_batch(self, claimed: Granted) -> NoWork:
-        """Give back a batch with an entry that this release can't read.
-
-        Retries then find the entry, or a worker that can read it.
-        """
+        """Give back a batch with an entry that this release can't read. Retries isolate the entry, or find a worker that can."""
         worker = claimed.lease.slot.worker
         log.error("a batch cannot be read", worker=worker, error=claimed.unreadable)
         await self.release(claimed.lease, BatchFailure(Cause.BAD_OUTPUT, claimed.unreadable, worker))
         return NoWork(claimed.lease.granted_at)
 
     async def _look_around(self, slot: Slot, home: Queue) -> None:
-        """Return when another shard needs help, and remember it for the next claim."""
+        """Return when another shard needs help, and remember that shard for the next claim."""
         loop = asyncio.get_running_loop()
         start, pause = int(self._rng() * SHARDS), sharding.LOOK_ELSEWHERE_EVERY
         others = [queue for queue in self._queues[slot.queue] if queue is not home]

@@ -1,7 +1,7 @@
 """Clients for a broker's URL: one server, Sentinel or Cluster, each with or without TLS.
 
-The URL's query has options, as in rediss://HOST:PORT/0?ssl_ca_certs=/etc/headway/ca.pem; see `headway.config.broker.OPTIONS`. Nothing is
-tried twice: an unanswered command may have been done, so only the caller knows whether to repeat it. Answers are bytes.
+The URL's query may have options (`headway.config.broker.OPTIONS`), as in rediss://HOST:PORT/0?ssl_ca_certs=/etc/headway/ca.pem.
+Nothing is tried twice, because an unanswered command may have been done.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ REDIS_PORT, SENTINEL_PORT = 6379, 26379
 
 
 class Single(Client):
-    """Client of one server, whose address may change.
-
-    Arguments:
-        server: client of the server.
-        sentinels: Sentinels that know its address; None if the address is fixed.
-    """
+    """Client of one server, whose address may change if there are Sentinels that know it."""
 
     def __init__(self, server: Server, sentinels: Sentinels | None = None) -> None:
         self.mode = "standalone" if sentinels is None else "sentinel"
@@ -77,20 +72,15 @@ class Single(Client):
 
 @cache
 def _driver() -> DriverInfo:
-    """Driver name and version that connections report. Without it each connection would read redis-py's package metadata."""
+    """Return the driver name and version that connections report. Otherwise each connection would read redis-py's metadata."""
     return DriverInfo()
 
 
 def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[Client]:
-    """Make clients for a URL, each with its own connections. With Sentinels they share one view of the primary.
+    """Make one client for each bound, which is the maximum number of its connections to one server. None is no bound.
 
-    Arguments:
-        url: URL of the broker.
-        timeout: longest time in seconds for a call, and for connecting; infinite for none.
-        bounds: maximum number of connections of each client to one server; None for no bound.
-
-    Raises:
-        SettingError: a file that the URL names can't be used.
+    With Sentinels, the clients share one view of the primary. `timeout` is in seconds, and may be infinite. Raises SettingError if
+    a file that the URL names can't be used.
     """
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
@@ -130,7 +120,7 @@ class Nodes(NamedTuple):
     Attributes:
         kind: `cluster`, `sentinel`, or empty for one server.
         hosts: hosts of the URL.
-        service: name of the primary in the Sentinels' configuration; otherwise empty.
+        service: name by which Sentinels know the primary, or empty.
         server, sentinel: make a client of a server or Sentinel with the URL's credentials.
     """
 
@@ -142,7 +132,7 @@ class Nodes(NamedTuple):
 
 
 def nodes(url: str, timeout: float) -> Nodes:
-    """Make the nodes of a URL. `timeout`: longest time in seconds for a command. Raises like `connect`."""
+    """Return the servers behind a URL. Their clients' commands have a timeout in seconds. Raises like `connect`."""
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
     given = dict(parse_qsl(parts.query))
@@ -167,7 +157,7 @@ def _followers(
     calling: dict[str, Any],
     bounds: Sequence[int | None],
 ) -> Sequence[Client]:
-    """Clients of the primary that Sentinels name. When one of them learns of a new primary, all follow."""
+    """Make clients of the primary that Sentinels name. When one of them learns of a new primary, all follow."""
     service, _, database = parts.path.strip("/").partition("/")
     servers: list[Server] = []
 
@@ -183,11 +173,7 @@ def _followers(
 
 
 def check_files(url: str) -> None:
-    """Try the files that the URL names.
-
-    Raises:
-        SettingError: a file can't be used.
-    """
+    """Raise SettingError if a file that the URL names can't be used."""
     parts = urlsplit(url)
     if parts.scheme.startswith("rediss"):
         _secured(url, dict(parse_qsl(parts.query)))
@@ -206,7 +192,7 @@ def _hosts(parts: SplitResult, default: int) -> list[tuple[str, int]]:
 
 
 def _login(parts: SplitResult) -> dict[str, Any]:
-    """User and password of a URL. urlsplit misses them in a URL with several hosts."""
+    """Return user and password of a URL. urlsplit would miss them in a URL with several hosts."""
     credentials, at, _ = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     return {"username": unquote(user) or None, "password": unquote(password) or None} if at else {}
@@ -218,7 +204,7 @@ def _sentinel_login(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Options for TLS. The files are tried here, or errors would only come with the first connection."""
+    """Return the options for TLS. The files are tried here, because the first connection would be late for an error."""
     options: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_check_hostname", "true").lower() != "false"}
     options |= {name: given[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in given}
     try:
@@ -228,7 +214,7 @@ def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
             ssl.create_default_context().load_cert_chain(
                 options["ssl_certfile"], options.get("ssl_keyfile"), password=""
             )
-    except (OSError, ValueError) as exc:  # of which SSLError is one
+    except (OSError, ValueError) as exc:  # SSLError is an OSError.
         reason = f"names a file for TLS that cannot be used: {exc}"
         hint = "ssl_ca_certs and ssl_certfile are files in PEM format that this process may read."
         raise SettingError("broker", shown_url(url), reason, hint) from exc

@@ -1,7 +1,7 @@
 """Client of a Redis Cluster, with a map of the nodes that have each key.
 
-redis-py has a cluster client too. But it asks a node for the keys of every function call, sending all arguments along, and while one
-node is silent, calls to all others wait.
+The cluster client of redis-py sends every function call to a node to ask for its keys, and while one node is silent, calls to all
+others wait.
 
     map not known ──first call──▶ known ──a node is silent, or has moved──▶ in doubt
                                     ▲                                         │ asked for in the background
@@ -27,17 +27,11 @@ from headway.runtime.race import end
 MOVES = 4
 """Maximum number of redirections of a call whose key has moved."""
 REFRESH_EVERY = 0.1
-"""Minimum time in seconds between two reads of the map."""
+"""Minimum seconds between two reads of the map."""
 
 
 class Cluster(Client):
-    """Client of the nodes of a cluster.
-
-    Arguments:
-        seeds: addresses of some nodes.
-        make: builds the client of one node.
-        timeout: longest time in seconds for a call; infinite for none.
-    """
+    """Client of the nodes of a cluster. `seeds` are addresses of some nodes, and `timeout` is in seconds or infinite."""
 
     mode = "cluster"
 
@@ -59,7 +53,7 @@ class Cluster(Client):
         return self._left_at
 
     def watch(self) -> None:
-        """Do nothing: a cluster doesn't announce a failover. Its nodes are asked when one of them is in doubt."""
+        """See Client. A cluster announces no failover. Its nodes are asked when one of them is in doubt."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         if self._doubtful:
@@ -73,11 +67,11 @@ class Cluster(Client):
                 self._moved[slot] = (exc.host or address[0], exc.port)
                 self._doubt()
             except AskError as exc:
-                # A function must see all of its keys, and they are on two nodes now.
+                # A function must see all of its keys, but they are on two nodes now.
                 raise BrokerUnavailable(f"the keys of {key} are being moved to {exc.host}:{exc.port}") from exc
             except ResponseError:
                 raise
-            except BaseException:  # Deadlines end by cancellation.
+            except BaseException:  # A deadline cancels the call.
                 self._silent.add(address)
                 self._doubtful = True
                 raise
@@ -107,7 +101,6 @@ class Cluster(Client):
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     def _doubt(self) -> None:
-        """Note that a node refused to answer, because it is the wrong one to ask."""
         self._doubtful, self._left_at = True, asyncio.get_running_loop().time()
 
     def _server(self, address: Address) -> Server:
@@ -136,7 +129,7 @@ class Cluster(Client):
             await asyncio.shield(self._looking)
 
     async def _learn(self) -> None:
-        """Read the map from the first node that answers. Nodes known to be silent come last."""
+        """Read the map from the first node that answers. Silent nodes come last."""
         known = dict.fromkeys([*self._owners, *self._seeds])
         failed: RedisError | OSError | TimeoutError | None = None
         for address in sorted(known, key=lambda address: address in self._silent):
@@ -162,6 +155,6 @@ class Cluster(Client):
 
 
 def _text(name: str | bytes | None) -> str:
-    """Host of a node; empty if the node doesn't know or tell its own."""
+    """Return the host of a node, or an empty text if the node doesn't know its own."""
     text = name.decode() if isinstance(name, bytes) else name or ""
     return "" if text == "?" else text

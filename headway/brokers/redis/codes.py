@@ -1,7 +1,4 @@
-"""Codes and orders of values shared with the functions in the server.
-
-`function_library` writes the names of this module into the functions.
-"""
+"""Codes and orders of values shared with the functions in the server. `function_library` writes them there."""
 
 from __future__ import annotations
 
@@ -44,11 +41,11 @@ class RefusalCode(enum.IntEnum):
     APART = 13
     """The quarantine of the entry's caller is too long."""
     TOO_MANY = 14
-    """The entry comes with more others than can be answered in time. How many can replaces the wait."""
+    """The entry comes with more others than can be answered in time. The number that can be replaces the wait."""
     TOO_MANY_APART = 15
-    """The same for the quarantine of the entry's caller."""
+    """The same in the quarantine of the entry's caller."""
     OVER = 16
-    """First of the entry's rate limits is exceeded; one more for each further position."""
+    """The entry's first rate limit is exceeded. Its further limits have the codes above."""
 
 
 class Worth(enum.IntEnum):
@@ -73,13 +70,12 @@ class PackedDedupKey(NamedTuple):
     """Dedup key of an entry as the functions take it.
 
     Attributes:
-        kind: value of its DedupKind.
         flight: name of its flight. For identical requests it ends with `#`, to which the functions append the newest code.
         digest: digest of the request in hexadecimal digits.
         keep: seconds for which an outcome is kept.
-        joins: whether the entry may join an original without an outcome.
-        waits: whether the entry only waits for another's outcome.
-        renews: whether a kept outcome is forgotten.
+        joins: True if the entry may join an original without an outcome.
+        waits: True if the entry only waits for another's outcome.
+        renews: True if a kept outcome is forgotten.
     """
 
     kind: str
@@ -95,23 +91,19 @@ class QueueSettings(NamedTuple):
     """Settings of a queue, sent with every call as one line of text.
 
     Attributes:
-        tiers: number of tiers.
-        max_batch: maximum number of entries of a batch.
         share: share of a batch that is kept for lower tiers.
-        max_queue: maximum number of waiting entries.
-        max_weight: maximum weight of a batch; 0 if entries aren't weighed.
-        unit: weight of one place of a batch; infinite if entries aren't weighed.
+        max_weight: maximum weight of a batch, or 0 if entries aren't weighed.
+        unit: weight of one place of a batch, or infinite if entries aren't weighed.
         round_weight: weight that costs a tenant one round.
         least_cost: minimum number of rounds that an entry costs.
-        longest, fixed: as in `Padding` if the model pads; otherwise 0.
-        lease_seconds: seconds that a lease lasts.
-        shed_last: depth from which the lowest tier is refused; negative for none.
-        shed_rest: depth from which all tiers but the highest are refused; negative for none.
+        longest, fixed: as in `Padding` if the model pads, otherwise 0.
+        shed_last: depth from which the lowest tier is refused, or -1.
+        shed_rest: depth from which all tiers but the highest are refused, or -1.
         room: bytes of room for large entries.
-        kept: byte budgets of kept outcomes: of all, of a tenant, of one outcome.
-        promise: promised latency in seconds; 0 for none.
+        kept: byte budgets for all kept outcomes, for those of a tenant, and for one outcome.
+        promise: promised latency in seconds, or 0.
         delayed: share of entries that bulk batches may delay.
-        served: 1 while any shard is known to have healthy slots for the queue, else 0.
+        served: 1 if any shard is known to have healthy slots for the queue, else 0.
         limits: key of the rate limits' counts.
     """
 
@@ -146,7 +138,7 @@ class QueueSettings(NamedTuple):
         lease_seconds: float,
         counts_key: str,
     ) -> str:
-        """Settings for one of `in_use` shards, as the functions take them."""
+        """Pack the settings for one of `in_use` shards."""
         last, rest = (-1, -1) if limits.shed_at is None else (max(1, depth // in_use) for depth in limits.shed_at)
         settings = cls(
             tiers=limits.tiers,

@@ -1,7 +1,7 @@
 """Completion of leases: how the outcomes of a batch reach the server.
 
-A server that moves hundreds of MB at once is blocked for seconds, and the whole fleet takes it for dead. So large outputs go in
-several steps, small ones first, and their total is bounded.
+A server that moves hundreds of MB at once is blocked for seconds, and the whole fleet takes it for dead. So large outputs are
+sent in several steps after the small outputs, and their total is bounded.
 """
 
 from __future__ import annotations
@@ -31,24 +31,15 @@ _OUTPUT = attrgetter("output")
 log = get_logger(__name__)
 
 MOST_BYTES = 64 << 20
-"""Maximum size in bytes of outputs in the replies of one batch, without outputs stored apart."""
+"""Maximum bytes of outputs in the replies of one batch, without outputs stored apart."""
 PART_BYTES = 8 << 20
 """Bytes of outputs in one step. A larger output gets a step of its own."""
 NONE_APART: Mapping[int, str] = MappingProxyType({})
-"""No outputs stored apart: otherwise kind and token of each, by position."""
 TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was no room for this one; try again"
 
 
 class LeaseCompletions:
-    """Completions of one queue's leases.
-
-    Arguments:
-        steps: steps of the queue.
-        connection: connection to the server.
-        values: store of large values.
-        key: prefix of the queue's keys.
-        learn: takes the packed load that each completion returns.
-    """
+    """Completions of one queue's leases. `learn` is called with the packed load that each completion returns."""
 
     def __init__(
         self, steps: Steps, connection: RedisConnection, values: LargeValues, key: str, learn: Callable[[bytes], None]
@@ -59,16 +50,9 @@ class LeaseCompletions:
     async def complete(
         self, fence: int, lease: Lease, items: Sequence[ItemResult], waited: Sequence[float]
     ) -> Completion:
-        """End a lease with outputs. Large ones are stored apart, and go last.
+        """End a lease with the result of each entry and the seconds that each `waited`. Large outputs come last.
 
-        Arguments:
-            fence: the lease's fence in this queue.
-            lease: the lease.
-            items: result of each entry.
-            waited: seconds that each entry waited.
-
-        Raises:
-            BrokerUnavailable: no answer in time; some entries may have been answered.
+        After BrokerUnavailable, some entries may have been answered.
         """
         large, delivered = self._large(items), 0
         left_out = (
@@ -88,7 +72,7 @@ class LeaseCompletions:
             items, apart = await self._store(lease, items, positions, storable)
             answered = await self._deliver(fence, pack(lease, items, waited, positions, apart))
             if answered is None:
-                last = []  # The lease is over, as the completion will say.
+                last = []  # The lease is over, so the completion will be fenced.
                 break
             delivered += answered
         if left_out:
@@ -108,9 +92,9 @@ class LeaseCompletions:
     async def _store(
         self, lease: Lease, items: Sequence[ItemResult], positions: Sequence[int], storable: set[int]
     ) -> tuple[Sequence[ItemResult], Mapping[int, str]]:
-        """Store outputs of some entries apart. Returns the items, and kind and token of each stored output by position.
+        """Store outputs apart. Returns the items, and kind and token of each stored output by position.
 
-        An output that the server has no room for stays in its reply if it fits there, and is no longer `storable`.
+        If the server has no room for an output, it stays in its reply or becomes a failure, and is no longer `storable`.
         """
         wanted = [position for position in positions if position in storable] if storable else []
         if not wanted:
@@ -129,7 +113,7 @@ class LeaseCompletions:
         return items, apart
 
     async def _deliver(self, fence: int, outcomes: Outcomes) -> int | None:
-        """Answer some entries of a lease ahead of its completion. Returns how many were answered; None if the lease is no longer valid."""
+        """Answer entries ahead of the lease's completion. Returns their number, or None if the lease is no longer valid."""
         positions = wire.encode(list(outcomes.positions))
         answer = await self._steps.call("deliver", fence, positions, *self._arguments(outcomes))
         if not answer:
@@ -137,7 +121,7 @@ class LeaseCompletions:
         return int(answer[0]) if answer else None
 
     async def _leave_out(self, fence: int, sizes: Mapping[int, int], size: int, delivered: int) -> Completion:
-        """End a lease whose other entries were answered. These, given with the bytes of their outputs, run again, apart."""
+        """End a lease. Entries left out, by position with the bytes of their outputs, run again apart. The others were answered."""
         answer = await self._steps.call("leave_out", fence, wire.encode(list(sizes.items())))
         if not answer:
             return Completion(0, 0, fenced=True)
@@ -146,7 +130,6 @@ class LeaseCompletions:
         return Completion(delivered, max(size - delivered - int(again), 0))
 
     async def _complete(self, fence: int, outcomes: Outcomes) -> Completion:
-        """End a lease with the outputs of all entries not yet answered."""
         answer = await self._steps.call("complete", fence, *self._arguments(outcomes))
         if not answer:
             await self._drop(outcomes.apart.values())
@@ -177,11 +160,11 @@ class LeaseCompletions:
 def fitting(
     entries: Sequence[Entry], items: Sequence[ItemResult], apart: Collection[int] = (), most: int = MOST_BYTES
 ) -> Sequence[ItemResult]:
-    """Bound the bytes that the replies of a batch carry. Outputs beyond the bound become failures.
+    """Turn outputs into failures if the replies of a batch would carry more than `most` bytes.
 
-    Tenants share the bytes, and each one's smallest outputs come first. Outputs at the positions `apart` don't count.
+    Tenants share the bytes, and the smallest outputs of a tenant come first. Outputs at the positions `apart` don't count.
     """
-    if 4 * length_of_all(items) <= most:  # The usual case; no character takes more than 4 bytes.
+    if 4 * length_of_all(items) <= most:  # The usual case. No character takes more than 4 bytes.
         return items
     sizes = [0 if position in apart else _bytes(item.output) for position, item in enumerate(items)]
     if sum(sizes) <= most:
@@ -207,12 +190,11 @@ class Outcomes(msgspec.Struct, frozen=True):
     """Packed outcomes of some entries of a lease.
 
     Attributes:
-        positions: positions of the entries in the lease.
         runs: packed replies by gateway.
-        head: bytes ahead of a single entry's reply, where that is kept or shared.
-        shared: for each entry with dedup keys: its position, worth and bytes of its outcome, number of its gateway among `runs`
-            from 1, and begin and end of its reply there in Lua's counting.
-        ran: version of the model and code that ran them if any is shared; otherwise empty.
+        head: bytes that precede a kept or shared reply of a single entry.
+        shared: position of each entry with dedup keys, worth and bytes of its outcome, number of its gateway among `runs` from 1,
+            and begin and end of its reply there in Lua's counting.
+        ran: version of the model and code that ran the entries, or empty if none is shared.
         bad: positions and packed failures of items that failed.
         apart: kind and token of each output stored apart, by position.
     """
@@ -233,15 +215,7 @@ def pack(
     positions: Sequence[int],
     names: Mapping[int, str] = NONE_APART,
 ) -> Outcomes:
-    """Pack the outcomes of some entries of a lease.
-
-    Arguments:
-        lease: the lease.
-        items: result of each entry.
-        waited: seconds that each entry waited.
-        positions: positions of the entries.
-        names: kind and token of each output of the lease stored apart, by position.
-    """
+    """Pack the outcomes of the entries at some positions. `names` are kind and token of each output stored apart, by position."""
     apart = {position: names[position] for position in positions if position in names} if names else {}
     runs: dict[str, list[wire.WireReply]] = {}
     worths: dict[int, tuple[int, int]] = {}
@@ -279,13 +253,7 @@ def pack(
 
 
 def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:
-    """Split the items' positions into steps of at most `most` bytes of outputs. Large outputs come last and delay no others.
-
-    Arguments:
-        items: result of each entry.
-        large: positions of the large outputs.
-        most: bytes of a step.
-    """
+    """Split the items' positions into steps of `most` bytes of outputs. The `large` outputs come last and delay no others."""
     positions = range(len(items))
     if not large and 4 * length_of_all(items) <= most:
         return [positions]
@@ -303,7 +271,7 @@ def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = 
 
 
 def length_of_all(items: Sequence[ItemResult]) -> int:
-    """Total length of the outputs, in characters of texts and bytes of others."""
+    """Return the total length of the outputs. Texts count in characters, others in bytes."""
     return sum(map(len, filter(None, map(_OUTPUT, items))))
 
 

@@ -1,8 +1,8 @@
 """Connection to Redis or Valkey: calls of the function library, blocking reads, and their errors.
 
-Every call has a deadline and is tried once. A command that timed out may have been done, so only the caller knows whether to
-repeat it. Calls, claims, large values and blocking reads use separate connections, so none of them waits for another kind. A
-few per server are enough, because it does one step after the other.
+A call that isn't answered in time raises BrokerUnavailable, and may have been done. It is tried only once, because only its
+caller knows whether a repetition is safe. Calls, claims, large values and blocking reads use separate connections, so none of
+them waits for another kind. A few connections per server are enough, because a server does one step after the other.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ log = get_logger(__name__)
 BOUNDS = 8, 8, None, 8
 """Maximum number of connections to one server for calls, claims, blocking reads and large values."""
 BLOCK = 2.0
-"""Longest blocking read in seconds. It ends in an answer if the connection lives."""
+"""Longest blocking read in seconds. Without an answer by then, the connection is dead."""
 OLDEST = (7, 0)
 """Oldest server version that has functions."""
 READ_WITHIN = 0.5
 """Seconds within which a running server answers a read."""
 READ_AGAIN = 0.1
-"""Seconds until a read is repeated after its connection was closed."""
+"""Seconds before a read whose connection was closed is repeated."""
 MEMORY_AGE = 1.0
-"""Seconds for which a measured share of memory is trusted."""
+"""Seconds for which a measured memory use is trusted."""
 SCARCE = 0.8
 """Share of `maxmemory` above which no new entry is admitted."""
 KEEPING = "noeviction"
 """Eviction policy that throws no waiting entry away."""
 SLOWEST = 10_000_000
-"""Lowest speed of a server with large values, in bytes per second. It lengthens the timeouts of such calls."""
+"""Lowest speed in bytes per second at which a server moves large values. It lengthens the timeouts of such calls."""
 PIECE = 1 << 19
-"""Bytes of a large value in one answer. Redis is blocked while it makes it: 0.1 ms for this size, 6 ms for 8 MB."""
+"""Bytes of a large value per answer. An answer blocks Redis for 0.1 ms at this size, and for 6 ms at 8 MB."""
 LOADS = 3
-"""Maximum number of times that a call loads the library, if the server keeps losing it."""
+"""Maximum number of times that a call loads the library into a server that keeps losing it."""
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
-"""Rights that a user needs, as in ACL SETUSER; in a cluster also `+cluster|slots`."""
+"""Rights that a user needs, as in ACL SETUSER. A cluster also needs `+cluster|slots`."""
 MISSING = "Function not found"
-"""Server's error for a function of a missing library."""
+"""Server's error if the library is missing."""
 TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 """Exceptions of redis-py for a missing answer."""
 OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")
-"""Library's error for a call that nobody waits for any more, with the server's instant."""
+"""Library's error for a call whose caller has stopped waiting. It contains the server's instant."""
 CLOSED = "the handler is closed"
 """Text of uvloop's RuntimeError for a write to a connection that was just reset."""
 
@@ -73,24 +73,13 @@ P = TypeVar("P")
 
 
 class RedisConnection:
-    """Connection of one process to the server.
+    """Connection of one process to the server. Raises SettingError if a file that the URL names can't be used.
 
-    Arguments:
-        url: see `headway.config`, setting `broker`.
-        prefix: text that all keys begin with.
-        timeout: longest time in seconds for a call.
-        clock: instants that replace the server's clock; for tests.
-        process: name of this process, unique in the fleet, which its wake-up lists go by.
-        counters: counters of the calls.
+    All keys begin with `prefix`. `process` is a name that is unique in the fleet. Tests replace the server's clock by `clock`.
 
     Attributes:
-        prefix, process: as given.
-        servers: number of servers.
         smallest_memory: smallest `maxmemory` of all servers in bytes; 0 if unlimited or not known yet.
-        memory: bytes in use and `maxmemory` of all servers together at the last look; 0 as above.
-
-    Raises:
-        SettingError: a file that the URL names can't be used.
+        memory: bytes in use and `maxmemory` of all servers together, when last measured. The latter is 0 if any is unlimited.
     """
 
     def __init__(
@@ -118,10 +107,9 @@ class RedisConnection:
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
-        self._fit = False
-        """True if the last check found the server usable."""
+        self._fit = False  # Until a check finds the server usable.
         self._evicts = ""
-        """Harmful eviction policies that were seen."""
+        """Harmful eviction policies at the last look."""
         self.servers, self.smallest_memory = 1, 0
         self.memory = 0, 0
         self._memory_at = -math.inf
@@ -130,15 +118,15 @@ class RedisConnection:
         self._refused = False
         """True if the last failed call was answered with an error."""
         self._unfit = ""
-        """Reason why the server can't be used, or empty."""
+        """Why the server can't be used."""
 
     @property
     def timeout(self) -> float:
-        """Longest time in seconds for a call."""
+        """Maximum seconds for a call."""
         return self._timeout
 
     def clock_text(self) -> str:
-        """Clock argument of the functions; empty for the server's own clock."""
+        """Return the functions' clock argument, which is empty for the server's own clock."""
         return "" if self._clock is None else repr(self._clock())
 
     async def open(self) -> None:
@@ -177,11 +165,7 @@ class RedisConnection:
             raise SettingError("broker", self._shown, exc.reason, exc.hint) from exc
 
     async def renew(self) -> None:
-        """Connect again with the present content of the URL's files.
-
-        Raises:
-            SettingError: a file can't be used; the connections stay as they are.
-        """
+        """Connect again with the present content of the URL's files. After a SettingError the connections are as before."""
         await asyncio.to_thread(check_files, self._url)
         for client in self._clients:
             await client.renew()
@@ -195,48 +179,35 @@ class RedisConnection:
                 await client.close()
 
     async def call(self, function: str, key: str, *arguments: Any) -> Any:
-        """Run a function of the library on the keys that begin with `key`.
-
-        Raises:
-            BrokerUnavailable: no answer in time; the step may have been done.
-        """
+        """Run a function of the library on the keys that begin with `key`."""
         return await self._ask(lambda: self._run(self._calls, function, key, arguments))
 
     async def join(self, function: str, key: str, *arguments: Any) -> Any:
-        """Run a function like `call`, batched with others joined at this moment; see `together`. The library must register it for that."""
+        """Run a function like `call`, but batched with other calls; see `together`. The library must register it as joinable."""
         return await self._joined.join(function, key, *arguments)
 
     async def share(self, function: str, key: str, *arguments: Any) -> Any:
-        """Run a read-only function like `join`. Equal calls of this moment share one answer, even if their last arguments differ."""
+        """Run a read-only function like `join`. Concurrent calls that differ only in their last argument share one answer."""
         return await self._joined.share(function, key, *arguments)
 
     async def claim(self, function: str, key: str, *arguments: Any) -> Any:
-        """Run a function like `call`, over the connections for claims."""
         return await self._ask(lambda: self._run(self._claims, function, key, arguments))
 
     async def store(self, key: str, value: bytes | str, seconds: int) -> None:
-        """Store a large value for this many seconds. ASCII text is encoded while it is sent.
-
-        Raises:
-            OutOfMemory: the server has no room for it.
-            BrokerUnavailable: no answer in time; it may be stored.
-        """
+        """Store a large value that expires after some seconds. Raises OutOfMemory."""
         wait = len(value) / SLOWEST
         await self._ask(lambda: self._values.call(key, "SET", key, value, "EX", seconds, large=True), wait)
 
     async def fetch(self, key: str, length: int) -> bytes | None:
-        """Read a large value of known length piece by piece; None if it isn't there. Raises BrokerUnavailable.
-
-        The key must never get another value.
-        """
+        """Read a large value of known length in pieces, so its key must never get another value. None if it doesn't exist."""
         return await self._ask(lambda: self._joined_pieces(key, length, PIECE), length / SLOWEST)
 
     async def fetch_text(self, key: str, length: int) -> str | None:
-        """Read a large text of known length in bytes like `fetch`, decoding each piece as it arrives."""
+        """Read a large text of known length in bytes like `fetch`, and decode each piece as it arrives."""
         return await self._ask(lambda: self._text(key, length), length / SLOWEST)
 
     async def fetch_whole(self, key: str, length: int) -> bytes | None:
-        """Read a large value like `fetch`, but at once, because the key may get another value."""
+        """Read a large value like `fetch`, but in one piece, because its key may get another value."""
         return await self._ask(lambda: self._joined_pieces(key, length, length), length / SLOWEST)
 
     async def _joined_pieces(self, key: str, length: int, most: int) -> bytes | None:
@@ -253,26 +224,26 @@ class RedisConnection:
         return "".join(pieces)
 
     async def _pieces(self, key: str, length: int, most: int, take: Callable[[bytes], None]) -> bool:
-        """Hand over a large value piece by piece. Returns False if the value doesn't exist, or vanishes."""
+        """Hand over a large value piece by piece. Returns False if the value doesn't exist, or vanishes between two pieces."""
         for begin in range(0, length, most):
             end = min(begin + most, length)
             piece = await self._values.call(key, "GETRANGE", key, begin, end - 1, large=True)
-            if piece is None or len(piece) != end - begin:  # It has gone, perhaps between two pieces.
+            if piece is None or len(piece) != end - begin:
                 return False
             take(piece)
         return True
 
     async def drop(self, keys: Sequence[str]) -> None:
-        """Drop values of one server. Raises BrokerUnavailable."""
+        """Drop values that are on the same server."""
         if keys:
             await self._ask(lambda: self._calls.call(keys[0], "UNLINK", *keys))
 
     async def pop(self, key: str) -> bytes | None:
-        """Wait for the first element of a list; None if none came for a while. Raises BrokerUnavailable."""
+        """Wait for the first element of a list, or return None after BLOCK seconds."""
         return await self._together(self._pops, self._pop, key).wait(key, None)
 
     async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Wait for stream entries after an id; empty if none came for a while. Raises BrokerUnavailable."""
+        """Wait for stream entries after an id, or return none after BLOCK seconds."""
         entries = await self._together(self._streams, self._read_streams, key).wait(key, after)
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in entries or ()]
 
@@ -282,14 +253,14 @@ class RedisConnection:
         read: Callable[[Mapping[str, P], float], Awaitable[Mapping[str, T]]],
         key: str,
     ) -> BlockingReads[P, T]:
-        """Blocking reads that share a command with this key's. In a cluster they are those with the same tag, elsewhere all."""
+        """Return the blocking reads that one command makes together with the read of `key`."""
         tag = self._tag(key)
         if (shared := reads.get(tag)) is None:
             shared = reads[tag] = BlockingReads(read, lambda: self._block)
         return shared
 
     def _tag(self, key: str) -> str:
-        """Part that all keys of a command must share. It is the tag in a cluster, and empty elsewhere."""
+        """Return the part that all keys of a command must share. It is the hash tag in a cluster, and empty elsewhere."""
         return key[: key.index("}")] if self.clustered else ""
 
     async def _pop(self, keys: Mapping[str, None], wait: float) -> Mapping[str, bytes]:
@@ -304,7 +275,7 @@ class RedisConnection:
         return {key.decode(): entries for key, entries in streams or ()}
 
     async def entries(self, key: str, start: bytes, count: int, last: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """First stream entries from an id up to `last`, at most `count`. Raises BrokerUnavailable."""
+        """Return the first `count` stream entries from id `start` to id `last`."""
         entries = await self._ask(lambda: self._calls.call(key, "XRANGE", key, start, last, "COUNT", count))
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in entries]
 
@@ -314,12 +285,12 @@ class RedisConnection:
 
     @property
     def clustered(self) -> bool:
-        """True if keys lie on several servers, so a step can't use just any two."""
+        """True if keys lie on several servers, so a step can't use any two keys."""
         return self._calls.mode == "cluster"
 
     @property
     def memory_pressure(self) -> bool:
-        """True if the server's memory was nearly full at the last look, about a second ago at most."""
+        """True if the server's memory was nearly full about a second ago."""
         self.look_soon()
         return self._scarce
 
@@ -331,7 +302,7 @@ class RedisConnection:
             self._looking = loop.create_task(self._look_at_memory())
 
     async def is_scarce(self) -> bool:
-        """Return True if the server's memory is nearly full. An old shortage is checked again."""
+        """Return True if the server's memory is nearly full. A shortage seen some time ago is checked again."""
         stale = self._scarce and asyncio.get_running_loop().time() - self._memory_at > 2 * MEMORY_AGE
         if not (self.memory_pressure and stale) or self._looking is None:
             return self._scarce
@@ -341,9 +312,8 @@ class RedisConnection:
     async def takes_reads_only(self) -> bool:
         """Return True if every server answers reads while writes get no answer, or are refused for lack of a primary.
 
-        Servers look like that while writes are paused and a replica takes over. A server that is gone or frozen answers no read,
-        and one that refuses writes for other reasons says so. For the time of two calls after a server was found not to be a primary,
-        reads may fail too: several hands close connections then, and the new primary may be slow at first.
+        Servers behave like that while writes are paused and a replica takes over. Reads may fail too for the time of two calls
+        after a server was found not to be a primary, because connections are closed then and the new primary may be slow at first.
         """
         for pause in (READ_AGAIN, 0.0):  # Connections to a replaced server are closed.
             if self._refused:
@@ -374,10 +344,7 @@ class RedisConnection:
             self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
 
     def _note_policies(self, policies: set[str]) -> None:
-        """Log a harmful change of the eviction policy after the start, and its repair.
-
-        If the policy prevents the start, the start reports it.
-        """
+        """Log a harmful change of the eviction policy, and its repair. `open` reports a policy that is wrong from the start."""
         if not self._fit:
             return
         wrong = ", ".join(sorted(policies - {KEEPING}))
@@ -405,7 +372,7 @@ class RedisConnection:
         raise BrokerUnavailable(f"the broker at {self._shown} loses its functions again and again")
 
     async def _load(self, client: Client, key: str, known: Mapping[str, int]) -> None:
-        """Load the library into the server of `key`, after a restart or a flush. One of many calls that miss it does so."""
+        """Load the library into the server of `key` after a restart or a flush. Only one of many calls that miss it does so."""
         async with self._loading:
             server = client.server_of(key)
             if self._loads.get(server, 0) == known.get(server, 0):
@@ -414,7 +381,7 @@ class RedisConnection:
                 log.info("the broker has got its functions again")
 
     async def _ask(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:
-        """Return the answer of `act`, which may wait for `wait` seconds and then take as long as any other call."""
+        """Return the answer of `act`, which may take `wait` seconds longer than an ordinary call."""
         if self._closed:
             raise BrokerUnavailable("the connection to the broker is closed")
         if self._unfit:
@@ -471,7 +438,7 @@ class RedisConnection:
                 raise SettingError("broker", self._shown, reason, hint)
 
     async def _try_library(self) -> None:
-        """Load the library and call it. A user without the right to load finds it there, or fails in the call."""
+        """Load the library and call it. The call shows whether a user who may not load the library can do without."""
         with contextlib.suppress(RefusedCommand):
             await self._ask(lambda: self._calls.everywhere("FUNCTION LOAD", "REPLACE", self._source))
         await self.call("leave", f"{self.prefix}:{{fleet}}:", self.clock_text(), "")
@@ -482,12 +449,7 @@ class RefusedCommand(BrokerUnavailable):
 
 
 class Unfit(BrokerUnavailable):
-    """The server answers, but can't be used.
-
-    Arguments:
-        said: its answer.
-        reason, hint: see SettingError.
-    """
+    """The server answers `said`, and can't be used. `reason` and `hint` are meant for a SettingError."""
 
     def __init__(self, said: str, reason: str, hint: str) -> None:
         super().__init__(said)
@@ -495,11 +457,7 @@ class Unfit(BrokerUnavailable):
 
 
 class Overdue(BrokerUnavailable):
-    """The server got to the call after its caller stopped waiting, and did nothing.
-
-    Arguments:
-        now: the server's instant.
-    """
+    """The server got to the call at its instant `now`, after the caller had stopped waiting, and did nothing."""
 
     def __init__(self, now: float) -> None:
         super().__init__(f"the broker got to a call too late, at instant {now:.3f} of its clock")
@@ -511,13 +469,13 @@ class OutOfMemory(BrokerUnavailable):
 
 
 def _fault(text: str) -> BrokerUnavailable:
-    """Error for the text of one of several calls made as one."""
+    """Turn the error text of a joined call into its exception."""
     overdue = OVERDUE.search(text)
     return Overdue(float(overdue[1])) if overdue else BrokerUnavailable(f"the broker answers: {text}")
 
 
 def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
-    """Error of redis-py in Headway's words. A wrapped cause may say more."""
+    """Turn an error of redis-py into Headway's. A wrapped cause may say more than the error itself."""
     said = f"the broker at {shown} {'answers' if isinstance(exc, ResponseError | Deposed) else 'does not answer'}: {_text(exc)}"
     cause: BaseException | None = exc
     while cause is not None:

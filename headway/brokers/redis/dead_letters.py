@@ -23,12 +23,7 @@ log = get_logger(__name__)
 class RedisDeadLetters(DeadLetters):
     """Dead letters in Redis. See `headway.ports.DeadLetters`.
 
-    The step that ends an entry also writes its dead letter, so `add` is only for letters from elsewhere.
-
-    Arguments:
-        connection: connection to the server.
-        queues: names of the queues; more may appear.
-        shards: number of queues of each model.
+    The step that ends an entry also writes its dead letter, so `add` is only for letters from elsewhere. `queues` may grow.
     """
 
     def __init__(self, connection: RedisConnection, queues: Collection[QueueName], shards: int = 1) -> None:
@@ -39,7 +34,6 @@ class RedisDeadLetters(DeadLetters):
 
     @property
     def _keys(self) -> list[str]:
-        """Key prefix of each queue."""
         prefix, shards = self._connection.prefix, range(self._shards)
         return [wire.prefix_of(prefix, name, shard) for name in self._queues for shard in shards]
 
@@ -56,26 +50,16 @@ class RedisDeadLetters(DeadLetters):
         await self._connection.call("bury", key, wire.key_of(entry.tenant, entry.id), packed)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
-        letters = []
-        for _, packed, _ in await self._listed(limit):
-            for packed_letter in packed:
-                letter = _read(packed_letter)
-                if letter is not None:
-                    letters.append(letter)
-        letters.sort(key=lambda letter: letter.died_at)
+        read = [_read(packed) for _, each, _ in await self._listed(limit) for packed in each]
+        letters = sorted((letter for letter in read if letter is not None), key=lambda letter: letter.died_at)
         # If an entry died again in another shard, its newest letter counts.
         newest = {(letter.entry.tenant, letter.entry.id): letter for letter in letters}
         return sorted(newest.values(), key=lambda letter: letter.died_at, reverse=True)[:limit]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """See DeadLetters. If an entry died again in another shard, its newest letter counts."""
         keys = self._keys  # Queues may be added before the answers come.
         answers = await self._ask("letters_of", *_whose(id, tenant))
-        read = [
-            self._whole(key, packed_letter)
-            for key, packed in zip(keys, answers, strict=True)
-            for packed_letter in packed
-        ]
+        read = [self._whole(key, packed) for key, each in zip(keys, answers, strict=True) for packed in each]
         letters = [letter for letter in await asyncio.gather(*read) if letter is not None]
         letters.sort(key=lambda letter: letter.died_at)
         return list({letter.entry.tenant: letter for letter in letters}.values())
@@ -93,7 +77,7 @@ class RedisDeadLetters(DeadLetters):
         return await self._counted(2)
 
     async def _counted(self, which: int) -> Mapping[str, int]:
-        """Sums by model of one number in the answers of `letters`."""
+        """Sum up one number in the answers of `letters` by model."""
         names = [name for name in self._queues for _ in range(self._shards)]
         counts = Counter[str]()
         for name, numbers in zip(names, await self._listed(0), strict=True):
@@ -101,13 +85,13 @@ class RedisDeadLetters(DeadLetters):
         return counts
 
     async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:
-        """Read a dead letter with its input, wherever that is stored; None if it can't be read."""
+        """Read a dead letter with its input, even if the input is stored apart. None if it can't be read."""
         apart: Apart | None = None
         with contextlib.suppress(*wire.UNREADABLE):
             payload = payload_of(packed)
             if (stored := payload.apart) is not None:
                 key = f"{queue}zp:{payload.tenant}\0{payload.id}"
-                # At once, because another letter of the same id may replace it.
+                # Another letter of the same id may replace the input meanwhile.
                 apart = await self._values.read_input(key, payload.tenant, stored, whole=True)
         return _read(packed, apart)
 
@@ -123,7 +107,7 @@ def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
 
 
 def _read(packed: bytes, apart: Apart | None = None) -> DeadLetter | None:
-    """Read a dead letter. Returns None, and leaves it in place, if only a later release can read it or its input is lost."""
+    """Read a dead letter, or return None if only a later release can read it or its input is lost."""
     try:
         return read_letter(packed, apart)
     except wire.UNREADABLE as exc:

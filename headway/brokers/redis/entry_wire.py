@@ -1,4 +1,4 @@
-"""Wire format of entries in the server: their heads, by which they are queued, their payloads, and dead letters. See also `wire`."""
+"""Wire format of entries: the heads by which the server queues them, their payloads, and dead letters. See also `wire`."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ from headway.model import DeadLetter, DedupKind, Entry, Limit, Value
 TOKEN_BYTES = 11
 """Characters of the token of a stored-apart input."""
 MOST_COUNTED = (1 << 32) - 1
-"""Number of bytes of an entry that are counted at most."""
+"""Largest size in bytes of an entry that a head can hold."""
 
 
 class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
-    """Stored entry, after the schema. Members that few entries need come last, and are left out when none of them is set.
+    """Stored entry, after the schema. Members that few entries need come last, and are left out if none of them is set.
 
-    `input` is a value for `read_value`, or a StoredApart. In that case `parameters` is empty, and an upper-case kind means that the
-    parameters are stored ahead of the input.
+    `input` is a value for `read_value`, or a StoredApart. A StoredApart with an upper-case kind includes the parameters, which
+    precede the input. `parameters` is then empty.
     """
 
     input: Any
 
     @property
     def apart(self) -> StoredApart | None:
-        """Kind with token, and length in bytes, of a stored-apart input; None for others."""
         return stored_apart(self.input)
 
 
@@ -57,13 +56,13 @@ class _Versioned(msgspec.Struct, array_like=True):
 
 
 ENTRY_KIND = struct.Struct(">HBddIIHd")
-"""Beginning of a head: its length with the gateway, tier, timeouts, weight, bytes of room, inputs that come together, shape. Then comes
-the gateway. Most entries of a call share this beginning, and the server parses it once.
+"""Beginning of a head: its length including the gateway, tier, timeouts, weight, bytes of room, count of inputs, and shape. The
+gateway comes next. Most entries of a call share this beginning, so the server parses it once.
 """
 ENTRY_NAME = struct.Struct(">dHB")
-"""Middle of a head: nonce, lengths of the tenant and of the next item. Then come the name of a stored-apart input, if any, and the key."""
+"""Middle of a head: nonce, length of the tenant, and length of a stored-apart input's token. The token and the key come next."""
 LETTER = struct.Struct(">ddI")
-"""Head of a dead letter: the instant, the runs, the length of the packed failure."""
+"""Head of a dead letter: instant, number of runs, and length of the packed failure."""
 
 Apart = tuple[Value, bytes]
 """Input and parameters that were stored apart."""
@@ -73,18 +72,13 @@ _versioned = msgspec.msgpack.Decoder(_Versioned)
 _LIMITS = attrgetter("limits")
 _MEMBERS = Entry.__struct_fields__
 _STORED = attrgetter(*_MEMBERS[: _MEMBERS.index("limits")])
-"""Function that returns all stored members."""
+"""Returns all stored members of an entry."""
 _USUAL = attrgetter(*_MEMBERS[: _MEMBERS.index("dedup_keys")])
-"""Function that returns the members that every entry has. Others get their defaults."""
+"""Returns the members that every entry has. The server's readers give the others their defaults."""
 
 
 def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
-    """Pack what the server needs to queue an entry.
-
-    Arguments:
-        entry: the entry.
-        apart: token of a stored-apart input, followed by its digest if the server asked for it.
-    """
+    """Pack what the server needs to queue an entry. `apart` is the token of a stored-apart input, and its digest if asked for."""
     key, gateway = key_of(entry.tenant, entry.id), entry.gateway.encode()
     large = len(entry.input) + len(entry.parameters) > SMALL
     kind = ENTRY_KIND.pack(
@@ -95,13 +89,7 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
 
 
 def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
-    """Pack the payload of an entry.
-
-    Arguments:
-        entry: the entry.
-        apart: kind and token of a stored-apart input; empty for others.
-        length: bytes that are stored apart.
-    """
+    """Pack the payload of an entry, with kind and token and `length` in bytes of an input that is stored `apart`."""
     if apart:
         stored = StoredEntry(*_STORED(entry))
         return encode(msgspec.structs.replace(stored, input=(apart, length), parameters=b""))
@@ -110,7 +98,7 @@ def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
 
 
 def position_of(member: str) -> int:
-    """Lua index of a member in the payload of an entry."""
+    """Return the Lua index of a member in the payload of an entry."""
     return StoredEntry.__struct_fields__.index(member) + 2  # The schema comes first.
 
 
@@ -124,7 +112,7 @@ def read_payload(payload: bytes) -> StoredEntry:
 
 
 def read_payloads(payloads: Sequence[bytes]) -> list[StoredEntry]:
-    """Read several payloads; see `read_payload`."""
+    """Read several payloads like `read_payload`."""
     try:
         return list(map(_entry.decode, payloads))
     except msgspec.ValidationError:
@@ -132,7 +120,7 @@ def read_payloads(payloads: Sequence[bytes]) -> list[StoredEntry]:
 
 
 def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
-    """Make the entry of a payload; `apart` is its stored-apart part."""
+    """Make the entry of a payload and of what is stored apart."""
     entry = Entry(*msgspec.structs.astuple(stored))
     if apart is not None:
         value, parameters = apart
@@ -141,14 +129,10 @@ def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
 
 
 def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
-    """Pack heads and payloads, in turn, of entries that aren't stored apart.
+    """Pack heads and payloads, in turn, of the entries of one call.
 
-    Returns them, with empty ones for entries above the threshold; those entries by position; and whether any entry has dedup keys,
-    a digest, or others that come with it.
-
-    Arguments:
-        entries: entries of one call.
-        threshold: maximum size in bytes of an input with parameters that isn't stored apart.
+    Entries of more than `threshold` bytes get empty ones, and are returned by position. Also returns whether any entry has dedup
+    keys, a digest, or other entries that come with it.
     """
     packed: list[bytes] = []
     large: dict[int, Entry] = {}
@@ -173,10 +157,10 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
             kind = ENTRY_KIND.pack(size + len(whose), tier, queue_timeout, timeout, weight, 0, 1, 0) + whose
         tenant, id = entry.tenant, entry.id
         if "\0" in id:
-            key_of(tenant, id)  # It raises.
+            key_of(tenant, id)  # This raises.
         whose = tenant.encode()
         packed.append(b"%b%b%b\0%b" % (kind, name(nonce, len(whose), 0), whose, id.encode()))
-        packed.append(encode((  # As `pack_entry`, in two thirds of its time.
+        packed.append(encode((  # Like `pack_entry`, in two thirds of its time.
             SCHEMA, id, entry.model, text, tier, tenant, gateway, queue_timeout, timeout, parameters, nonce, entry.caller, weight,
             entry.version, entry.pinned,
         )))  # fmt: skip
@@ -184,13 +168,10 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
 
 
 def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, rare: bool = True) -> bytes:
-    """Pack limits, dedup keys, and which entry pays for which, as the library takes them; empty if there are none.
+    """Pack limits, dedup keys, and which entry pays for which. Empty if there are none.
 
-    Arguments:
-        entries: entries of one call.
-        limits: limits that they count towards, each once.
-        counts: number of counts that limits of whole tiers are spread over.
-        rare: whether any entry may have more than limits.
+    `limits` are those of all entries, each once. Limits of whole tiers are spread over so many `counts`. Unless `rare` is set, no
+    entry has more than limits.
     """
     if not (limits or rare):
         return b""
@@ -216,7 +197,7 @@ def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, 
 
 
 def payer_of(entries: Sequence[Entry], position: int) -> Entry:
-    """Entry that the entry at a position is judged with: itself, or the entry that pays for it."""
+    """Return the entry whose limits are charged for the entry at a position."""
     entry = entries[position]
     if entry.limits or not entry.payer:
         return entry
@@ -224,7 +205,7 @@ def payer_of(entries: Sequence[Entry], position: int) -> Entry:
 
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
-    """Limits that entries count towards, each once."""
+    """Return the limits of entries, each once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(map(_LIMITS, entries)))))
 
 
@@ -251,18 +232,18 @@ def _pack_dedup_keys(entry: Entry) -> list[PackedDedupKey]:
 
 
 def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -> bytes:
-    """Pack a dead letter of an entry's payload and a packed failure."""
+    """Pack a dead letter."""
     return LETTER.pack(died_at, attempts, len(failure)) + failure + payload
 
 
 def payload_of(letter: bytes) -> StoredEntry:
-    """Read the payload in a dead letter. Raises like `read_payload`."""
+    """Read the payload in a dead letter like `read_payload`."""
     length = LETTER.unpack_from(letter)[2]
     return read_payload(letter[LETTER.size + length :])
 
 
 def read_letter(packed: bytes, apart: Apart | None = None) -> DeadLetter:
-    """Read a dead letter; `apart` is the stored-apart part of its entry."""
+    """Read a dead letter, with what is stored apart of its entry."""
     died_at, attempts, length = LETTER.unpack_from(packed)
     start = LETTER.size
     failure = read_failure(packed[start : start + length])

@@ -1,15 +1,15 @@
-"""Planned failover: a replica that has all writes takes over from a healthy primary (`sentinels.py` notices the unplanned ones).
+"""Planned failover: a replica that has all writes takes over from a healthy primary.
 
     guards ──▶ pause of writes ──▶ replicas catch up ──▶ failover ──▶ old primary is a replica ──▶ pause lifted
        │                                   │                │ not done in time, and the old one is still the primary
        └── refused                         └────────────────┴──▶ pause lifted, given up
 
-The pause lasts PAUSE seconds and is renewed, so it ends by itself if this program dies. It isn't lifted while the old primary would take
-writes that would be lost, until that has become a replica. But no renewal reaches further than MARGIN seconds beyond `within`, whatever
-Sentinels are doing. A cluster pauses, waits and lifts by itself (CLUSTER FAILOVER); this program adds its guards.
+The pause lasts PAUSE seconds and is renewed, so it ends by itself if this program dies. It isn't lifted before the old primary has
+become a replica, because writes that it takes in between would be lost. But no renewal reaches further than MARGIN seconds beyond
+`within`. A cluster pauses, waits and lifts by itself (CLUSTER FAILOVER), so this program adds only guards.
 
-A signal to end is obeyed at once where it does no harm: before the takeover is requested, which lifts the pause, and after the pause.
-In between, the takeover is finished first. A second signal is obeyed anywhere.
+The first signal to end is obeyed at once, and lifts the pause. But once the takeover is requested, it is obeyed only after the
+pause. A second signal is obeyed anywhere.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ PAUSE = 3.0
 """Seconds of a pause of writes unless it is renewed."""
 RENEW_EVERY = 0.5
 MARGIN = 4.0
-"""Seconds after `within` at which writes go on at the latest; one less than promised, because commands take a while to arrive."""
+"""Seconds after `within` at which writes go on at the latest. One less than promised, because commands take time to arrive."""
 LOOK_EVERY = 0.02
 """Seconds between two checks of whatever is awaited."""
 SEEN_AGO, SEEN_WITHIN = 0.6, 11.0
-"""Seconds since a Sentinel's last look at a replica at which a failover is best requested, and most seconds to wait for that moment."""
+"""Best age in seconds of a Sentinel's last look at a replica for a failover, and maximum seconds to wait for it."""
 CLUSTER_TRIES = 5.0
 """Seconds after which a cluster gives up a failover and ends the pause of writes."""
 MOST_LAG = 10
-"""Seconds since its last report above which a replica isn't in sync; it reports every second."""
+"""Maximum seconds since the last report of a replica in sync. Replicas report every second."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 NOTHING = "nothing was begun"
@@ -64,10 +64,10 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
 
     Arguments:
         nodes: the servers.
-        within: maximum time in seconds for the catch-up and the takeover of each primary. Its writes are paused for 5 more at most.
-        say: is told each step in words.
-        to: HOST:PORT of the replica that takes over from a single server; empty for the most advanced. Sentinels choose by themselves.
-        only: HOST or HOST:PORT of the primaries of a cluster that hand over; empty for all.
+        within: maximum seconds for the catch-up and the takeover of each primary. Its writes are paused for at most 5 more.
+        say: called with each step in words.
+        to: HOST:PORT of the replica that takes over from a single server, by default the most advanced one.
+        only: HOST or HOST:PORT of the primaries of a cluster that hand over, by default all.
 
     Raises:
         FailoverAborted: a guard failed, or the failover was given up. The text says why, and that writes go on.
@@ -78,7 +78,12 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
     try:
         async with servers:
             with _ended_by_signals(servers, say):
-                await _of_kind(servers, within, say, to, only)
+                if nodes.kind == "cluster":
+                    await _of_cluster(servers, within, say, only)
+                elif nodes.kind == "sentinel":
+                    await _of_sentinels(servers, within, say)
+                else:
+                    await _of_one(servers, within, say, to)
     except AuthenticationError as exc:
         at = servers.asked
         raise FailoverAborted(f"{at} refuses the user or the password: {exc}; {servers.so_far}; {_LOGIN}") from None
@@ -106,18 +111,9 @@ def _check(kind: str, within: float, to: str, only: str) -> None:
         raise SettingError("--only", only, "is only for a cluster, and this URL isn't one's", "Leave it out.")
 
 
-async def _of_kind(servers: _Servers, within: float, say: Callable[[str], None], to: str, only: str) -> None:
-    if servers.nodes.kind == "cluster":
-        await _of_cluster(servers, within, say, only)
-    elif servers.nodes.kind == "sentinel":
-        await _of_sentinels(servers, within, say)
-    else:
-        await _of_one(servers, within, say, to)
-
-
 @contextmanager
 def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator[None]:
-    """Give up at a signal to end, except at the first one during a takeover. Raises FailoverAborted."""
+    """Raise FailoverAborted at a signal to end, except at the first signal during a takeover."""
     loop, task, cancelled = asyncio.get_running_loop(), asyncio.current_task(), 0
 
     def heard(number: signal.Signals) -> None:
@@ -129,7 +125,7 @@ def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator
                     f"{number.name}: the takeover was asked for, and is finished first; a second signal ends this at once"
                 )
         elif task is not None:
-            task.cancel()  # If redis-py swallows it, `heed` is next.
+            task.cancel()  # If redis-py swallows this, `heed` raises later.
             cancelled += 1
 
     for number in ENDING:
@@ -148,14 +144,13 @@ def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator
 
 
 class _Servers:
-    """Clients of the servers, made on demand.
+    """Clients of the servers, made on demand, and what is known for an error's text.
 
     Attributes:
-        nodes: the servers.
         so_far: what was done, in words.
-        signal: name of the last signal to end; empty if none came.
+        signal: name of the last signal to end, or empty.
         last: address of the server asked last.
-        replicas: addresses that were found in sync with their primary.
+        replicas: addresses of replicas in sync.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -175,7 +170,7 @@ class _Servers:
         return await self.ask_beside(address, *command, sentinel=sentinel)
 
     async def ask_beside(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
-        """Ask a server without giving up on failure."""
+        """Ask a server without naming it in a later error."""
         make = self.nodes.sentinel if sentinel else self.nodes.server
         if (address, sentinel) not in self._made:
             self._made[address, sentinel] = make(address)
@@ -196,7 +191,7 @@ class _Servers:
 
 
 async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], to: str) -> None:
-    """Fail over a single server by the steps of FAILOVER. That command itself would pause for ever if the replica froze."""
+    """Fail over a single server by the steps of the command FAILOVER, which itself would pause for ever if the replica froze."""
     primary = servers.nodes.hosts[0]
     replicas = await _in_sync(servers, primary)
     chosen = _chosen(replicas, to)
@@ -216,7 +211,7 @@ async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], 
 async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], None]) -> None:
     sentinel = await _a_sentinel(servers)
     primary = await _primary_of(servers, sentinel)
-    # It raises if too few are there.
+    # This raises if too few Sentinels answer.
     await servers.ask(sentinel, "SENTINEL", "CKQUORUM", servers.nodes.service, sentinel=True)
     replicas = await _in_sync(servers, primary)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
@@ -229,7 +224,7 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
 
 
 async def _check_right(servers: _Servers, address: Address, *command: Any, sentinel: bool = False) -> None:
-    """Raise NoPermissionError if the user may not give this command. Its nonsense arguments keep it from doing anything."""
+    """Raise NoPermissionError if the user may not run this command. Its nonsense arguments keep it from doing anything."""
     try:
         await servers.ask(address, *command, sentinel=sentinel)
     except NoPermissionError:
@@ -241,8 +236,8 @@ async def _check_right(servers: _Servers, address: Address, *command: Any, senti
 async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str], None]) -> None:
     """Wait for the moment at which a failover is fastest, so writes are paused for half a second instead of a full one.
 
-    Sentinels look at replicas every 10 s, and during a failover once the last look is a second old. By such a look the leading one learns that
-    the replica has taken over, some 0.25 s after it was told to.
+    Sentinels look at replicas every 10 s, and during a failover as soon as the last look is a second old. Only by a look does the
+    leading Sentinel learn that the replica has taken over, which takes about 0.25 s.
     """
     until = monotonic() + SEEN_WITHIN
     say(f"waiting for its next look at the replicas, {SEEN_WITHIN:g} s at most, as that keeps the pause short")
@@ -253,7 +248,7 @@ async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str],
 
 
 async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
-    """Seconds since a Sentinel's oldest look at any replica that is up."""
+    """Return the seconds since a Sentinel last looked at each of the replicas that are up."""
     rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
     replicas = [_named(row) for row in rows]
     return max(
@@ -271,8 +266,8 @@ async def _hand_over(
 ) -> None:
     """Pause writes until the replicas have caught up and one of them has taken over.
 
-    `take_over` gets the instant at which the pause began, has a replica take over, and returns it. It raises FailoverAborted if none has, and
-    none will.
+    `take_over` gets the instant at which the pause began. It returns the replica that took over, or raises FailoverAborted if none
+    has and none will.
     """
     servers.heed()
     servers.so_far = LIFTED
@@ -289,8 +284,7 @@ async def _hand_over(
             pause.lifts, servers.so_far = True, LIFTED
             raise
         took = monotonic() - begun
-        # Until it is told, it would take writes that are lost. Sentinels tell it too, but not while the pause
-        # holds up what they publish there.
+        # Until the old primary is told, it would take writes that are lost. Sentinels would tell it only after the pause.
         await servers.ask(primary, "REPLICAOF", *taken)
         pause.lifts = True
     say(f"{_shown(taken)} is the primary since {took:.2f} s after the pause began, and has all that was written")
@@ -298,10 +292,10 @@ async def _hand_over(
 
 
 async def _taken_over(servers: _Servers, sentinel: Address, primary: Address, within: float, begun: float) -> Address:
-    """Have Sentinels replace the primary by a replica, and return that.
+    """Have Sentinels replace the primary, and return the replica that took over.
 
-    If they give up, for example because the leading one sees the promotion too late, they are asked again. While they are at it, this waits
-    even beyond the end of the pause that has `begun`.
+    Sentinels that give up are asked again, because their leader may see the promotion too late. A failover that is under way is
+    awaited even beyond the end of the pause.
     """
     asked = False
     while True:
@@ -350,7 +344,7 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
 
 
 async def _taken_over_part(servers: _Servers, primary: Address, replica: Address, within: float, begun: float) -> None:
-    """Have a replica of a cluster take over. It is asked again if the cluster gave up, for example for lack of votes."""
+    """Have a replica of a cluster take over. It is asked again after the cluster gave up, for example for lack of votes."""
     asked = -math.inf
     while (await _role(servers, replica)) != "master" or (await _role(servers, primary)) != "slave":
         if (now := monotonic()) >= begun + within:
@@ -363,13 +357,13 @@ async def _taken_over_part(servers: _Servers, primary: Address, replica: Address
                 await servers.ask(replica, "CLUSTER", "FAILOVER")
             except ResponseError:
                 if asked < begun:
-                    raise  # Otherwise it has taken over meanwhile.
+                    raise  # At a later try, the replica may just have taken over.
             asked = now
         await asyncio.sleep(LOOK_EVERY)
 
 
 async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
-    """Primaries with slots, as a node of the cluster sees them."""
+    """Return the primaries with slots, as a node of the cluster sees them."""
     rows = await servers.ask(seed, "CLUSTER", "SLOTS")
     if isinstance(rows, Mapping):  # Parsed by redis-py.
         addresses = [(_text(row["primary"][0]), int(row["primary"][1])) for row in rows.values()]
@@ -379,7 +373,7 @@ async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
 
 
 async def _in_sync(servers: _Servers, primary: Address) -> dict[Address, int]:
-    """Replicas in sync with a primary, and the offset of each. Raises FailoverAborted if it has none or isn't a primary."""
+    """Return the offset of each replica in sync. Raises FailoverAborted if there is none or `primary` isn't a primary."""
     section = await servers.replication(primary)
     if section["role"] != "master":
         raise FailoverAborted(
@@ -414,16 +408,14 @@ def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
 
 
 class _Pause(msgspec.Struct):
-    """Pause of writes. `lifts`: lift it at the end instead of letting it expire."""
+    """Pause of writes, which is lifted at its end or else expires."""
 
     lifts: bool = True
 
 
 @asynccontextmanager
 async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIterator[_Pause]:
-    """Pause the writes of a primary, until instant `until` at the latest, and lift the pause at the end. If nobody knows who is the
-    primary, let it expire.
-    """
+    """Pause the writes of a primary until instant `until` at the latest."""
 
     async def pause() -> None:
         seconds = max(0.0, min(PAUSE, until - monotonic()))
@@ -445,21 +437,20 @@ async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIte
     finally:
         await end(renewing)
         if made.lifts:
-            with contextlib.suppress(RedisError, OSError):  # It expires instead.
+            with contextlib.suppress(RedisError, OSError):  # Then the pause expires.
                 await servers.ask_beside(primary, "CLIENT", "UNPAUSE")
 
 
 async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Address, int], within: float) -> None:
-    """Wait until the replicas have read all writes from before the pause."""
-    written = int((await servers.replication(primary))["master_repl_offset"])
-
-    async def all_have() -> bool:
+    """Wait until the replicas have read all writes made before the pause."""
+    written, until = int((await servers.replication(primary))["master_repl_offset"]), monotonic() + within
+    while True:
         servers.heed()
-        offsets = [int((await servers.replication(replica))["slave_repl_offset"]) for replica in replicas]
-        return min(offsets) >= written
-
-    if not await _until(all_have, within):
-        raise FailoverAborted(f"a replica has not caught up within {within:g} s; writes go on at {_shown(primary)}")
+        if min([int((await servers.replication(replica))["slave_repl_offset"]) for replica in replicas]) >= written:
+            return
+        if monotonic() >= until:
+            raise FailoverAborted(f"a replica has not caught up within {within:g} s; writes go on at {_shown(primary)}")
+        await asyncio.sleep(LOOK_EVERY)
 
 
 async def _a_sentinel(servers: _Servers) -> Address:
@@ -485,31 +476,22 @@ async def _primary_of(servers: _Servers, sentinel: Address) -> Address:
 
 
 async def _under_way(servers: _Servers, sentinel: Address) -> bool:
-    """Return True if a failover is under way, as a Sentinel sees it."""
     flat = await servers.ask(sentinel, "SENTINEL", "MASTER", servers.nodes.service, sentinel=True)
     return "failover_in_progress" in str(_named(flat).get("flags", ""))
 
 
 def _named(flat: Any) -> Mapping[str, Any]:
-    """Fields of a server, as a Sentinel lists them."""
+    """Return the fields of a server, as a Sentinel lists them."""
     if isinstance(flat, Mapping):  # Parsed by redis-py.
         return flat
     return dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
 
 
 async def _role(servers: _Servers, address: Address) -> str:
-    """`master` or `slave`; empty while the server does not say."""
+    """Return `master` or `slave`, or an empty text if the server doesn't answer."""
     with contextlib.suppress(RedisError, OSError):
         return str((await servers.replication(address))["role"])
     return ""
-
-
-async def _until(ask: Callable[[], Any], within: float) -> Any:
-    """First true answer, or the last answer if none came in time."""
-    until = monotonic() + within
-    while not (answer := await ask()) and monotonic() < until:  # noqa: ASYNC110 - only the servers know
-        await asyncio.sleep(LOOK_EVERY)
-    return answer
 
 
 def _counted(replicas: Sequence[Address] | Mapping[Address, int]) -> str:

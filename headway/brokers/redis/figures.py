@@ -1,8 +1,7 @@
 """Layout of a queue's figures in the server.
 
-Figures are doubles, in sections of one text. A step reads the first section, which differs after every step, and the rest only if the
-first section isn't as it remembers. It writes up to the last section it changed, so figures that change often come first. After the
-sections that enqueuing changes, each tier has a section of its own.
+Figures are doubles, in sections of one text. A step reads the other sections only if the first section, which differs after every
+step, isn't as it remembers. It writes up to the last section that it changed, so figures that change often come first.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from headway.brokers.redis import wire
 from headway.core.slot_factors import FACTORS
 
 PACES = tuple(f"pace{position}" for position in range(1, len(FACTORS) + 1))
-"""Figures that count the slots at each position of the speed factors, except the usual one; `differ` is their sum."""
+"""Figures that count the slots at each position of the speed factors. Slots at the usual position aren't counted."""
 
 SECTIONS: Mapping[str, Mapping[str, float]] = {
     "STEP": {
@@ -46,25 +45,25 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
         "bulk_ended": -math.inf, "bulk_excused": -math.inf,
     },
 }  # fmt: skip
-"""Figures of each section, and their values when a queue is born. Every step changes STEP."""
+"""Figures of each section, and their values in a new queue. Every step changes STEP."""
 
 BEFORE_TIERS = 2
-"""Number of sections before the sections of the tiers."""
+"""Number of sections that precede the sections of the tiers, because enqueuing changes them."""
 
 TIER: Mapping[str, float] = {
     "depth": 0.0, "weight": 0.0, "mean": 0.0, "next": 1.0, "rough": 0.0, "last_due": -math.inf, "rate_last": -math.inf, "rate_sum": 0.0, "rate_unseen": 1.0,
 }  # fmt: skip
-"""Figures of each tier, and their values when a queue is born."""
+"""Figures of each tier, and their values in a new queue."""
 
 RELATIVE = (
     "oldest", "last_departure", "schedule", "newest", "busy_at", "rule_at", "coming_until", "armed", "reaper_until",
     "swept_at", "generation", "mixed_at", "bulk_left", "bulk_ended", "bulk_excused",
 )  # fmt: skip
-"""Instants that only matter relative to others. They move when the server's clock is put back."""
+"""Instants that only matter relative to the present. They move when the server's clock is put back."""
 
 
 def numbers() -> dict[str, float]:
-    """Numbers of the sections, as named in the functions. A tier's section has the number TIERS plus the tier."""
+    """Return the numbers of the sections and their sizes. A tier's section has the number TIERS plus the tier."""
     sections: dict[str, float] = {name: number for number, name in enumerate(SECTIONS, 1)}
     size = struct.calcsize(_format(SECTIONS["STEP"]))
     return {
@@ -77,7 +76,7 @@ def numbers() -> dict[str, float]:
 
 
 def source() -> str:
-    """Lua functions and tables for this layout."""
+    """Return Lua functions and tables for this layout."""
     plain = {name: start for section in SECTIONS.values() for name, start in section.items()}
     of_tier = [f"q.{name}[tier]" for name in TIER]
     return "\n".join([

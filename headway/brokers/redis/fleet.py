@@ -14,15 +14,11 @@ from headway.model import Capacity, Departed, Drain, ProcessInfo, Rollout, Worke
 from headway.ports import Fleet
 
 LONGEST_DRAIN = 365 * 86400.0
-"""Longest time in seconds for a drain."""
+"""Maximum seconds for a drain."""
 
 
 class RedisFleet(Fleet):
-    """Fleet in Redis. See `headway.ports.Fleet`.
-
-    Arguments:
-        connection: connection to the server.
-    """
+    """Fleet in Redis. See `headway.ports.Fleet`."""
 
     def __init__(self, connection: RedisConnection) -> None:
         self._connection = connection
@@ -32,25 +28,25 @@ class RedisFleet(Fleet):
         return {name.decode() for name in await self._ask("attend", member.id, wire.encode(member))}
 
     async def leave(self, id: str) -> None:
-        await self._connection.call("leave", self._key, self._connection.clock_text(), id)
+        await self._call("leave", id)
 
     async def depart(self, gone: Departed) -> None:
         await self._ask("depart", gone.id, wire.encode(gone))
 
     async def departed(self) -> Sequence[Departed]:
         """See Fleet. Lost processes are included with their last heartbeat."""
-        notes, silent = await self._connection.share("departed", self._key, self._connection.clock_text())
+        notes, silent = await self._share("departed")
         departed = wire.readable(wire.read_departed, notes)
         return [*departed, *map(lost, wire.readable(wire.read_member, silent))]
 
     async def members(self) -> Sequence[ProcessInfo]:
-        return wire.readable(wire.read_member, await self._notes("k", OFFLINE_AFTER))
+        return wire.readable(wire.read_member, await self._share("notes", "k", OFFLINE_AFTER))
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
         return float(await self._ask("lead", candidate, seconds))
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
-        """See Fleet. It works like leadership, with one lead per model."""
+        """See Fleet. This is a leadership per model."""
         connection, key = self._connection, f"{self._key}load:{model}:"
         return float(await connection.call("lead", key, connection.clock_text(), candidate, seconds)) == 0.0
 
@@ -58,58 +54,45 @@ class RedisFleet(Fleet):
         await self._ask("note", "capacity", capacity.model, wire.encode(capacity))
 
     async def withdraw_capacity(self, model: str) -> None:
-        await self._drop("capacity", (model,))
+        await self._call("drop_notes", "capacity", model)
 
     async def capacities(self) -> Sequence[Capacity]:
-        return wire.readable(wire.read_capacity, await self._notes("capacity", FORGOTTEN_AFTER))
+        return wire.readable(wire.read_capacity, await self._share("notes", "capacity", FORGOTTEN_AFTER))
 
     async def rollouts(self) -> Sequence[Rollout]:
-        notes = await self._connection.share("rollouts", self._key, self._connection.clock_text())
+        notes = await self._share("rollouts")
         return wire.readable(wire.read_rollout, (packed for _, packed in map(wire.read_stamped, notes)))
 
     async def drains(self) -> Sequence[Drain]:
-        notes = await self._notes("drain", LONGEST_DRAIN)
+        notes = await self._share("notes", "drain", LONGEST_DRAIN)
         return wire.readable(wire.read_drain, (packed for _, packed in map(wire.read_stamped, notes)))
 
     async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
-        connection = self._connection
         notes = [text for drain in drains for text in (drain.name, wire.encode(drain))]
         expected = [-1] if seen is None else [len(set(seen)), *set(seen)]
-        return bool(await connection.call("drain", self._key, connection.clock_text(), *expected, *notes))
+        return bool(await self._call("drain", *expected, *notes))
 
     async def undrain(self, names: Collection[str]) -> None:
         if names:
-            await self._drop("drain", names)
+            await self._call("drop_notes", "drain", *names)
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
         """See Fleet. The revision serves as the stamp."""
-        connection = self._connection
         packed = wire.pack_numbers((rollout.revision,)) + wire.encode(rollout)
-        return bool(
-            await connection.call(
-                "keep_rollout", self._key, connection.clock_text(), rollout.model, rollout.revision, packed
-            )
-        )
+        return bool(await self._call("keep_rollout", rollout.model, rollout.revision, packed))
 
-    async def _drop(self, of: str, names: Collection[str]) -> None:
-        await self._connection.call("drop_notes", self._key, self._connection.clock_text(), of, *names)
+    async def _call(self, function: str, *arguments: object) -> Any:
+        return await self._connection.call(function, self._key, self._connection.clock_text(), *arguments)
 
     async def _ask(self, function: str, *arguments: object) -> Any:
         return await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)
 
-    async def _notes(self, of: str, seconds: float) -> list[bytes]:
-        notes: list[bytes] = await self._connection.share(
-            "notes", self._key, self._connection.clock_text(), of, seconds
-        )
-        return notes
+    async def _share(self, function: str, *arguments: object) -> Any:
+        return await self._connection.share(function, self._key, self._connection.clock_text(), *arguments)
 
 
 class Registry:
-    """Worker registry in the server: the last heartbeat of each worker, and names of models that may have data in the server.
-
-    Arguments:
-        connection: connection to the server.
-    """
+    """Worker registry in the server: the last heartbeat of each worker, and names of models that may have data there."""
 
     def __init__(self, connection: RedisConnection) -> None:
         self._connection = connection
@@ -121,9 +104,9 @@ class Registry:
         )
 
     async def look(self, known_until: Mapping[str, float]) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
-        """Recent workers with their present status, and names of models that may have data in the server.
+        """Return recent workers with their present status, and names of models that may have data in the server.
 
-        `known_until`: instants on the server's clock until which that holds of some models, for others to learn.
+        `known_until` maps such models to the instants of the server's clock until which they may. Other processes learn them so.
         """
         arguments = chain.from_iterable((repr(until), model) for model, until in known_until.items())
         ask = self._connection.join if known_until else self._connection.share

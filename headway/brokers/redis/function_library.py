@@ -1,7 +1,7 @@
 """The library of functions that runs inside the server, made of `lua/`.
 
-It takes its numbers from `headway.core`, so each is defined once. Its name contains a hash of its text: processes of two releases load
-theirs side by side and work on the same keys.
+It takes its numbers from `headway.core`, so each is defined once. Its name contains a hash of its text, so that processes of two
+releases can load theirs side by side and work on the same keys.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from headway.model import MOST_OUTPUT, BatchFailure, Cause, DedupKind
 T = TypeVar("T")
 
 LAYOUT = "headway14"
-"""Version of what is stored in the server. It changes if releases before and after a change can't share the data."""
+"""Version of the data in the server. It changes if the releases before and after a change can't share data."""
 
 RULE_AGE = 0.1
-"""Seconds for which a rule, and the load behind it, can be used."""
+"""Seconds for which a rule and its load can be used."""
 OUTPUT_SECONDS = 240
-"""Seconds after which an unread stored-apart output expires: longer than the stream that names it."""
+"""Seconds after which an unread stored-apart output expires. The stream that names it expires sooner."""
 COMING_SECONDS = 0.1
 """Seconds that a woken slot has to claim before another is woken."""
 WATCH_GRACE = 0.03
 """Seconds after which the slot on watch counts as gone."""
 REAP_EVERY = 0.05
-"""Maximum time in seconds between two reaps while something waits. An expiry may be late by as much."""
+"""Maximum seconds between two reaps while something waits, and thus the maximum delay of an expiry."""
 REST_SECONDS = 1.0
-"""Maximum time in seconds between two reaps of an idle queue. A lease lasts longer: the reaper doesn't know of claims in between."""
+"""Maximum seconds between two reaps of an idle queue. A lease lasts longer, because the reaper isn't told of claims."""
 STIRS_SECONDS = 1.0
 """Seconds after its last entry until an empty queue is at rest."""
 REAPER_SECONDS = 0.25
 """Seconds beyond its next reap for which a process remains the reaper."""
 CLAIM_SECONDS = 10.0
-"""Seconds for which the claim of a task's id holds without a task, which may be on its way to the queue."""
+"""Seconds for which a claimed task id is held, because its task may still be on the way to the queue."""
 STANDBY_SECONDS = 0.1
-"""Seconds between another process's attempts to reap. On average each process waits half of this times their number."""
+"""Seconds for each other process over which their attempts to become the reaper are spread at random."""
 
 _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE WAIT_DEVIATIONS LEAST_SHARE MIN_WAIT",
@@ -146,7 +146,7 @@ _NUMBERS: dict[str, float] = {
     "CALLER_POSITION": entry_wire.position_of("caller"),
     "TOKEN_BYTES": entry_wire.TOKEN_BYTES,
 }
-"""Numbers that only the functions use, or under names of their own."""
+"""Numbers that only the functions use, or that have other names there."""
 
 _CODES: tuple[Mapping[str, float], ...] = (
     *({name: getattr(module, name) for name in names.split()} for module, names in _SHARED.items()),
@@ -158,7 +158,7 @@ _CODES: tuple[Mapping[str, float], ...] = (
 
 
 _OF_LOAD = {"rate": "rate", "max_batch": "q.limit", "depth": "q.fresh", "entry_size": "entry_size"}
-"""Sources of a load's figures that aren't figures of the queue by the same name."""
+"""Sources of the load's figures that the queue has under other names."""
 
 _TEXTS = {
     "SETTING_NAMES": f"{{{', '.join(map(repr, QueueSettings._fields))}}}",
@@ -188,11 +188,7 @@ _TEXTS = {
 
 
 def named_once(*parts: Mapping[str, T]) -> dict[str, T]:
-    """Merge mappings. A name in two of them would give the functions a wrong value.
-
-    Raises:
-        ValueError: two of them have the same name.
-    """
+    """Merge mappings. Raises ValueError for a name in two of them, because the functions would get a wrong value."""
     merged: dict[str, T] = {}
     for part in parts:
         if twice := merged.keys() & part.keys():
@@ -214,7 +210,7 @@ def _body() -> str:
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     # Constants are written in place, because Lua allows only 200 local names.
     numbers = named_once(_NUMBERS, *_CODES)
-    # Reading a number costs one more command than reading its text.
+    # A number costs the server one more command than its text.
     texts = {f"{name}_TEXT": repr(str(number)) for name, number in numbers.items()}
     written = named_once({name: repr(number) for name, number in numbers.items()}, texts, _TEXTS)
     text = re.sub(rf"\b({'|'.join(written)})\b", lambda name: written[name[1]], text)
@@ -228,16 +224,15 @@ def _body() -> str:
 
 
 def _causes(name: str, causes: Iterable[Cause]) -> str:
-    """A set of causes as a Lua table."""
     return f"local {name} = {{{', '.join(f'{cause.value} = true' for cause in causes)}}}"
 
 
 _BODY = _body()
 
 VERSION = f"{LAYOUT}_{hashlib.sha256(_BODY.encode()).hexdigest()[:8]}"
-"""Name of the library, which its functions begin with. It contains a hash of the text, so releases don't clash."""
+"""Name of the library, with which the names of its functions begin."""
 
 
 def source() -> str:
-    """The library's text for FUNCTION LOAD."""
+    """Return the library's text for FUNCTION LOAD."""
     return f"#!lua name={VERSION}\nlocal VERSION = '{VERSION}'\n{_BODY}"

@@ -1,13 +1,12 @@
 """Large inputs and outputs, stored apart from their entries and replies.
 
-Redis copies arguments and results of a function several times, and is blocked meanwhile. So a step carries a few hundred bytes of each
-entry, however large its input and parameters. An input is stored before its entry and read after the claim; an output is stored
-before the completion and read after the reply.
+Redis copies arguments and results of a function several times, and is blocked meanwhile. So an input is stored before its entry and
+read after the claim. An output is stored before the completion and read after the reply.
 
     gateway ──SET input──▶ enqueue … claim ──GET input──▶ worker ──SET output──▶ complete … reply ──GET output──▶ gateway
 
-Parameters are stored ahead of the input in the same value. A value is dropped in the step that ends its owner, and expires if that step
-never comes. A process moves a few values at a time, and tenants take turns: one tenant's values wait for few of another's.
+Parameters are stored ahead of the input in the same value. A value is dropped in the step that ends its owner, and expires if that
+step never comes. A process moves a few values at a time, and tenants take turns.
 """
 
 from __future__ import annotations
@@ -32,18 +31,12 @@ GRACE_SECONDS = 60
 PREFIX = 4
 """Bytes ahead of stored parameters, which hold their length."""
 TEXT = KIND[ValueKind.TEXT].letter
-"""Letter for the kind of a text."""
 AT_ONCE = 2
 """Maximum number of values that a process sends or reads at the same time."""
 
 
 class LargeValues:
-    """Store for the large values of a process's entries and replies.
-
-    Arguments:
-        connection: connection to the server.
-        threshold: bytes above which a value is stored apart; infinite for none.
-    """
+    """Store for the large values of a process's entries and replies. `threshold` is in bytes, and may be infinite."""
 
     def __init__(self, connection: RedisConnection, threshold: float) -> None:
         self.threshold = threshold
@@ -53,11 +46,10 @@ class LargeValues:
         self._outputs = 0
 
     def is_large(self, value: Value | None) -> bool:
-        """Return True if an output is stored apart."""
         return value is not None and len(value) > self.threshold
 
     def name_of(self, entry: Entry) -> str:
-        """Kind and token of a large entry's input, always the same for a submission."""
+        """Return kind and token of a large entry's input, which are always the same for a submission."""
         submission = encode((entry.gateway, *entry.submission))
         letter = kind_of(entry.input).letter
         kind = letter.upper() if entry.parameters else letter
@@ -66,9 +58,7 @@ class LargeValues:
     async def bring(self, queue: str, entries: Sequence[Entry]) -> None:
         """Store the inputs of large entries beside the queue with the key prefix `queue`.
 
-        Raises:
-            OutOfMemory: the server has no room; some may be stored.
-            BrokerUnavailable: no answer in time; they may be stored.
+        After OutOfMemory or BrokerUnavailable some may be stored.
         """
         await asyncio.gather(*(self._bring(f"{queue}P:{self.name_of(entry)[1:]}", entry) for entry in entries))
 
@@ -78,15 +68,15 @@ class LargeValues:
             await self._connection.store(key, content_of(entry), seconds)
 
     async def input_of(self, queue: str, stored: StoredEntry) -> Apart | None:
-        """Read the stored-apart input and parameters of a claimed entry; None if they aren't there."""
+        """Read the stored-apart input and parameters of a claimed entry, or return None if they don't exist."""
         if (apart := stored.apart) is None:
             return None
         return await self.read_input(f"{queue}P:{apart[0][1:]}", stored.tenant, apart)
 
     async def read_input(self, key: str, tenant: str, apart: StoredApart, *, whole: bool = False) -> Apart | None:
-        """Read input and parameters stored under a key; None if they aren't there, or have another length.
+        """Read input and parameters stored under a key, or return None if they don't exist or have another length.
 
-        `whole`: another entry's may replace them meanwhile.
+        They are read `whole` if another entry's input may replace them meanwhile.
         """
         name, length = apart
         content = await self._fetch(key, length, tenant, whole=whole)
@@ -111,7 +101,7 @@ class LargeValues:
     async def output_of(
         self, queue: str, name: str, length: int, tenant: str, wanted: Callable[[], bool] = lambda: True
     ) -> Value | None:
-        """Read a tenant's output that is stored apart; None if it isn't there, or is no longer `wanted` once its turn comes."""
+        """Read a tenant's output, or return None if it doesn't exist or is no longer `wanted` when its turn comes."""
         key = f"{queue}R:{name[1:]}"
         async with self._slots.of(tenant):
             if not wanted():
@@ -122,7 +112,6 @@ class LargeValues:
         return None if content is None or len(content) != length else KIND_OF_LETTER[name[0]].of(content)
 
     async def _fetch(self, key: str, length: int, tenant: str, *, whole: bool = False) -> bytes | None:
-        """Read bytes that a tenant has stored; None if they aren't there, or have another length."""
         async with self._slots.of(tenant):
             read = self._connection.fetch_whole if whole else self._connection.fetch
             content = await read(key, length)
@@ -130,19 +119,19 @@ class LargeValues:
 
 
 def content_of(entry: Entry) -> bytes:
-    """Bytes that are stored for an entry."""
+    """Return the bytes that are stored for an entry."""
     if not entry.parameters:
         return octets(entry.input)
     return b"".join((len(entry.parameters).to_bytes(PREFIX, "big"), entry.parameters, octets(entry.input)))
 
 
 def length_of(entry: Entry) -> int:
-    """Length of `content_of`."""
+    """Return the length of `content_of(entry)`."""
     return len(octets(entry.input)) + (PREFIX + len(entry.parameters) if entry.parameters else 0)
 
 
 def digest_of(entry: Entry) -> str:
-    """Digest of an entry's stored bytes, as the functions compute it."""
+    """Return the digest of an entry's stored bytes, as the server's functions compute it."""
     return hashlib.sha1(content_of(entry), usedforsecurity=False).hexdigest()
 
 

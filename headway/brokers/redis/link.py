@@ -1,8 +1,8 @@
 """Link to a server: a command is one write, and its answer wakes the waiting caller.
 
-redis-py connects, including address, TLS, login and database. Then the link takes the transport over from its streams, which take more
-time per command than the command itself. A large answer is collected in pieces and joined once, because a parser or a stream would copy
-each piece several times. A large command goes through the streams, which wait for the server to take it, as does its short answer.
+redis-py connects, logs in and chooses the database. Then the link takes the transport over from redis-py's streams, which take more
+time per command than the command itself. A large answer is collected in pieces and joined once, because a parser or a stream would
+copy each piece several times. A large command and its short answer use the streams, which wait for the server to take the command.
 """
 
 from __future__ import annotations
@@ -20,24 +20,16 @@ Address = tuple[str, int]
 
 PIECE = 1 << 18
 """Bytes of a large argument written per turn of the event loop."""
-
 SHORT = 1 << 10
-"""Maximum size in bytes of an argument of a small command."""
+"""Maximum bytes of an argument of a small command."""
 
 _MORE = object()
-"""Marker for an incomplete answer."""
+"""Marks an incomplete answer."""
 _CLOSED = "the server closed the connection"
 
 
 class Link(asyncio.Protocol):
-    """Link to a server for one command at a time.
-
-    Arguments:
-        connection: connection of redis-py, used by nobody else.
-
-    Attributes:
-        connection: as given.
-    """
+    """Link to a server for one command at a time. It owns the `connection` of redis-py."""
 
     __slots__ = ("_answers", "_large", "_loop", "_streams", "_transport", "_waiting", "connection")
 
@@ -48,7 +40,7 @@ class Link(asyncio.Protocol):
         """Protocol of redis-py's streams."""
         self._answers: Any = None
         self._large: BulkAnswer | None = None
-        """Answer that is being read without the parser, if any."""
+        """Large answer that is being read."""
         self._waiting: asyncio.Future[Any] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -75,13 +67,16 @@ class Link(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def ask(self, command: bytes) -> asyncio.Future[Any]:
-        """Send a packed command. The answer may be an error; without an answer the future fails."""
+        """Send a packed command. The answer may be an error. Without an answer the future fails."""
         waiting = self._waiting = self._loop.create_future()
         self._transport.write(command)
         return waiting
 
     async def ask_large(self, command: Sequence[Any]) -> bytes | None:
-        """Send a command that is large or has a large answer, copying its bytes less often. Large texts are ASCII, and the answer isn't a list."""
+        """Send a command that is large or has a large answer, and copy its bytes less often.
+
+        Large texts must be ASCII, and the answer must not be a list.
+        """
         if not all(
             isinstance(argument, int) or (isinstance(argument, str | bytes) and len(argument) <= SHORT)
             for argument in command
@@ -96,7 +91,7 @@ class Link(asyncio.Protocol):
         return answer
 
     async def _send(self, command: Sequence[Any]) -> None:
-        """Send a command, giving way to the event loop after each piece of a large argument."""
+        """Send a command, and yield to the event loop after each piece of a large argument."""
         writer: asyncio.StreamWriter = self.connection._writer
         for piece in _pieces(command):
             writer.write(piece)
@@ -106,7 +101,7 @@ class Link(asyncio.Protocol):
         await writer.drain()
 
     def close(self) -> None:
-        """Close as if the server did. Waiting callers get an error."""
+        """Close as if the server had done so. A waiting caller gets an error."""
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -128,7 +123,7 @@ class Link(asyncio.Protocol):
                 waiting.set_result(answer)
 
     def _take_large(self, large: BulkAnswer, data: bytes) -> Any:
-        """Take a piece of a large answer. Returns the complete answer or _MORE; an error is passed to the waiting caller."""
+        """Take a piece of a large answer. Returns the complete answer or _MORE. An error goes to the waiting caller."""
         answer = large.feed(data)
         if answer is not _MORE:
             self._large = None
@@ -138,13 +133,13 @@ class Link(asyncio.Protocol):
         return answer
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See Protocol. The streams are told too, because closing a connection waits for them."""
+        """See Protocol. The streams are told too, because redis-py waits for them when it closes the connection."""
         self._transport = None
         self._streams.connection_lost(exc)
         self._fail(NoConnection(_CLOSED if exc is None else f"{_CLOSED}: {exc}"))
 
     def pause_writing(self) -> None:
-        """See Protocol. Nothing to do for one command at a time."""
+        """See Protocol. A single small command needs no pause."""
 
     def _fail(self, exc: Exception) -> None:
         waiting, self._waiting = self._waiting, None
@@ -153,7 +148,7 @@ class Link(asyncio.Protocol):
 
 
 def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
-    """Split a command into pieces of at most PIECE bytes. Large texts are ASCII; a body may be a bytearray."""
+    """Split a command into pieces of at most PIECE bytes. Large texts must be ASCII."""
     head = b"*%d\r\n" % len(command)
     for part in command:
         argument: Any = part if isinstance(part, bytes | bytearray | str) else str(part)
@@ -170,7 +165,7 @@ def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
 
 
 async def _read_line(connection: Any) -> bytes | None:
-    """Read the short answer to a large command from the streams, which may have received part of it while the command was sent."""
+    """Read the short answer to a large command from the streams, which may already have part of it."""
     reader: asyncio.StreamReader = connection._reader
     line = await reader.readline()
     if not line.endswith(b"\r\n"):
@@ -181,22 +176,18 @@ async def _read_line(connection: Any) -> bytes | None:
 
 
 class BulkAnswer:
-    """Answer other than a list, collected in pieces."""
+    """Answer that isn't a list, collected in pieces."""
 
     __slots__ = ("_head", "_missing", "_pieces")
 
     def __init__(self) -> None:
         self._head = b""
         self._missing = 0
-        """Bytes still missing once the head is complete; before that 0."""
+        """Bytes still missing, or 0 until the head is complete."""
         self._pieces: list[bytes] = []
 
     def feed(self, data: bytes) -> Any:
-        """Take received bytes. Returns the complete answer, as text if it is an error, else _MORE.
-
-        Raises:
-            InvalidResponse: the data is something else.
-        """
+        """Take received bytes. Returns the complete answer or _MORE. An error is returned as text. Raises InvalidResponse."""
         if not self._missing:
             data = self._head + data
             end = data.find(b"\r\n")
@@ -222,7 +213,7 @@ class BulkAnswer:
         return self._joined()
 
     def _joined(self) -> bytes:
-        """All pieces without the final line end."""
+        """Join all pieces without the final line end."""
         pieces, end = self._pieces, 2
         while len(pieces[-1]) <= end and len(pieces) > 1:
             end -= len(pieces.pop())

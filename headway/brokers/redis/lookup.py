@@ -8,8 +8,8 @@ An id that a client chose for a task belongs to one model of its tenant, althoug
     is anything under it? ── no, and the claim is old ──▶ claim it after all
              │ waits or runs: 409; has its outcome: 422
 
-A claim is a step of its own, with a key for the id. It says who may use the id, not that a task exists, which only the queues know. So a
-stale claim does harm for CLAIM_SECONDS at most.
+A claim only says which model may use the id. Whether a task exists, only the queues know, so a stale claim does harm for
+CLAIM_SECONDS at most.
 """
 
 from __future__ import annotations
@@ -38,12 +38,7 @@ _SPECIAL = re.compile(r"[*?\[\]\\]")
 class Lookup:
     """Lookup of one process.
 
-    Before it reports that something isn't found, it asks the servers for their queues: others may use one that this process doesn't know of
-    yet, or has forgotten.
-
-    Arguments:
-        queues: queues of the process.
-        router: router that remembers the queues of entries.
+    If nothing is found in the known queues, it asks the servers for others that this process doesn't know yet, or has forgotten.
     """
 
     def __init__(self, queues: QueueTable, router: ShardRouter) -> None:
@@ -66,15 +61,15 @@ class Lookup:
         self._router.forget([(tenant, id)])
 
     async def knows(self, tenant: str, id: str) -> bool:
-        """Return True if any queue knows the tenant's task or its outcome."""
+        """Return True if any queue has the task or its outcome."""
         return await self._found(tenant, id, _name_of) is not None
 
     async def queue_with(self, tenant: str, id: str) -> QueueName:
-        """Name of a queue that has a task, or of the first queue if none has."""
+        """Return the name of the queue that has a task, or of the first queue if none has it."""
         return await self._found(tenant, id, _name_of) or self._queues.every[0].name
 
     async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
-        """Ask the queue that an entry was placed in, then all queues, because its id may be another entry's by now. Returns the first answer."""
+        """Ask the queue in which an entry was placed, then all queues, because its id may belong to another entry now."""
         key, queues = wire.key_of(tenant, id), list(self._router.where((tenant, id)))
         answers = await all_of(*(ask(queue, key) for queue in queues))
         if not any(answers):
@@ -92,7 +87,7 @@ async def _name_of(queue: Queue, key: bytes) -> QueueName | None:
 
 
 async def _state_of_any(queue: Queue, id: str) -> EntryState | None:
-    """State of the first entry with an id in a queue."""
+    """Return the state of the first entry in a queue that has an id, whatever its tenant."""
     prefix = wire.prefix_of(queue.connection.prefix, queue.name, queue.shard)
     ending, cursor = _SPECIAL.sub(r"\\\g<0>", id), b"0"
     while True:
@@ -105,12 +100,7 @@ async def _state_of_any(queue: Queue, id: str) -> EntryState | None:
 
 
 class TaskIds:
-    """Claims of ids for one process.
-
-    Arguments:
-        connection: connection to the server.
-        lookup: looks up what is under an id.
-    """
+    """Claims of ids for one process."""
 
     def __init__(self, connection: RedisConnection, lookup: Lookup) -> None:
         self._connection, self._lookup = connection, lookup
@@ -118,7 +108,7 @@ class TaskIds:
     async def offer(
         self, entries: Sequence[Entry], offer: Callable[[Sequence[Entry]], Awaitable[Sequence[Failure | None]]]
     ) -> list[Failure | None]:
-        """Claim ids for entries that need it, and offer the entries whose claims hold. Returns verdicts in order, None for an admitted entry.
+        """Claim ids for entries that need it, and offer the entries whose claims hold. Returns their verdicts in order.
 
         The claim of a refused entry ends soon, so refusals take no memory for long.
         """
@@ -134,7 +124,7 @@ class TaskIds:
         return verdicts
 
     async def _claim(self, task: Entry) -> Failure | bytes:
-        """Claim a task's id for its model. Returns the mark of a new claim, empty for an existing one, or why the id can't be claimed."""
+        """Claim a task's id for its model. Returns the mark of a new claim, an empty mark for an old claim, or a failure."""
         keep = max(dedup_key.keep for dedup_key in task.dedup_keys if dedup_key.kind is DedupKind.TASK)
         void = b""
         while True:

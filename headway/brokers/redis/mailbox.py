@@ -1,6 +1,6 @@
 """Mailbox of one gateway.
 
-It reads each queue's stream and keeps replies until the gateway has asked for later ones. A reply whose output is stored apart
+It reads each queue's stream, and keeps replies until the gateway asks for later replies. A reply whose output is stored apart
 arrives once the output is read, without delaying others.
 """
 
@@ -35,10 +35,14 @@ _submission: Callable[[Reply], Submission] = attrgetter("tenant", "id", "nonce")
 
 
 class _Read(msgspec.Struct):
-    """Replies of one stream entry that become available together, with their queue and the stream's key.
+    """Replies of one stream entry that become available together.
 
-    `born` names the server state that the entry belongs to, and `whole` lists all submissions that it answers. `token` is that
-    of the output they share, if it is stored apart; `wanted` counts who waits while it is read.
+    Attributes:
+        key: key of the stream.
+        born: birth of the queue's state to which the entry belongs.
+        whole: all submissions that the entry answers.
+        token: token of the output that the replies share, if it is stored apart.
+        wanted: number of submissions that wait for the output while it is read.
     """
 
     queue: Queue
@@ -53,7 +57,7 @@ class _Read(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Stream:
-    """Read position in a queue's stream. `epoch` names the server state that the id belongs to."""
+    """Read position in a queue's stream. `epoch` is the birth of the queue's state to which the `last` id belongs."""
 
     queue: Queue
     last: bytes = FIRST
@@ -62,12 +66,7 @@ class _Stream:
 
 
 class Mailbox:
-    """Replies to one gateway from all queues.
-
-    Arguments:
-        gateway: id of the gateway.
-        queues: the queues.
-    """
+    """Replies to one gateway from all queues."""
 
     def __init__(self, gateway: str, queues: Sequence[Queue]) -> None:
         self._gateway = gateway
@@ -76,7 +75,7 @@ class Mailbox:
         self._bringing: dict[asyncio.Task[None], _Read] = {}
         """Replies whose outputs are being read."""
         self._awaited: dict[Submission, _Read] = {}
-        """The same by submission, without withdrawn ones."""
+        """The same replies by submission, without withdrawn submissions."""
         self._acknowledged = 0
         self._arrival = asyncio.Event()
         self._broken: BrokerUnavailable | None = None
@@ -110,7 +109,7 @@ class Mailbox:
         await end(*(stream.task for stream in removed))
 
     def forget(self, submissions: Iterable[Submission]) -> None:
-        """Stop reading outputs that only these submissions want. Their replies come without."""
+        """Stop reading outputs that only these submissions want. Their replies will lack the outputs."""
         for submission in submissions:
             read = self._awaited.pop(submission, None)
             if read is not None:
@@ -120,14 +119,14 @@ class Mailbox:
         await end(*(stream.task for stream in self._streams), *self._bringing)
 
     def _acknowledge(self, cursor: int) -> None:
-        """Drop the replies up to `cursor`, and tell the queues that they were read."""
+        """Drop the replies up to `cursor`, and give the queues receipts for them."""
         done = 0
         for read in self._reads:
             if self._acknowledged + len(read.replies) > cursor:
                 break
             self._acknowledged += len(read.replies)
             done += 1
-            # Replies of a lost state aren't reported: another entry may have the same id.
+            # Replies of a lost state aren't reported, because another stream entry may have the same id.
             if read.born in (0.0, read.queue.born):
                 all_here = len(read.replies) == len(read.whole)
                 submissions = read.whole if all_here else list(map(_submission, read.replies))
@@ -151,14 +150,14 @@ class Mailbox:
 
     async def _read_once(self, stream: _Stream) -> None:
         queue, key = stream.queue, stream.queue.stream_of(self._gateway)
-        # After a loss, the read may have brought entries of the new state already.
+        # After a loss of state, entries of the new state may have been read already.
         known = [*self._reads, *self._bringing.values()] if stream.last == FIRST else []
         for id, fields in await queue.connection.stream(key, stream.last):
             stream.last, apart = id, wire.Apart()
             try:
                 replies = wire.read_outcomes(fields, apart)
             except wire.UNREADABLE as exc:
-                # Waiting for a release that can read it would hold back all that follow. Its clients run into their deadlines.
+                # Their clients run into deadlines. To wait for a release that can read them would hold back all later replies.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
             whole = list(map(_submission, replies))
@@ -173,7 +172,7 @@ class Mailbox:
             of: dict[tuple[str, int], list[Reply]] = {}
             for at, named in apart.items():
                 of.setdefault(named, []).append(replies[at])
-            for (name, length), those in of.items():  # An output is read once for all who share it.
+            for (name, length), those in of.items():  # An output is read once for all replies that share it.
                 read = _Read(queue, key, queue.born, id, whole, those, name[1:], len(those))
                 self._awaited.update((_submission(reply), read) for reply in those)
                 task = asyncio.get_running_loop().create_task(self._bring(read, name, length))
@@ -181,7 +180,6 @@ class Mailbox:
                 task.add_done_callback(self._bringing.pop)
 
     async def _bring(self, read: _Read, name: str, length: int) -> None:
-        """Read the output shared by replies."""
         output = await self._output(read, name, length)
         for reply in read.replies:
             self._awaited.pop(_submission(reply), None)
@@ -191,7 +189,7 @@ class Mailbox:
         self._arrival.set()
 
     async def _output(self, read: _Read, name: str, length: int) -> Value | None:
-        """Read an output that is stored apart, again and again if need be; None once it is lost or unwanted."""
+        """Read an output, again and again if need be. None if it is lost or unwanted."""
         while True:
             try:
                 return await read.queue.output_of(name, length, read.replies[0].tenant, lambda: read.wanted > 0)

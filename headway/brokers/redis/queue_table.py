@@ -1,7 +1,7 @@
-"""Table of the queues of one process. Names come from workers, from entries, and from the server's lists of queues in use.
+"""Table of the queues of one process.
 
-A queue is created when its name is first heard of. Each mention by a worker or a server's list is a sign of it, and without a sign
-for a while it is forgotten. Queues of the process's own models and slots are never forgotten.
+A queue is created when an entry, a worker or a server's list first names it. It is forgotten when no worker and no list has named
+it for a while, but never if it belongs to one of the process's own models or slots.
 """
 
 from __future__ import annotations
@@ -20,29 +20,19 @@ from headway.model import CostLine, QueueName
 LIST_QUEUES_EVERY = 10.0
 """Seconds between two reads of the server's lists."""
 FORGET_AFTER = 120.0
-"""Seconds without a sign after which a queue is forgotten. A server that lost its state lists nothing for a while."""
-
-MakeQueue = Callable[[QueueName, int, QueueLimits], Queue]
-"""Function that makes a queue of its name, shard and bounds."""
+"""Seconds after which an unnamed queue is forgotten. A server that lost its state lists nothing for a while."""
 
 
 class QueueTable(dict[QueueName, list[Queue]]):
     """Queues of one process by name, one for each shard.
 
-    Arguments:
-        make: makes a queue.
-        shards: number of queues of each model.
-
     Attributes:
-        every: all queues.
-        limits: queue bounds of each model.
-        added: is told of new queues.
-        losses: how often the server has lost a queue.
-        rows: models whose entries have rows or shapes; see `core.rows.counted`.
-        untold: until when each model's queues may hold data, as far as the fleet hasn't been told.
+        added: called with new queues.
+        rows: models whose entries have rows or shapes. See `core.rows.counted`.
+        untold: instant until which each model's queues may hold data, if the fleet hasn't been told yet.
     """
 
-    def __init__(self, make: MakeQueue, shards: int) -> None:
+    def __init__(self, make: Callable[[QueueName, int, QueueLimits], Queue], shards: int) -> None:
         super().__init__()
         self.every: list[Queue] = []
         self.limits: dict[str, QueueLimits] = {}
@@ -54,9 +44,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._make, self._shards = make, shards
         self._look_at = -math.inf
         self._own: set[QueueName] = set()
-        """Names that are never forgotten."""
-        self._signs: dict[QueueName, float] = {}
-        """Instant of the last sign of each queue."""
+        self._named_at: dict[QueueName, float] = {}
         self._looked: dict[str, float] = {}
         """Instant of each model's last look that all its shards answered."""
         self._registry_read = -math.inf
@@ -64,13 +52,13 @@ class QueueTable(dict[QueueName, list[Queue]]):
 
     @property
     def losses(self) -> int:
-        """See QueueTable. Forgotten queues count too."""
+        """Number of times that the server has lost a queue, including forgotten queues."""
         return self._former_losses + sum(queue.losses for queue in self.every)
 
     def know(self, models: Mapping[str, QueueLimits], strangers: bool = False) -> None:
         """Add queues of these models. Queues of their versions get the same bounds.
 
-        `strangers`: from now on, also models that nobody has named to this process, while their queues hold data.
+        If `strangers` is set, queues of all other models are added too from now on, while they hold data.
         """
         self._strangers |= strangers
         for model, limits in models.items():
@@ -79,14 +67,14 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._bound(model)
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Note of each model whether its entries have rows and shapes, which decide what they weigh and which ride together."""
+        """Note for each model whether its entries have rows and shapes, which decide their weight and which ride together."""
         for model, counts in counted.items():
             if counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
                 self._bound(model)
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """Have entries ride with others of like weight, for the models that pad and no others."""
+        """Have entries of the models that pad ride with others of like weight."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):
@@ -112,37 +100,30 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._own.update(names)
 
     def learn(self, names: Iterable[QueueName]) -> None:
-        """Note a sign of each of these names, and add their queues. Unknown models are ignored."""
+        """Add the queues of these names, or note that they were named again. Unknown models are ignored."""
         now = asyncio.get_running_loop().time()
         for name in names:
             if self.has(name):
-                self._signs[name] = self._signs[QueueName(name.model)] = now
+                self._named_at[name] = self._named_at[QueueName(name.model)] = now
 
     def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
-        """Add the queues that workers claim from, and the queues of models that may hold data.
-
-        Strangers get the bounds of the first model, because nobody enqueues for them here.
-        """
+        """Add the queues that workers claim from, and those of models that may hold data."""
         self._registry_read = asyncio.get_running_loop().time()
         for model in models:
             if model not in self.limits and self._strangers:
-                self.know({model: next(iter(self.limits.values()))})
+                self.know({model: next(iter(self.limits.values()))})  # Any bounds do, as nobody enqueues for it here.
                 self._look_at = -math.inf
             self.learn([QueueName(model)])
         self.learn(names)
 
     async def look(self, at_once: bool = False) -> None:
-        """Add the queues that the servers list, if a look is due. This finds what all present processes have missed.
-
-        Servers that don't answer are asked again at the next look. `at_once`: a look is due now.
-        """
+        """Add the queues that the servers list, if a look is due or must happen `at_once`. No process may know of them yet."""
         now = asyncio.get_running_loop().time()
         if at_once or now >= self._look_at:
             self._look_at = now + LIST_QUEUES_EVERY
             await asyncio.gather(*(self._look_at_model(model, now) for model in list(self.limits)))
 
     async def _look_at_model(self, model: str, now: float) -> None:
-        """Add the queues that the shards of a model list."""
         answers = await asyncio.gather(*map(_siblings, self[QueueName(model)]))
         listed = [answer for answer in answers if answer is not None]
         self.learn({name for names, _ in listed for name in names})
@@ -153,12 +134,12 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._looked[model] = now
 
     def forget(self) -> Sequence[Queue]:
-        """Drop queues that had no sign for long, and return them."""
-        self.learn([name for name in self if name not in self._signs])
+        """Drop queues that weren't named for long, and return them."""
+        self.learn([name for name in self if name not in self._named_at])
         names = [name for name in self if self._is_past(name)]
         gone = [queue for name in names for queue in self.pop(name)]
         for name in names:
-            del self._signs[name]
+            del self._named_at[name]
             if name == QueueName(name.model):
                 del self.limits[name.model], self._looked[name.model]
                 self.rows.discard(name.model)
@@ -169,16 +150,16 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return gone
 
     def _is_past(self, name: QueueName) -> bool:
-        """Return True if a queue had no sign for long, confirmed by a look and, for a model learnt from it, by the registry."""
+        """Return True if a queue wasn't named for long, which a look must confirm, and the registry if it brought the model."""
         if name in self._own:
             return False
         looked = self._looked.get(name.model, -math.inf)
         if QueueName(name.model) not in self._own:
             looked = min(looked, self._registry_read)
-        return looked - self._signs[name] > FORGET_AFTER
+        return looked - self._named_at[name] > FORGET_AFTER
 
     def beside(self, queue: Queue, name: QueueName) -> Queue:
-        """Queue of another name in the same shard."""
+        """Return the queue of another name in the same shard."""
         self.learn([name])
         return self[name][queue.shard]
 
@@ -191,7 +172,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
 
 
 async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
-    """Return the queue names that a queue's server lists, and the instant until which the list holds; None if it doesn't answer."""
+    """Return the queue names that a server lists, and the instant until which the list holds, or None without an answer."""
     with contextlib.suppress(BrokerUnavailable):
         return await queue.siblings()
     return None

@@ -18,18 +18,11 @@ from headway.runtime.counters import BrokerCounts
 from headway.runtime.periodic import EARLY, until_tick
 
 LEAST_PAUSE = 0.001
-"""Minimum time in seconds between two reaps."""
+"""Minimum seconds between two reaps."""
 
 
 class Reaping:
-    """Reaping of one process.
-
-    Arguments:
-        queues: queues of the process.
-        shards: number of queues of each model.
-        counters: counters of retries.
-        rng: uniform in [0, 1).
-    """
+    """Reaping of one process."""
 
     def __init__(self, queues: QueueTable, shards: int, counters: BrokerCounts, rng: Callable[[], float]) -> None:
         self._queues, self._shards = queues, shards
@@ -43,7 +36,6 @@ class Reaping:
         """Queues that this process reaped when it last asked."""
         self._timer = ReapTimer(self._reap_early)
         self._rest = 0.0
-        """Seconds after which a queue at rest is due again; 0 if none rests."""
 
     @property
     def reaps(self) -> bool:
@@ -51,12 +43,12 @@ class Reaping:
         return bool(self._mine)
 
     async def reap(self, rest: float) -> float:
-        """Reap the queues that are due. Returns the seconds until the next one is.
+        """Reap the queues that are due. Returns the seconds until the next queue is due.
 
-        `rest`: seconds after which a queue at rest is due again, unless activity there makes it due sooner. 0: no queue rests.
+        A queue at rest is due again after `rest` seconds, or sooner if it gets entries. At 0, no queue rests.
 
         Raises:
-            BrokerUnavailable: a queue didn't answer; all others are reaped.
+            BrokerUnavailable: a queue didn't answer. All others are reaped.
         """
         self._rest = rest
         await self._reap_due(look=True)
@@ -66,9 +58,9 @@ class Reaping:
         return max(at - now, LEAST_PAUSE)
 
     def stirred(self, queue: Queue) -> None:
-        """Note activity in a queue. It is reaped soon, unless some process watches it all the time."""
+        """Note activity in a queue. The queue is reaped soon, unless some process watches it all the time."""
         now = asyncio.get_running_loop().time()
-        self._stirred.add(queue)  # A reap under way may have missed it.
+        self._stirred.add(queue)  # A reap under way may have missed the activity.
         if self._rest and self._watched_until.get(queue, math.inf) <= now and self._due_at[queue] > now + REAP_EVERY:
             self._due_at[queue] = now + REAP_EVERY
             self._timer.move_up(now + REAP_EVERY, now)
@@ -90,7 +82,7 @@ class Reaping:
         await all_of(*looks, *(self._reap(queue) for queue in due))
 
     async def _reap_early(self) -> tuple[float, float]:
-        """Reap ahead of the regular reap, which tries servers again that don't answer."""
+        """Reap ahead of the regular reap, which tries silent servers again."""
         with contextlib.suppress(BrokerUnavailable):
             await self._reap_due(look=False)
         now = asyncio.get_running_loop().time()
@@ -104,7 +96,7 @@ class Reaping:
         now = asyncio.get_running_loop().time()
         if calm and queue in self._stirred:
             due = min(due, REAP_EVERY)
-        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # It goes together with other periodic calls.
+        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # Make this call together with other periodic calls.
             due = until_tick(rest) + max(math.floor(due / rest + EARLY) - 1, 0) * rest
         self._due_at[queue] = now + due
         self._watched_until[queue] = now if calm else now + STIRS_SECONDS

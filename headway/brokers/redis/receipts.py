@@ -1,7 +1,7 @@
 """Receipts of the replies that gateways have read, which the next enqueue usually reports to the server.
 
-From unreported replies the server knows which submissions are answered. An offer of an answered submission that arrived after its
-receipt would count as new. So a receipt waits for calls under way that offer one of its submissions; later offers are new.
+The server recognizes an answered submission by its reply until that is reported as read. A submission that is offered again
+after the report would count as new. So a receipt waits for the calls under way that offer one of its submissions.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from headway.model import Entry, Submission
 from headway.runtime.race import end
 
 READ_DELAY = 0.05
-"""Longest delay in seconds of a report to the server."""
+"""Maximum delay in seconds of a report to the server."""
 NOTHING_READ = ("", "", 0, 0)
-"""Empty receipt as the functions take it."""
+"""Empty packed receipt."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Position up to which a gateway has read its stream, and what it read.
+    """What a gateway has read of its stream.
 
     Attributes:
-        gateway: id of the gateway.
         last: id of the last stream entry.
-        submissions: submissions that were replied to.
+        submissions: submissions whose replies were read.
         outputs: token of each output read apart, and the name of the submission that read it.
-        held_by: calls under way that it waits for.
+        held_by: calls under way for which it waits.
     """
 
     gateway: str
@@ -43,20 +42,18 @@ class Receipt(msgspec.Struct, frozen=True):
 
     @property
     def packed(self) -> tuple[object, ...]:
-        """The receipt as the functions take it."""
+        """Arguments of the server's functions."""
         pack = wire.NONCE.pack
         names = [pack(nonce) + f"{tenant}\0{id}".encode() for tenant, id, nonce in self.submissions]
         return self.gateway, self.last, len(names), len(self.outputs), *names, *self.outputs
 
     def and_then(self, later: Receipt) -> Receipt:
-        """Merge with a later receipt."""
         last = max(self.last, later.last, key=_numbers)  # A large output may have been read after later entries.
         submissions, outputs = self.submissions + later.submissions, self.outputs + later.outputs
         return Receipt(self.gateway, last, submissions, outputs, self.held_by + later.held_by)
 
 
 def _numbers(id: bytes) -> list[int]:
-    """Numbers in the id of a stream entry."""
     return list(map(int, id.split(b"-")))
 
 
@@ -77,7 +74,6 @@ class Offers:
         self._under_way: list[Offer] = []
 
     def begin(self, entries: Sequence[Entry]) -> Offer:
-        """Note a call that offers these entries, until its `end`."""
         offer = Offer(entries)
         self._under_way.append(offer)
         return offer
@@ -94,12 +90,7 @@ class Offers:
 
 
 class Receipts:
-    """Unreported receipts by gateway.
-
-    Arguments:
-        tell: reports one to the server; may raise BrokerUnavailable.
-        offers: offers of this process, which hold receipts back.
-    """
+    """Unreported receipts by gateway. `tell` reports a receipt to the server, and may raise BrokerUnavailable."""
 
     def __init__(self, tell: Callable[[Receipt], Awaitable[None]], offers: Offers) -> None:
         self._tell_server, self._offers = tell, offers
@@ -107,7 +98,7 @@ class Receipts:
         self._telling: asyncio.Task[None] | None = None
 
     def take(self, gateway: str) -> Receipt | None:
-        """Take a gateway's receipt in order to report it, and `keep` it if that fails. None if it is held back."""
+        """Take a gateway's receipt in order to report it, or return None if it is held back. Call `keep` if the report fails."""
         receipt = self._receipts.get(gateway)
         if receipt is None or not all(offer.over for offer in receipt.held_by):
             return None
@@ -120,13 +111,12 @@ class Receipts:
         self._note(receipt if known is None else known.and_then(receipt))
 
     def keep(self, receipt: Receipt | None) -> None:
-        """Keep a receipt whose report may have failed, ahead of later ones."""
+        """Put back a receipt whose report may have failed, ahead of later receipts."""
         if receipt is not None:
             later = self._receipts.get(receipt.gateway)
             self._note(receipt if later is None else receipt.and_then(later))
 
     def clear(self) -> None:
-        """Forget all, because the server lost the replies."""
         self._receipts.clear()
 
     async def close(self) -> None:

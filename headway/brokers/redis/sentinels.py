@@ -1,10 +1,9 @@
 """Sentinels, which are asked for the primary and listened to for failovers.
 
-During a failover they disagree: the leading one knows the new primary first. All are asked at once, and the answer with the highest
-configuration epoch wins, as among Sentinels themselves. Within one epoch, an address that has just refused to be the primary comes last.
-
-A deposed primary goes on for seconds until it is told, and takes writes that will be lost. Sentinels publish a failover as soon as they know
-of it, so listeners leave that server sooner.
+During a failover Sentinels disagree, because their leader knows the new primary first. All are asked at once, and the answer
+with the highest configuration epoch wins, as among Sentinels themselves. Within one epoch, an address that has just refused to
+be the primary comes last. A deposed primary takes writes that will be lost until it is told, seconds later. Sentinels publish
+a failover at once, so listeners leave that server sooner.
 """
 
 from __future__ import annotations
@@ -29,21 +28,17 @@ Vote = tuple[int, Address]
 """Configuration epoch of a failover, and the primary since then."""
 
 CHANNELS = ("+promoted-slave", "+switch-master")
-"""Channels of the first announcement, by the Sentinel that leads a failover, and of the final one, by all."""
+"""Channels of a failover's first announcement, by the leading Sentinel, and of its last, by all Sentinels."""
 QUIET = 5.0
-"""Seconds of silence after which a Sentinel is pinged, and after which it counts as gone."""
+"""Seconds of silence after which a Sentinel is pinged, and seconds after the ping until it counts as gone."""
 AGAIN = 1.0
 """Seconds between two votes on the primary while a Sentinel can't be listened to."""
 
 
 class Sentinels(Sentinel):
-    """Sentinels of one primary.
+    """Sentinels of one primary, which they call `service`.
 
-    Arguments:
-        hosts: host and port of each.
-        service: name of the primary in their configuration.
-        asking: options of the connections to them.
-        leave: closes the connections to an address that is no longer the primary's.
+    `asking` are options of connections to them. `leave` closes the connections to an address that is no longer the primary's.
     """
 
     def __init__(
@@ -60,23 +55,22 @@ class Sentinels(Sentinel):
         self._refused: Address | None = None
         self._config_epoch = 0
         self._primary: Address | None = None
-        """Primary named last."""
         self._voting: asyncio.Task[Vote] | None = None
         self._next: asyncio.Task[Vote] | None = None
-        """Vote that begins after the present one."""
+        """Vote that begins after the present vote."""
 
     def watch(self) -> None:
-        """Start listening for failovers unless that is done already."""
+        """Start listening for failovers."""
         if not self._listening:
             loop = asyncio.get_running_loop()
             self._listening = [loop.create_task(self._follow(sentinel)) for sentinel in self.sentinels]
 
     def avoid(self, address: Address) -> None:
-        """Prefer any other primary that a Sentinel names to this one."""
+        """Prefer any other primary that a Sentinel names to this address."""
         self._refused = address
 
     async def depose(self, address: Address) -> None:
-        """Leave an address that a Sentinel declared deposed. Clients then ask for the new primary."""
+        """Leave the address of a deposed primary. Clients then ask for the new primary."""
         self.avoid(address)
         await self._leave(address)
 
@@ -91,15 +85,13 @@ class Sentinels(Sentinel):
             self.watch()
 
     async def aclose(self) -> None:
-        """Stop listening, and close all connections to the Sentinels."""
         await end(*self._listening, self._voting, self._next)
         await super().aclose()
 
     async def discover_master(self, service_name: str) -> Address:
-        """Address of the primary by the highest configuration epoch that a Sentinel names.
+        """Return the address of the primary. Slow Sentinels aren't waited for once most have answered.
 
-        Slow Sentinels aren't waited for once most have answered. If the primary has changed, all connections to the old one are closed, because it
-        may still answer, and take requests that will be lost.
+        If the primary has changed, all connections to the old one are closed, because it may still take requests that will be lost.
 
         Raises:
             MasterNotFoundError: no Sentinel names a primary that is up.
@@ -118,7 +110,7 @@ class Sentinels(Sentinel):
         return address
 
     async def _shared_vote(self, service: str) -> Vote:
-        """Take part in a vote that begins now or later. Callers during a vote share the next, so Sentinels are asked once for all."""
+        """Take part in a vote that begins now or later. All callers during a vote share the next vote."""
         running = self._voting
         if running is None or running.done():
             self._voting = asked = _begun(self._vote(service))
@@ -156,7 +148,7 @@ class Sentinels(Sentinel):
         raise MasterNotFoundError(f"No master found for {service!r}{f' : {reasons}' if reasons else ''}")
 
     def _agreed(self, votes: Counter[Vote]) -> bool:
-        """Return True if most votes name a primary that hasn't refused, and are no older than what is known here."""
+        """Return True if most Sentinels name the same primary, which hasn't refused, in an epoch not older than the known one."""
         believed = (
             count
             for (config_epoch, address), count in votes.items()
@@ -165,10 +157,7 @@ class Sentinels(Sentinel):
         return 2 * max(believed, default=0) > len(self.sentinels)
 
     async def _follow(self, sentinel: Redis) -> None:
-        """Listen to one Sentinel for ever.
-
-        While the Sentinel is silent or refuses this user, a vote is repeated instead.
-        """
+        """Listen to one Sentinel for ever. While it is silent or refuses this user, a vote is repeated instead."""
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 await self._listen(sentinel)
@@ -205,7 +194,7 @@ class Sentinels(Sentinel):
 
 
 def deposed_by(event: str, service: str) -> Address | None:
-    """Address deposed by an event that a Sentinel published; None for another service.
+    """Return the address that a Sentinel's event deposes, or None if the event is about another service.
 
     Events are `SERVICE HOST PORT HOST PORT`, with the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`.
     """
@@ -214,16 +203,16 @@ def deposed_by(event: str, service: str) -> Address | None:
 
 
 def _begun(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:
-    """Vote as a task whose error is ignored once all who asked are gone."""
+    """Start a vote as a task whose error is ignored once all callers are gone."""
     task = asyncio.get_running_loop().create_task(vote)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
 async def _primary(sentinel: Redis, name: str) -> Vote | None:
-    """Primary that one Sentinel names; None if it knows none that is up."""
+    """Return the primary that one Sentinel names, or None if it knows none that is up."""
+    # In this order a new primary may be believed late. The other order could pair an old primary with a new epoch.
     masters: Any = await sentinel.sentinel_masters()
-    # In this order a new primary may be believed late. The other order could believe an old primary with a new epoch.
     address = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
     if address is None:
         return None

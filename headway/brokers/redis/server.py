@@ -13,7 +13,7 @@ from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, R
 from headway.brokers.redis.link import Address, Link
 
 KEPT = 2
-"""Maximum number of idle connections kept without a bound: one for each kind of blocking read."""
+"""Maximum number of idle connections of a client without a bound, which makes two kinds of blocking reads."""
 
 _DEPOSED = "NOREPLICAS", "UNBLOCKED"
 """Errors of a server without its replicas, and for blocking reads on a server that has just become a replica."""
@@ -30,37 +30,31 @@ class Client(Protocol):
 
     @property
     def left_at(self) -> float:
-        """Event loop instant at which a server last turned out to be the wrong one to ask; minus infinity if never."""
+        """Event loop instant at which a server was last left because it wasn't the primary, or minus infinity."""
 
     def watch(self) -> None:
         """Start listening for changes of the primary if Sentinels announce them."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
-        """Call the server of a key with a command of bytes, text and numbers. Returns its raw answer. `large`: see `Server.call`."""
+        """Send a command to the server of a key, and return its answer. See `Server.call`."""
 
     async def everywhere(self, *command: Any) -> list[Any]:
-        """Answers of all servers with keys to a command without keys, as parsed by redis-py."""
+        """Send a command without keys to all servers with keys. Returns their answers as parsed by redis-py."""
 
     def server_of(self, key: str) -> str:
-        """Name of the server that has a key."""
+        """Return the name of the server that has a key."""
 
     async def leave(self, address: Address) -> None:
-        """Stop asking a server that refused because it is the wrong one, and find the right one."""
+        """Stop using a server that raised Deposed, and find the primary."""
 
     async def renew(self) -> None:
         """Replace all connections, using the present content of the URL's files."""
 
-    async def close(self) -> None:
-        """Close all connections."""
+    async def close(self) -> None: ...
 
 
 class Deposed(RedisError):
-    """Error of a server that takes no writes: no primary, deposed, without its replicas, or still loading.
-
-    Arguments:
-        text: text of its answer.
-        address: address of the server.
-    """
+    """The server at `address` takes no writes. It isn't the primary, lacks its replicas, or is still loading."""
 
     def __init__(self, text: str, address: Address) -> None:
         super().__init__(text)
@@ -70,12 +64,7 @@ class Deposed(RedisError):
 class Server:
     """Client of one Redis server.
 
-    Arguments:
-        redis: client of redis-py, which determines the kind of connections.
-        most: maximum number of connections for calls; None for one per call, of which a few are kept, as for blocking calls.
-
-    Attributes:
-        left_at: see Client.
+    `redis` determines the kind of connections, and `most` their maximum number. None is no bound, for blocking calls.
     """
 
     def __init__(self, redis: Redis, most: int | None = None) -> None:
@@ -85,7 +74,7 @@ class Server:
         self._idle: list[Link] = []
         self._busy: set[Link] = set()
         self._outdated: set[Link] = set()
-        """Busy links to drop once they are free."""
+        """Busy links that must be dropped once they are free."""
         self._closed = False
         self.left_at = -math.inf
 
@@ -94,15 +83,13 @@ class Server:
         return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def call(self, *command: Any, large: bool = False) -> Any:
-        """Send a command of bytes, text and numbers. Returns its raw answer.
+        """Send a command of bytes, text and numbers. Returns its raw answer. A `large` command may be large or have a large answer.
 
-        With `large`, the bytes of a large command or answer are copied less often, and the answer isn't a list.
-
-        It avoids redis-py's work around each command, which takes longer than the command. Each call uses a link alone, and waits if all are
-        busy. When a link breaks, all idle links are closed too, because they most likely broke as well.
+        Each call uses a link alone, and waits if all are busy. When a link breaks, all idle links are closed too, because they most
+        likely broke as well.
 
         Raises:
-            Deposed: the server is the wrong one to ask; see `leave`.
+            Deposed: the server takes no writes. See `leave`.
         """
         if self._places is None:
             return await self._call(command, large)
@@ -142,12 +129,12 @@ class Server:
 
     async def _connect(self, link: Link) -> None:
         await link.connect()
-        if link in self._outdated:  # It was told to close or renew while it connected.
+        if link in self._outdated:  # The link was left or renewed while it connected.
             self._outdated.discard(link)
             await link.connect()
 
     async def leave(self, address: Address) -> None:
-        """Close all connections to an address. Waiting calls end as if the server had closed them."""
+        """Close all connections to an address. Waiting calls fail as if the server had closed them."""
         self.left_at = asyncio.get_running_loop().time()
         for link in self._idle:
             if link.address == address:
@@ -161,7 +148,7 @@ class Server:
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def renew(self) -> None:
-        """Replace every connection, using the present content of the files. Busy connections are replaced once they are free."""
+        """See Client. Busy connections are replaced once they are free."""
         self._outdated |= self._busy
         await self._disconnect()
         pool = self._redis.connection_pool
@@ -190,5 +177,5 @@ class Server:
 
 
 def _refuses(exc: BaseException) -> bool:
-    """Return True if an error says not to ask this server again before the right one is known."""
+    """Return True for an error of a server that takes no writes."""
     return isinstance(exc, BusyLoadingError | MasterDownError | ReadOnlyError) or str(exc).startswith(_DEPOSED)

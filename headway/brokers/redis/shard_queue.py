@@ -1,4 +1,4 @@
-"""One queue in the server: a model's, or one shard of it. Each method is one call of the library."""
+"""One queue in the server: a model's only queue, or one shard of several."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ from headway.model import (
 from headway.runtime.logger import get_logger
 
 SHARDS = 256
-"""Maximum number of shards of a model. A lease's fence is the queue's fence times this, plus the shard."""
+"""Maximum number of shards of a model. A lease's fence is the queue's fence times SHARDS, plus the shard."""
 MOST_ENTRIES = 256
 """Maximum number of entries in one call, because a step blocks the server."""
 GATHERING, GATHERED = 0.1, 0.004
-"""Share of the headway for which entries may gather while a slot may be free, and a limit in seconds."""
+"""Share of the headway for which entries may gather while a slot may be free, and its maximum in seconds."""
 GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
-"""The same while no slot is free and the share exceeds GATHERED. It delays verdicts, and costs a slot that is free early some entries."""
+"""The same while no slot is free. Longer gathering would delay verdicts, and entries would miss a slot that is free early."""
 AHEAD = 0.001
-"""Seconds before a slot is free by which entries must be in the queue."""
+"""Seconds by which entries must be in the queue before a slot is free."""
 TRIES = 4
 """Maximum number of times in a row that a claim may ask for a newer rule."""
 KEPT_SHARE = 0.25
-"""Largest share of a server's `maxmemory` for kept outcomes, so they never cause a refusal."""
+"""Maximum share of a server's `maxmemory` for kept outcomes, so they never cause a refusal."""
 ROOM_SHARE = 0.5
-"""Largest share of a server's `maxmemory` for large entries, so room is left for small ones."""
+"""Maximum share of a server's `maxmemory` for large entries, so room is left for small entries."""
 
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
 
@@ -73,12 +73,7 @@ log = get_logger(__name__)
 class Budgets:
     """Byte budgets of the queues, which share them on one server. In a cluster each queue gets its part.
 
-    Arguments:
-        connection: connection to the server.
-        kept: budgets of kept outcomes, per server.
-        queue_bytes: maximum size in bytes of large entries without an outcome.
-        shards: number of queues of each model.
-        queues: returns the number of all queues.
+    `kept` is the budget of each server. `queues` returns the number of all queues, `shards` is that of each model.
     """
 
     def __init__(
@@ -108,14 +103,14 @@ class Budgets:
 
 
 class RateLimitCache:
-    """Lower bounds on rate-limit debts. Debts only grow, so a bound is never too high. Instants are the event loop's."""
+    """Lower bounds on rate-limit debts. Other processes can only add to a debt. Instants are the event loop's."""
 
     def __init__(self) -> None:
         self._debts = RateDebts()
         self._clock: Callable[[], float] | None = None
 
     def learn(self, limits: Sequence[Limit], owed: Sequence[float], asked: float) -> None:
-        """Note the seconds owed to each limit, as told by a call made at instant `asked`."""
+        """Note the seconds owed to each limit at instant `asked`."""
         until = self._debts.tats
         self._clock = self._clock or asyncio.get_running_loop().time
         for limit, seconds in zip(limits, owed, strict=True):
@@ -123,7 +118,6 @@ class RateLimitCache:
         self._debts.tidy(asked)
 
     def forget(self) -> None:
-        """Forget all debts, because the server may have lost them."""
         self._debts = RateDebts()
 
     def seconds(self, limit: Limit) -> float:
@@ -135,7 +129,7 @@ class RateLimitCache:
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """Lease from the server, with the seconds that each entry waited."""
+    """Lease from the server, with the seconds that each entry waited and why an entry can't be read, if so."""
 
     lease: Lease
     waited: Sequence[float]
@@ -143,7 +137,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Verdict that another version's queue knows the entry's id or a dedup key of it."""
+    """Verdict that another version's queue knows the entry's id or one of its dedup keys."""
 
     queue: QueueName
 
@@ -153,19 +147,14 @@ Verdict = Failure | Moved | None
 
 
 class QueueGlance(NamedTuple):
-    """Short look at a queue, for slots of other shards.
-
-    Attributes:
-        depth: size of what waits.
-        slots: home slots.
-    """
+    """Depth and number of home slots of a queue, for slots of other shards."""
 
     depth: int
     slots: int
 
 
 class BulkLook(NamedTuple):
-    """Bulk entries of a queue; see `headway.model.BulkDepth`."""
+    """Bulk entries of a queue. See `headway.model.BulkDepth`."""
 
     waiting: int
     delayed: int
@@ -184,26 +173,13 @@ class Look(msgspec.Struct):
 class Queue:
     """One queue in the server.
 
-    Arguments:
-        connection: connection to the server.
-        name: name of the queue.
-        shard: number of the shard.
-        limits: bounds of the queue.
-        lease_seconds: seconds that a lease lasts.
-        budgets: byte budgets of all queues.
-        values: store of large values.
-        offers: offers of this process.
-        debts: rate-limit debts in the counts that this queue uses.
-
     Attributes:
-        born: instant at which the server's state of this queue began, which changes when the state is lost; 0 if unknown.
+        born: instant at which the server's state of this queue began, or 0 if unknown. It changes when the state is lost.
         losses: how often the state was lost.
-        name, shard: as given.
         offered_at: event loop instant of the last offer.
-        in_use: shards that the queue's load is spread over.
-        spread: shards that the model's tenants are spread over.
-        served: True if any shard had healthy slots for its entries when they were last counted.
-        limits: bounds of the queue.
+        in_use: number of shards over which the queue's load is spread.
+        spread: number of shards over which the model's tenants are spread.
+        served: True if any shard had healthy slots for the queue's entries at the last census.
     """
 
     def __init__(
@@ -243,25 +219,25 @@ class Queue:
         self.wakeups = Wakeups(connection, f"{self._key}b:{connection.process}", self.now, self._learn)
 
     def now(self) -> float:
-        """Estimate of the server's present instant."""
+        """Return an estimate of the server's present instant."""
         return self._steps.clock.now()
 
     def stream_of(self, gateway: str) -> str:
-        """Key of the stream of a gateway's replies."""
+        """Return the key of the stream with a gateway's replies."""
         return f"{self._key}r:{gateway}"
 
     async def close(self) -> None:
-        """Stop listening, and try to tell the server what was read."""
+        """Stop listening, and try to acknowledge replies to the server."""
         await self.wakeups.close()
         await self.receipts.close()
 
     @property
     def counts(self) -> int:
-        """Number of counters over which a cross-tenant limit is spread."""
+        """Number of counters over which a limit shared by tenants is spread."""
         return self.spread if self.connection.clustered else 1
 
     def linger(self, now: float) -> float:
-        """Seconds for which entries may gather from instant `now` of the event loop, because no slot is expected to be free sooner."""
+        """Return the seconds for which entries may gather from event loop instant `now`, longest while no slot is free."""
         busy = min(self._free_at - AHEAD - now, max(GATHERING_BUSY * self._headway, GATHERED), GATHERED_BUSY)
         return max(min(GATHERING * self._headway, GATHERED), busy)
 
@@ -273,11 +249,10 @@ class Queue:
         return verdicts
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """Seconds owed to a limit, as far as this process knows."""
         return self._debts.seconds(limit)
 
     async def _enqueue_part(self, entries: Sequence[Entry], function: str, digested: bool = False) -> list[Verdict]:
-        """Offer entries in one call. `digested`: the server has their inputs, and asked for their digests."""
+        """Offer entries in one call. Pass `digested` if the server has their inputs and asked for their digests."""
         receipt = self.receipts.take(entries[0].gateway)
         read, limits = NOTHING_READ if receipt is None else receipt.packed, entry_wire.limits_of(entries)
         packed, large, rare = entry_wire.pack_small(entries, self._values.threshold)
@@ -313,30 +288,24 @@ class Queue:
         return result
 
     def _packed_apart(self, entry: Entry, digested: bool) -> tuple[bytes, bytes]:
-        """Head and payload of an entry whose input is stored apart."""
         name = self._values.name_of(entry)
         apart = name[1:] + (digest_of(entry) if digested else "")
         return entry_wire.pack_head(entry, apart.encode()), entry_wire.pack_entry(entry, name, length_of(entry))
 
     async def _enqueue(self, function: str, large: Sequence[Entry], arguments: Sequence[object]) -> Any:
-        """Store the inputs of large entries and call the function."""
         if not await self.connection.is_scarce():
             try:
                 if large:
                     await self._values.bring(self._key, large)
                 return await self._call(function, *arguments)
-            except OutOfMemory:  # Nothing was done, and known entries must not be refused.
+            except OutOfMemory:  # The call did nothing. Entries that the server knows must not be refused.
                 pass
         return await self._call("enqueue_known", *arguments)
 
     async def claim(self, slot: Slot, policy: Policy, token: str, guest: bool) -> Granted | NoWork:
         """Claim the batch that leaves now, or learn when to claim again.
 
-        Arguments:
-            slot: slot that claims.
-            policy: decides when the batch leaves.
-            token: name of the claim; a repeated claim has the same token.
-            guest: whether the slot's home is another shard.
+        A repeated claim has the same `token`. A slot is a `guest` if its home is another shard.
         """
         self.wakeups.forget(slot.worker)
         name = f"{self.connection.process}\0{slot.worker}"
@@ -356,10 +325,7 @@ class Queue:
         return NoWork(self.now() + RULE_AGE)
 
     async def release(self, fence: int, lease: Lease, failure: BatchFailure | None, rng: float = 0.0) -> int | None:
-        """End a lease without outputs, by its `fence` in this queue.
-
-        Returns the number of entries that run again, or None if the lease was no longer valid.
-        """
+        """End a lease without outputs. Returns the number of entries that run again, or None if the lease was no longer valid."""
         arguments = () if failure is None else (wire.pack_failure(failure, lease), rng)
         answer = await self._call("release", fence, *arguments)
         self.stirred()
@@ -378,11 +344,11 @@ class Queue:
         self.stirred()
 
     async def state(self, key: bytes) -> EntryState | None:
-        """State of an entry; None if it has its outcome or is unknown."""
+        """Return the state of an entry, or None if it has its outcome or is unknown."""
         return _STATES[await self._call("stage", key)]
 
     async def outcome(self, key: bytes, again: bool = True) -> Reply | EntryState | None:
-        """Outcome of a task, or its state if it has none yet."""
+        """Return the outcome of a task, or its state if it has no outcome yet."""
         standing, *fields = await self._call("recall", key)
         if not fields:
             return _STATES[standing]
@@ -394,7 +360,7 @@ class Queue:
         output = await self.output_of(name, length, reply.tenant)
         if output is not None:
             return replace(reply, output=output)
-        # The outcome was forgotten since, or its output is lost. In that case asking again forgets the outcome.
+        # The outcome was forgotten since, or its output is lost. To ask again makes the server forget an outcome without output.
         if again:
             return await self.outcome(key, again=False)
         return replace(reply, failure=failures.lost_output())
@@ -410,17 +376,16 @@ class Queue:
         self._note(await self._call("unlisten", f"{self.connection.process}\0{worker}"))
 
     async def heartbeat(self, worker: WorkerInfo, renewed: bool) -> None:
-        """Report a home slot as healthy or cold, with a changed backend if `renewed`, and with its warm-up batches."""
+        """Report the status and the warm-up batches of a home slot. `renewed` tells that its backend has changed."""
         standing = {WorkerStatus.HEALTHY: 1, WorkerStatus.COLD: 2}.get(worker.status, 0)
         slot = worker.worker_id, standing, worker.share, int(renewed), grace(worker.every), worker.runs.target
         self._note(await self._steps.join("beat", *slot, *itertools.chain.from_iterable(worker.warm_up)))
 
     async def forget(self, worker: str) -> None:
-        """Drop a worker whose home is elsewhere from now on."""
+        """Drop a worker whose home is another shard from now on."""
         self._note(await self._steps.join("forget", worker))
 
     async def look(self) -> Look:
-        """Load and depths of the queue."""
         instants, load, tiers, *bulk = await self._steps.share("look")
         instant = self._note(instants)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
@@ -428,25 +393,23 @@ class Queue:
         return Look(wire.read_load(load)[2], waits, of_bulk)
 
     async def glance(self) -> QueueGlance:
-        """Short look at the queue, for slots of other shards."""
         depth, slots, *_ = wire.read_numbers(await self._call("glance"))
         return QueueGlance(int(depth), int(slots))
 
     async def siblings(self) -> tuple[Sequence[QueueName], float]:
-        """Names of the model's queues that may hold data, and until when. Ask the queue for any version."""
+        """Return the names of the model's queues that may hold data, and until when. The queue for any version knows them."""
         until, endings = await self._steps.join("siblings")
         return [wire.queue_of(self.name.model, ending) for ending in endings], float(until)
 
     async def contender(self, model: str) -> Contender:
-        """Contender for a GPU, made of what waits here."""
         *_, depth, slack, seconds = wire.read_numbers(await self._call("glance"))
         return Contender(model, slack, seconds, depth > 0)
 
     async def reap(self, rng: float, shards: int = 1, rests: bool = False) -> tuple[float, int, bool, bool]:
-        """Reap. `rests`: while the queue is at rest, the next call may be far off.
+        """Reap. If the caller `rests` while the queue is at rest, the next call may be far off.
 
-        Returns the seconds until the next call, the number of entries of lost leases that run again, and whether the queue is at
-        rest and this process reaps it.
+        Returns the seconds until the next call, the number of entries of lost leases that run again, whether the queue is at rest,
+        and whether this process is the one that reaps it.
         """
         numbers, again, calm, reaps = await self._steps.join("reap", self.connection.process, rng, shards, int(rests))
         now, born, due = wire.read_numbers(numbers)
@@ -466,13 +429,13 @@ class Queue:
         return self._steps.call(function, *arguments)
 
     def _note(self, instants: bytes) -> float:
-        """Note the packed instant and birth that a call returned. Returns the instant."""
+        """Note the packed instant and birth that a call returned, and return the instant."""
         now, born = wire.read_numbers(instants)
         self._heed(now, born)
         return now
 
     def _heed(self, now: float, born: float) -> None:
-        """Learn the server's clock and the queue's birth. A new birth means that its state was lost."""
+        """Learn the server's clock and the queue's birth. A new birth means that the queue's state was lost."""
         self._steps.clock.learn(now)
         if born != self.born:
             if self.born != 0.0:
@@ -490,7 +453,7 @@ class Queue:
     def _rule(self, policy: Policy, took: float) -> bytes:
         """Pack the rule for the last known load, or no rule if the load is too old.
 
-        `took` is the seconds of the call that told the load: no rule is younger than that, so distant servers work too.
+        The rule's instant is later by the seconds that the last call `took`, so that a distant server doesn't find it too old.
         """
         if self._load is None:
             return wire.pack_rule(0.0, 0, None)
@@ -502,7 +465,7 @@ class Queue:
     async def output_of(
         self, name: str, length: int, tenant: str, wanted: Callable[[], bool] = lambda: True
     ) -> Value | None:
-        """Read a tenant's output that is stored apart; None if it is gone or no longer `wanted`."""
+        """Read a tenant's output that is stored apart, or return None if it is gone or no longer `wanted`."""
         return await self._values.output_of(self._key, name, length, tenant, wanted)
 
     async def _granted(self, slot: Slot, answer: list[Any]) -> Granted | NoWork:
@@ -518,7 +481,7 @@ class Queue:
             if list in map(type, map(_INPUT, stored)) and any(entry.apart for entry in stored):
                 inputs = await self._inputs(int(fence), stored)
                 lost = [at for at, entry in enumerate(stored) if entry.apart and inputs[at] is None]
-                if lost:  # Unless their clients have left.
+                if lost:
                     log.info("inputs of a batch are not there", worker=slot.worker, count=len(lost), of=len(stored))
                 if lost and not await self._call("lose", int(fence), wire.encode(lost)):
                     return NoWork(self.now())
@@ -544,9 +507,10 @@ class Queue:
         return Granted(lease, waited, unreadable)
 
     async def _inputs(self, fence: int, stored: Sequence[entry_wire.StoredEntry]) -> Sequence[entry_wire.Apart | None]:
-        """Read the inputs and parameters of a lease's entries that are stored apart, and renew the lease meanwhile. None for others."""
+        """Read the inputs of entries that are stored apart, None for the others. Renews the lease meanwhile."""
         reading = asyncio.ensure_future(asyncio.gather(*(self._values.input_of(self._key, entry) for entry in stored)))
-        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # The lease may fail first.
+        # `extend` may fail first, and then nobody asks for this exception.
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not (await asyncio.wait({reading}, timeout=self._lease_seconds / 3))[0]:
                 await self.extend(fence)

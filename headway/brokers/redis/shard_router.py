@@ -1,7 +1,6 @@
 """Shards of a model's load: the home of each slot, and the queue of each entry.
 
-Both follow from a census of the workers that were healthy about a second ago. Processes with the same census agree without asking
-each other.
+Both follow from a census of the workers that were healthy about a second ago. Processes with the same census choose alike.
 """
 
 from __future__ import annotations
@@ -30,21 +29,14 @@ CENSUS_AGE = 1.0
 REMEMBERED = 100_000
 """Maximum number of entries whose queue is remembered."""
 MOVES = 4
-"""Maximum number of queues to offer an entry to. The flight that it wants to join may have ended and begun elsewhere by then."""
+"""Maximum number of queues to offer an entry to. The flight that it wants to join may end and begin elsewhere meanwhile."""
 
 _Key = tuple[str, str]
 _MODEL_AND_VERSION = attrgetter("model", "version")
 
 
 class ShardRouter:
-    """Router of one process. It chooses the home of each slot and the queue of each entry.
-
-    Arguments:
-        queues: queues of the process.
-        shards: number of queues of each model.
-        registry: worker registry.
-        rng: uniform in [0, 1).
-    """
+    """Router of one process. It chooses the home of each slot and the queue of each entry."""
 
     def __init__(self, queues: QueueTable, shards: int, registry: Registry, rng: Callable[[], float]) -> None:
         self._queues = queues
@@ -61,17 +53,14 @@ class ShardRouter:
 
     @property
     def alone(self) -> bool:
-        """True if each model has one queue, so there is no choice."""
+        """True if each model has only one queue."""
         return self._shards == 1
 
     async def close(self) -> None:
         await end(self._counting)
 
     async def count(self, wait: bool = False) -> None:
-        """Count the workers again if that is due.
-
-        Returns at once, unless `wait` is set or the last census is too old, as after a rest.
-        """
+        """Start a new census if it is due. Only waits for it if asked to `wait`, or if the last census is too old to be used."""
         if self.alone:
             return
         loop = asyncio.get_running_loop()
@@ -83,19 +72,16 @@ class ShardRouter:
             await asyncio.wait({self._counting})
 
     async def census(self, rest: float) -> float:
-        """Count the workers again if that is due. Returns the seconds until it is due again; infinite if each model has one queue.
-
-        `rest`: seconds between two calls by a process at rest.
-        """
+        """Start a new census if it is due. Returns the seconds until the next call, which are `rest` or CENSUS_AGE."""
         await self.count()
         return math.inf if self.alone else max(rest, CENSUS_AGE)
 
     def home(self, worker: str, name: QueueName) -> Queue:
-        """Home shard of a slot that claims from the queue with this name. It is changed by `move`."""
+        """Return the home shard of a slot. Only `move` changes it."""
         return self._homes.get((name, worker)) or self._found_home(worker, name)
 
     def move(self, worker: WorkerInfo) -> Queue | None:
-        """Give a slot its home by the last census. Returns its former home if that was another one."""
+        """Move a slot to its home by the last census. Returns its former home if that is another shard."""
         home = self._found_home(worker.worker_id, worker.queue)
         self._queues.keep([worker.queue])
         key = (worker.queue, worker.worker_id)
@@ -103,16 +89,16 @@ class ShardRouter:
         return before if before is not home else None
 
     def renewed(self, worker: WorkerInfo) -> bool:
-        """Return True if a slot's backend differs from the last call's."""
+        """Return True if a slot's backend has changed since the last call."""
         if worker.status is not WorkerStatus.HEALTHY:
             return False
         before, self._backends[worker.worker_id] = self._backends.get(worker.worker_id), worker.backend
         return before != worker.backend
 
     def apart(self, name: QueueName) -> Sequence[Queue]:
-        """Shards that may have entries for a queue's slots, although none of those slots is at home there.
+        """Return the shards that may have entries for a queue's slots but are home to none of them.
 
-        Tenants of the model are spread over them because other versions have more slots.
+        The model's tenants are spread over these shards too if another version has more slots.
         """
         spread = self._spread.get(name.model, 1) if name in self._census else 0
         return self._queues[name][self._in_use(name) : spread]
@@ -120,8 +106,8 @@ class ShardRouter:
     async def offer(self, entries: Sequence[Entry]) -> list[Failure | None]:
         """Offer entries to their queues, which must exist. Returns the verdicts in order, None for an admitted entry.
 
-        Idempotency keys, tasks and chosen ids are shared by a model's versions. So when a queue is offered one, it checks in the same step
-        whether another version's queue knows it, and names that queue. Then the entry is offered there.
+        All versions of a model share idempotency keys, tasks and chosen ids. So a queue checks in the same step whether another
+        version's queue knows the entry's. Then the entry is offered to that queue.
         """
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
@@ -164,7 +150,7 @@ class ShardRouter:
     def _deal(self, entries: Sequence[Entry]) -> list[Queue]:
         """Choose a queue for each entry: the queue that it went to before, else the next shard in turn.
 
-        Each shard gets part of a batch before the turn moves on. An entry that can share limits or outcomes goes to its tenant's queue.
+        Each shard gets part of a batch before the turn moves on.
         """
         if self.alone and not self._placed:
             if len(set(map(_MODEL_AND_VERSION, entries))) == 1:  # The usual case.
@@ -188,9 +174,9 @@ class ShardRouter:
         return dealt
 
     def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
-        """Choose a queue for an entry: its tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is.
+        """Choose the tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is.
 
-        `paid`: True if it is charged to another entry's limits.
+        An entry is `paid` if it comes with another entry whose limits are charged for both.
         """
         name = entry.queue
         if paid or entry.limits or entry.dedup_keys or entry.digest:
@@ -208,7 +194,7 @@ class ShardRouter:
         return queue if queue is not None and queue.name.model == entry.model else None
 
     def where(self, key: _Key) -> Sequence[Queue]:
-        """Queues that an entry may be in, by (tenant, id)."""
+        """Return the queues that an entry may be in."""
         placed = self._placed.get(key)
         return self._queues.every if placed is None else [placed]
 
@@ -231,7 +217,7 @@ class ShardRouter:
             await self.read_registry()
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
-        """Read the registry, take a census of its workers, and add the queues of workers and of models that may hold data."""
+        """Read the registry, take a census of its workers, and add their queues and those of models that may hold data."""
         untold, self._queues.untold = self._queues.untold, {}
         try:
             workers, models = await self._registry.look(untold)
@@ -262,7 +248,7 @@ class ShardRouter:
 
 
 def _without_identical(entry: Entry) -> Entry:
-    """The entry without dedup keys for identical requests, which are never shared across versions."""
+    """Drop an entry's dedup keys for identical requests, because versions never share those."""
     kept = tuple(dedup_key for dedup_key in entry.dedup_keys if dedup_key.kind is not DedupKind.SAME)
     return replace(entry, dedup_keys=kept)
 
@@ -270,7 +256,6 @@ def _without_identical(entry: Entry) -> Entry:
 async def _verdicts(
     entries: Sequence[Entry], queues: dict[int, Queue], function: str = "enqueue"
 ) -> list[tuple[int, Queue, Verdict]]:
-    """Offer the entries at these positions to their queues."""
     groups: dict[Queue, list[int]] = {}
     for position, queue in queues.items():
         groups.setdefault(queue, []).append(position)

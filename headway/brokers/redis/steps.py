@@ -1,7 +1,7 @@
 """Steps of one queue: library calls that the server makes only while their callers wait.
 
-The server may get to an unanswered call after its caller has repeated it, acted on that answer, and told a client. So each call names the
-instant on the server's clock until which its caller waits, and the server skips it after that.
+The server may get to an unanswered call after its caller has repeated it and told a client the answer. So each call names the
+instant on the server's clock until which its caller waits, and the server skips the call after that.
 """
 
 from __future__ import annotations
@@ -17,24 +17,17 @@ from headway.brokers.redis.connection import Overdue, RedisConnection
 WINDOW = 60.0
 """Seconds for which answers count as recent, because clocks drift."""
 PUT_BACK = 2.0
-"""Seconds by which an answer must be behind the best one to show that the server's clock was put back. No answer takes so long to arrive."""
-
-Head = Callable[[], tuple[object, ...]]
-"""Function that returns the arguments at the beginning of every step."""
+"""Seconds by which an answer must be behind the best to show that the server's clock was put back. No answer takes so long."""
 
 
 class ServerClock:
     """Estimate of the server's clock, made from the answers of one queue.
 
-    Each answer names the server's instant but takes a while to arrive, so an estimate made of it is behind. The best of recent answers is
-    hardly behind, and ahead only for a while after a small step back of the server's clock.
+    Each answer names the server's instant but takes a while to arrive, so an estimate made of it is behind. The best of recent
+    answers is hardly behind, and ahead only for a while after a small step back of the server's clock.
 
-    An event loop reads its clock once per turn. If the process stalls within a turn, that clock stands still, and an answer compared with it
-    would put the server ahead. So the best answer is found with a clock that is read each time.
-
-    Arguments:
-        clock: monotonic seconds of the event loop.
-        anew: the same clock, read at each call.
+    The event loop reads `clock` once per turn. If the process stalls within a turn, an answer compared with that clock would seem
+    to be ahead. So the best answer is found with `anew`, which is the same clock but read at each call.
     """
 
     def __init__(self, clock: Callable[[], float], anew: Callable[[], float] = monotonic) -> None:
@@ -57,45 +50,35 @@ class ServerClock:
         self._best = max(self._best, ahead)
 
     def now(self) -> float:
-        """The server's instant by its last answer, or by this process's clock before the first answer."""
+        """Return the server's instant by its last answer, or this process's own before the first answer."""
         return self._clock() + self._latest
 
     def after(self, seconds: float) -> float | None:
-        """The server's instant in this many seconds, or slightly less; None before its first answer."""
+        """Return the server's instant in some seconds, or a slightly earlier one. None before the first answer."""
         ahead = max(self._best, self._best_before)
         return None if math.isinf(ahead) else self._clock() + ahead + seconds
 
 
 class Steps:
-    """Steps of one queue.
+    """Steps of one queue. `head` returns the arguments at the beginning of every step."""
 
-    Arguments:
-        connection: connection to the server.
-        key: prefix of the queue's keys.
-        head: see Head.
-
-    Attributes:
-        clock: clock of the server.
-    """
-
-    def __init__(self, connection: RedisConnection, key: str, head: Head) -> None:
+    def __init__(self, connection: RedisConnection, key: str, head: Callable[[], tuple[object, ...]]) -> None:
         self.clock = ServerClock(lambda: asyncio.get_running_loop().time())
         self._connection, self._key, self._head = connection, key, head
 
     def call(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step. Raises BrokerUnavailable if no answer comes in time. The step may have been done."""
+        """Make a step. It may have been done even if BrokerUnavailable is raised."""
         return self._make(self._connection.call, function, *arguments)
 
     def join(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step like `call`, batched with others joined at this moment."""
+        """Make a step like `call`, but batched with other calls. See `RedisConnection.join`."""
         return self._make(self._connection.join, function, *arguments)
 
     def share(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a read-only step like `join`. Equal calls of this moment share one answer."""
+        """Make a read-only step like `join`. Concurrent equal steps share one answer."""
         return self._make(self._connection.share, function, *arguments)
 
     def claim(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step like `call`, over the connections for claims."""
         return self._make(self._connection.claim, function, *arguments)
 
     async def _make(self, ask: Callable[..., Awaitable[Any]], function: str, *arguments: object) -> Any:
@@ -106,6 +89,6 @@ class Steps:
             return await ask(function, self._key, *self._head(), self._until(), *arguments)
 
     def _until(self) -> str:
-        """Instant on the server's clock until which the caller of a new call waits; empty if unknown."""
+        """Return the instant on the server's clock until which the caller of a new call waits, or empty if unknown."""
         until = self.clock.after(self._connection.timeout)
         return "" if until is None or math.isinf(until) else repr(until)

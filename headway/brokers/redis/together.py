@@ -1,7 +1,7 @@
 """Calls made at one moment are sent as one call per node, because periodic tasks wake up together.
 
-A call waits some turns of the event loop for others, and gets its own answer or error. A call that nobody joins is sent as it is. Equal
-read-only calls become one call with one answer.
+A call waits some turns of the event loop for others, and gets its own answer or error. A call that stays alone is sent as it is.
+Equal read-only calls become one call with one answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 TURNS = 6
-"""Turns of the event loop for which calls gather: as many as the slowest task needs from its timer to its call."""
+"""Turns of the event loop for which calls gather. The slowest task needs as many from its timer to its call."""
 MOST = 16
 """Maximum number of calls sent as one, because a step blocks the server."""
 
@@ -23,8 +23,7 @@ T = TypeVar("T")
 class Caller(Protocol):
     """Connection to the server."""
 
-    async def call(self, function: str, key: str, *arguments: Any) -> Any:
-        """Run a function of the library on the keys that begin with `key`."""
+    async def call(self, function: str, key: str, *arguments: Any) -> Any: ...
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -43,10 +42,7 @@ class _Part(msgspec.Struct, frozen=True):
 class Together:
     """Collector of the calls that one process makes at a moment.
 
-    Arguments:
-        link: makes the calls.
-        place: returns the place of a key; calls with keys in the same place go together.
-        error: makes an error of its text.
+    Calls go together if `place` returns the same for their keys. `error` makes an exception of its text.
     """
 
     def __init__(self, link: Caller, place: Callable[[str], str], error: Callable[[str], Exception]) -> None:
@@ -55,7 +51,7 @@ class Together:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def join(self, function: str, key: str, *arguments: object) -> Any:
-        """Make a call together with all others made now. Returns its own answer, or raises its own error."""
+        """Make a call together with all others made now."""
         loop, place = asyncio.get_running_loop(), self._place(key)
         part = _Part(function, key, arguments, [loop.create_future()])
         if place not in self._gathering:
@@ -67,7 +63,7 @@ class Together:
         return await part.answers[0]
 
     async def share(self, function: str, key: str, *arguments: object) -> Any:
-        """Make a read-only call like `join`. Calls made now that only differ in the last argument share one answer."""
+        """Make a read-only call like `join`. Calls made now that differ only in the last argument share one answer."""
         for part in self._gathering.get(self._place(key), ()):
             if (part.function, part.key, part.arguments[:-1]) == (function, key, arguments[:-1]):
                 part.answers.append(answer := asyncio.get_running_loop().create_future())
@@ -87,18 +83,17 @@ class Together:
         await asyncio.gather(*(self._make(parts[first : first + MOST]) for first in range(0, len(parts), MOST)))
 
     async def _make(self, parts: list[_Part]) -> None:
-        """Make calls as one, and hand out the answers to those who still wait."""
         try:
             for part, answer in zip(parts, await self._answers(parts), strict=True):
                 self._hand_out(part, *answer)
-        except BaseException as exc:  # Nobody must wait for ever, whatever the server says.
+        except BaseException as exc:  # No caller may wait for ever, whatever the server says.
             for wanted in (answer for part in parts for answer in part.wanted):
                 wanted.set_exception(exc) if isinstance(exc, Exception) else wanted.cancel()
             if not isinstance(exc, Exception):
                 raise
 
     async def _answers(self, parts: list[_Part]) -> Sequence[Sequence[Any]]:
-        """Answer of each call: whether it was done, and its result or the text of its error."""
+        """Return for each call whether it was done, and its result or the text of its error."""
         if len(parts) == 1:
             [part] = parts
             return [(1, await self._link.call(part.function, part.key, *part.arguments))]
@@ -117,7 +112,7 @@ class Together:
 
 
 async def all_of(*calls: Awaitable[T]) -> list[T]:
-    """Make calls at once and return their answers. The first error is raised after all calls have ended."""
+    """Make calls concurrently and return their answers. The first error is raised after all calls have ended."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

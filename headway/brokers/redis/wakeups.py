@@ -1,7 +1,7 @@
 """Wake-ups of this process's idle slots, by one blocking read of a list that the process owns.
 
-A wake-up names its slot and the instant at which the slot should claim. If a slot is woken while it isn't
-listening, its next wait returns at once.
+A wake-up names its slot and the instant at which the slot should claim. If the slot isn't listening then, its next wait returns
+at once.
 """
 
 from __future__ import annotations
@@ -46,14 +46,7 @@ class _Sleeper:
 
 
 class Wakeups:
-    """Wake-ups of one queue for the slots of this process.
-
-    Arguments:
-        connection: connection to the server.
-        key: key of the list.
-        now: returns the instant on the server's clock.
-        learn: takes the packed load of each wake-up.
-    """
+    """Wake-ups of one queue for the slots of this process. `learn` is called with the packed load of each wake-up."""
 
     def __init__(
         self, connection: RedisConnection, key: str, now: Callable[[], float], learn: Callable[[bytes], None]
@@ -76,10 +69,7 @@ class Wakeups:
         self._rung.pop(worker, None)
 
     async def sleep(self, worker: str, until: float | None) -> None:
-        """Return when the slot is woken, or at instant `until`.
-
-        Raises BrokerUnavailable if the server is out of reach.
-        """
+        """Return when the slot is woken, or at instant `until`. Raises BrokerUnavailable."""
         self.start()
         sleeper = self._sleepers[worker] = _Sleeper()
         try:
@@ -113,7 +103,7 @@ class Wakeups:
                 if message is not None:
                     self._wake(message)
         except BrokerUnavailable as exc:
-            # Nothing suspends between here and the end, so whoever comes later sees that nobody listens and starts again.
+            # Nothing suspends before this task ends, so later callers see that it doesn't run, and start it again.
             for sleeper in self._sleepers.values():
                 if not sleeper.woken.done():
                     sleeper.woken.set_exception(exc)

@@ -1,7 +1,7 @@
-"""Wire format of the server: msgpack arrays, never pickle. Each begins with its schema version.
+"""Wire format of the server: msgpack arrays that begin with a schema version.
 
-New members are only added at the end, with defaults, so a process reads data of the release before and after its own. It
-refuses anything newer instead of guessing.
+New members are only added at the end, with defaults. So a process reads data of the release before and after its own, and
+refuses data of later releases.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ READABLE = range(1, SCHEMA + 2)
 
 
 class TooNew(Exception):
-    """Error for data that is too new for this release. Its text names the schema of the data."""
+    """Data is too new for this release. The text names its schema."""
 
 
 UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError, RecursionError, struct.error)
@@ -61,12 +61,12 @@ UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError,
 
 
 def reason(exc: BaseException) -> str:
-    """Reason why data can't be read."""
+    """Say why data can't be read."""
     return str(exc) if isinstance(exc, TooNew | msgspec.MsgspecError) else f"it is malformed: {exc!r}"
 
 
 def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
-    """Read what this release can read, and leave out data of later releases."""
+    """Read the values that this release can read, and skip the others."""
     values = []
     for value in packed:
         with contextlib.suppress(*UNREADABLE):
@@ -75,9 +75,7 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answer of one entry. `position` is its index in the batch, `output` a value for `read_value`, a StoredApart or None, `queued`
-    the seconds it waited, `tokens` the number that the input used, if known.
-    """
+    """Answer of the entry at `position` in the batch. `output` is a value for `read_value`, a StoredApart, or None."""
 
     position: int
     id: str
@@ -90,7 +88,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answers of one batch for one gateway; `version` is the version of the model that ran it."""
+    """Answers of one batch for one gateway. `version` is the model's."""
 
     schema: int
     worker: str
@@ -99,7 +97,7 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failure of a batch: `cause` is the value of a `Cause`, `version` the worker's model version, `places` as in BatchFailure."""
+    """Failure of a batch. `cause` is the value of a `Cause`, and `version` the model's."""
 
     cause: str
     message: str
@@ -111,7 +109,7 @@ class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
-    """Entry without an output: seconds it waited as text, its runs, whether its queue deadline passed and its last run hung."""
+    """Entry without an output. `queue_due` tells that its queue deadline passed, `hung` that its last run hung."""
 
     key: str
     waited: str
@@ -135,9 +133,9 @@ encode = msgspec.msgpack.Encoder().encode
 
 NONCE = struct.Struct(">d")
 LOAD = tuple(name for name in Load.__struct_fields__ if name not in ("paces", "past"))
-"""Order of a load's figures. Before them come the instant and the queue's birth, after them the slots of each pace."""
+"""Order of a load's figures. They follow the instant and the queue's birth, and precede the slots of each pace."""
 RULE = tuple(name for name in Rule.__struct_fields__ if name != "company")
-"""Order of a rule's numbers. Before them come the instant and slots of the load behind it. Only a look-ahead sets `company`."""
+"""Order of a rule's numbers, which follow the instant and slots of its load. `company` isn't sent: only a look-ahead sets it."""
 _STAMP = struct.Struct("<d")
 LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
 _LOAD = struct.Struct(LOAD_FORMAT)
@@ -148,33 +146,33 @@ _RULE_OF, _HEADWAY_AT = attrgetter(*RULE), RULE.index("headway")
 
 
 def key_of(tenant: str, id: str) -> bytes:
-    """Key of an entry in the server. Raises ValueError for an id with a NUL, which would make keys ambiguous."""
+    """Return the key of an entry. Raises ValueError for an id with a NUL, because keys would be ambiguous."""
     if "\0" in id:
         raise ValueError(f"id {id!r} holds a NUL")
     return f"{tenant}\0{id}".encode()
 
 
 def name_of(tenant: str, id: str, nonce: int) -> bytes:
-    """Name of a submission in the server: nonce and entry key."""
+    """Return the name of a submission, which is its nonce and its entry's key."""
     return NONCE.pack(nonce) + key_of(tenant, id)
 
 
 def prefix_of(prefix: str, queue: QueueName, shard: int) -> str:
-    """Prefix of the keys of one shard of a queue. All queues of a model and shard share the part in braces.
+    """Return the prefix of the keys of a queue's shard. All versions of a model share the part in braces.
 
-    The ending names the version. Its only colon comes last, and no version has a percent sign.
+    The version's colons become percent signs, which no version contains.
     """
     ending = QueueName("", queue.version.replace(":", "%"))
     return f"{prefix}:{{{queue.model}:{shard}}}{ending}:"
 
 
 def queue_of(model: str, ending: bytes) -> QueueName:
-    """Name of a model's queue whose prefix has this ending."""
+    """Return the name of a model's queue whose prefix has this ending."""
     return QueueName(model, ending.decode()[1:-1].replace("%", ":"))
 
 
 def worth(failure: Failure | None) -> int:
-    """Worth of an outcome to later requests, as the value of a Worth."""
+    """Return the worth of an outcome to later requests, as the value of a Worth."""
     if failure is None:
         return Worth.ANSWER.value
     return (Worth.VERDICT if failure.code == errors.REJECTED_BY_MODEL else Worth.WORTHLESS).value
@@ -192,13 +190,13 @@ _APART = (RefusalCode.APART, RefusalCode.TOO_MANY_APART)
 
 
 def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
-    """Failure for a refusal code, or for a known culprit with its error. Exceeded limits are handled elsewhere."""
+    """Return the failure for a refusal code that isn't about limits. `error` is that of a known culprit."""
     if why in _PLAIN_REFUSALS:
         return _PLAIN_REFUSALS[RefusalCode(why)]()
-    if why == RefusalCode.TOO_LARGE:  # The wait gives the bytes.
+    if why == RefusalCode.TOO_LARGE:  # The wait is a number of bytes.
         return failures.too_large(int(wait))
     if why == RefusalCode.CULPRIT:
-        return failures.known_culprit(error.decode(errors="ignore"))  # It may be cut within a character.
+        return failures.known_culprit(error.decode(errors="ignore"))  # The error may be cut within a character.
     if why in (RefusalCode.ROOM, RefusalCode.SCARCE):
         return failures.scarcity(wait)
     most = int(wait) if why in _TOO_MANY else 0
@@ -206,18 +204,18 @@ def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
 
 
 def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:
-    """Pack the failure of a batch."""
+    """Pack the failure of a lease's batch."""
     cause, message, worker, shown = failure.cause.value, failure.message, failure.worker, failure.shown
     return encode(WireFailure(cause, message, worker, shown, lease.slot.runs.version, lease.batch_id, failure.places))
 
 
 def read_failure(packed: bytes) -> WireFailure:
-    """Read a packed failure. Its `cause` may be `item`, or of a later release."""
+    """Read a packed failure. Its `cause` may be `item`, or one of a later release."""
     return _failure.decode(packed)
 
 
 def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:
-    """Pack a batch's replies for one gateway. Returns also where each begins and ends."""
+    """Pack a batch's replies for one gateway. Also returns where each reply begins and ends."""
     each = [encode(reply) for reply in replies]
     packed = encode((SCHEMA, worker, version, [msgspec.Raw(reply) for reply in each]))
     ends = list(itertools.accumulate((len(reply) for reply in each), initial=len(packed) - sum(map(len, each))))
@@ -225,12 +223,12 @@ def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[b
 
 
 def head_of_one(worker: str, version: str) -> bytes:
-    """Bytes that turn a single packed reply into packed replies for one gateway."""
+    """Return the bytes that precede a packed reply that is the only one for its gateway."""
     return encode((SCHEMA, worker, version, [None]))[:-1]
 
 
 def batch_failure(failure: WireFailure) -> BatchFailure:
-    """Failure of a whole batch. An unknown cause counts as an exception."""
+    """Convert the failure of a batch. An unknown cause counts as an exception."""
     known = {cause.value: cause for cause in Cause}
     return BatchFailure(known.get(failure.cause, Cause.RAISED), failure.message, failure.worker, failure.shown)
 
@@ -246,7 +244,7 @@ def read_load(packed: bytes) -> tuple[float, float, Load]:
 
 
 def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
-    """Pack a rule with the instant and slots of the load behind it. A headway below 0 means no spacing."""
+    """Pack a rule with the instant and slots of its load. A headway below 0 means no spacing."""
     if rule is None:
         return pack_numbers((made_at, slots))
     numbers = list(_RULE_OF(rule))
@@ -255,39 +253,39 @@ def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
 
 
 def read_stamped(packed: bytes) -> tuple[float, bytes]:
-    """Split off the instant ahead of stamped bytes."""
+    """Split stamped bytes into the instant and the rest."""
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size :]
 
 
 def pack_numbers(numbers: Sequence[float]) -> bytes:
-    """Pack numbers one after the other."""
+    """Pack numbers as doubles."""
     return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
 def read_numbers(packed: bytes) -> tuple[float, ...]:
-    """Unpack numbers."""
+    """Unpack doubles."""
     return struct.unpack(f"<{len(packed) // 8}d", packed)
 
 
 def read_wakeup(packed: bytes) -> tuple[float, bytes, str]:
-    """Read a wake-up: the instant at which to claim (0: at once), the packed load, and the worker."""
+    """Read the instant at which to claim (0 for at once), the packed load, and the worker of a wake-up."""
     end = _STAMP.size + _LOAD.size
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
 
 
 StoredApart = tuple[str, int]
-"""Kind with token, and length in bytes, of a value that is stored apart. It takes the value's place."""
+"""Kind and token, and length in bytes, of a value that is stored apart. They take the value's place."""
 Apart = dict[int, StoredApart]
-"""Outputs stored apart, by their positions among the replies."""
+"""Outputs stored apart, by the positions of their replies."""
 
 
 def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> list[Reply]:
-    """Read the replies in one stream entry, and note in `apart` the outputs that must still be read."""
+    """Read the replies of a stream entry. Outputs that must still be read are added to `apart`."""
     check_schema(int(fields[b"v"]))
     replies = _outcomes(fields, {} if apart is None else apart)
     if b"p" not in fields:
         return replies
-    [reply] = replies  # All of them get the same outcome.
+    [reply] = replies  # Several entries share this outcome.
     passed = [_passed_on(reply, key, kind, kept, nonce) for key, kind, kept, nonce in _passed.decode(fields[b"p"])]
     if apart:
         apart.update(dict.fromkeys(range(len(passed)), apart[0]))
@@ -329,7 +327,7 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
 
 
 def read_value(content: object) -> Value:
-    """Convert what was read to a value: text and bytes stay, lists with bytes become octets or tensors."""
+    """Convert decoded data to a value. Text and bytes stay, and lists with bytes become octets or tensors."""
     match content:
         case str() | bytes():
             return content
@@ -341,7 +339,7 @@ def read_value(content: object) -> Value:
 
 
 def stored_apart(content: object) -> StoredApart | None:
-    """Convert a read value to StoredApart if it is one; None otherwise."""
+    """Convert decoded data to a StoredApart, or return None for other data."""
     match content:
         case [str(name), int(length)]:
             return name, length
@@ -387,7 +385,7 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
 
 
 def _stamped(kind: type[R], instant: str) -> Callable[[bytes], R]:
-    """Reader of records stamped by the server. The stamp goes into the member `instant`."""
+    """Make a reader of records that the server stamps. The stamp becomes the member `instant`."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(packed: bytes) -> R:

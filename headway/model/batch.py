@@ -13,7 +13,7 @@ from headway.model.value import Tensors, TokenCount, Value
 
 
 def batch_id(worker: str, claimed_at: float) -> str:
-    """Return the id of a batch: a worker runs one batch at a time, so its id and the broker instant of the claim are unique."""
+    """Return the id of a batch. It is unique, because a worker runs one batch at a time."""
     return f"{worker}@{claimed_at:.6f}"
 
 
@@ -21,13 +21,10 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     """A place where one batch at a time can run: a GPU process, or a call to a remote API.
 
     Attributes:
-        worker: id of the worker.
-        model: name of the model that it serves.
-        max_batch: limit on entries in a batch.
-        max_weight: limit on the weight of a batch; 0 if entries aren't weighed.
-        runs: report on the model that it runs.
-        version: version whose queue it claims from; empty: the queue for any.
-        helps: True if this queue isn't its own but one where it helps out.
+        max_batch: maximum number of entries in a batch.
+        max_weight: maximum weight of a batch, or 0 if entries aren't weighed.
+        version: version whose queue it claims from, or empty for the queue for any.
+        helps: True if this queue isn't its own, but one where it helps out.
     """
 
     worker: str
@@ -40,7 +37,6 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def queue(self) -> QueueName:
-        """Name of the queue that it claims from."""
         return QueueName(self.model, self.version)
 
 
@@ -48,14 +44,12 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to run one batch for a limited time.
 
     Attributes:
-        fence: number that grows with every lease of a queue; a completion with an old fence changes nothing.
-        slot: the slot that owns the lease.
-        entries: the batch.
-        reason: why the batch left: `full`, `headway`, `deadline`, `window`, `early` or `retry`.
+        fence: number that grows with every lease of a queue. A completion with an old fence changes nothing.
+        reason: why the batch left, which is `full`, `headway`, `deadline`, `window`, `early` or `retry`.
         granted_at: broker instant of the claim.
         expires_at: broker instant at which the lease ends unless it is extended.
-        time_left: seconds from the claim until the first member's deadline.
-        attempt: number of this run of the entries; 1 for the first.
+        time_left: seconds from the claim until the first deadline of an entry.
+        attempt: number of this run of the entries, from 1.
     """
 
     fence: int
@@ -69,12 +63,11 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def batch_id(self) -> str:
-        """Id of the batch; see `batch_id`."""
         return batch_id(self.slot.worker, self.granted_at)
 
     @property
     def fill(self) -> float:
-        """Share of a full batch that this one fills, by number or weight, whichever is larger."""
+        """Share of a full batch that this batch fills, by number or by weight, whichever is larger."""
         slot, fill = self.slot, len(self.entries) / self.slot.max_batch
         if not slot.max_weight:
             return fill
@@ -83,21 +76,17 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> float:
-        """Size that determines run time: the number of entries, or if larger, their weight in places of a full batch."""
+        """Size that determines the run time. It is the number of entries or, if larger, their weight in places of a full batch."""
         return self.fill * self.slot.max_batch if self.slot.max_weight else len(self.entries)
 
     @property
     def rows(self) -> int:
-        """Number of rows if the entries are tensors, which weigh one per row; else the number of entries."""
+        """Number of rows if the entries are tensors, which weigh one per row, otherwise the number of entries."""
         return round(self.size) if isinstance(self.entries[0].input, Tensors) else len(self.entries)
 
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):
-    """Result of a claim without a batch.
-
-    Attributes:
-        until: broker instant at which to claim again; None: only once the slot is woken.
-    """
+    """Result of a claim without a batch. Claim again at broker instant `until` if it is set, or once the slot is woken."""
 
     until: float | None
 
@@ -106,12 +95,11 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
     """Run of an answered entry's batch. All answers of the batch share this object.
 
     Attributes:
-        worker: id of the worker that ran it.
         size: number of entries in the batch.
         seconds: seconds from the claim to the end of the run.
         claimed_at: broker instant of the claim.
-        version: version of the model that the worker ran; empty if unknown.
-        target: digest of the target that it ran, if that matters; see `ModelReport`.
+        version: version of the model that the worker ran, or empty if unknown.
+        target: digest of the target that the worker ran, if that matters. See `ModelReport`.
     """
 
     worker: str
@@ -123,7 +111,6 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def batch_id(self) -> str:
-        """Id of the batch; see `batch_id`."""
         return batch_id(self.worker, self.claimed_at)
 
 
@@ -133,15 +120,15 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     output: Value | None
     error: str | None = None
     fault: bool = False
-    """True if the target broke its contract, for example by an output that can't be sent; False if it rejected the input."""
+    """True if the target broke its contract, for example by an output that can't be sent. False if it rejected the input."""
     elsewhere: bool = False
     """True if the entry didn't run because it is pinned to another version than the worker's."""
     tokens: TokenCount | None = None
-    """Tokens that the input used; None if neither the target nor the API says."""
+    """Tokens that the input used, if the target or the API says so."""
     crowded: bool = False
-    """True for a bulk line that must run again because its batch's outputs were too large together."""
+    """True for a bulk line that must run again because the outputs of its batch were too large together."""
     left_out: int = 0
-    """Size of a request's output that was dropped because its batch's were too large together; it runs again, apart. Else 0."""
+    """Size of an output that was dropped because those of its batch were too large together. Its entry runs again, apart."""
 
 
 class Cause(enum.Enum):
@@ -160,11 +147,9 @@ class BatchFailure(msgspec.Struct, frozen=True):
     """A batch that failed as a whole.
 
     Attributes:
-        cause: why it failed.
         message: text of the error, for operators.
-        worker: id of the worker on which it failed.
-        shown: part of the text that clients may read; empty: all of it.
-        places: places in the batch of the inputs in the call that raised, if the batch had several calls; empty: all.
+        shown: part of the text that clients may read, or empty for all of it.
+        places: places in the batch of the inputs in the call that raised, or empty for all.
     """
 
     cause: Cause
@@ -175,9 +160,9 @@ class BatchFailure(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """Result of completing a batch: how many entries were answered, and how many had left before.
+    """Result of completing a batch: the number of entries that were answered, and of those that had left before.
 
-    `fenced` is True if the lease was no longer valid, so that nothing was changed.
+    `fenced` is True if nothing was changed, because the lease was no longer valid.
     """
 
     answered: int

@@ -1,4 +1,4 @@
-"""The departure board: what each process reports about its batches, slots and counts, for the dashboard of any process.
+"""The departure board: reports of each process on its batches, slots and counts, for the dashboard of any process.
 
 A process posts a notice every second, and more often while somebody watches. One process of the fleet adds the figures of
 the whole fleet.
@@ -13,7 +13,7 @@ import msgspec
 RUNNING = ""
 """Outcome of a running batch."""
 ARRIVED = "ok"
-"""Outcome of a batch with outputs; the outcome of a failed one is its cause."""
+"""Outcome of a batch with outputs. The outcome of a failed batch is its cause."""
 GIVEN_BACK = "given back"
 """Outcome of a batch that its slot couldn't run."""
 
@@ -22,15 +22,12 @@ class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
     """One batch.
 
     Attributes:
-        worker: id of its worker.
-        model: name of its model.
-        version: version of the model that the worker runs.
         left: broker instant at which it left the queue.
-        size: number of its entries, or of rows for tensors.
+        size: number of entries, or of rows for tensors.
         fill: share of a full batch that it fills, 0 to 1.
         reason: why it left at that instant.
         tiers: `size` by tier, highest first.
-        seconds: seconds of its run; 0 while it runs.
+        seconds: seconds of its run, or 0 while it runs.
         outcome: RUNNING, ARRIVED, GIVEN_BACK, or the cause of its failure.
     """
 
@@ -47,15 +44,14 @@ class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotChange(msgspec.Struct, frozen=True, array_like=True):
-    """Change of a slot's status, or of a rollout, whose name is then in `worker`.
+    """Change of a slot's status, or of a rollout.
 
     Attributes:
-        worker: id of the worker.
-        model: name of its model.
-        status: its new status, a value of WorkerStatus; for a rollout, a text.
-        restarts: number of times its process was replaced.
+        worker: id of the worker, or name of the rollout.
+        status: new status, which is a value of WorkerStatus, or any text for a rollout.
+        restarts: number of times that the worker's process was replaced.
         ago: seconds from the change to its notice.
-        cause: last error that led to it; empty if there was none.
+        cause: last error that led to the change, or empty.
     """
 
     worker: str
@@ -70,10 +66,8 @@ class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
     """Decision of the autoscaler.
 
     Attributes:
-        model: name of the model.
         before, desired: wanted number of workers before and after the decision.
         direction: `up`, `down`, or `again` for a repeated request for the same number.
-        reason: why.
         ago: seconds from the decision to its notice.
     """
 
@@ -86,10 +80,9 @@ class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestFlow(msgspec.Struct, frozen=True, array_like=True):
-    """Requests that one process has finished within some seconds.
+    """Requests that one process has finished within some `seconds`.
 
     Attributes:
-        seconds: length of that time.
         answered: answers with an output, by tier.
         refused: refusals, by reason.
         failed: errors other than refusals, by code.
@@ -113,8 +106,8 @@ class FleetFigures(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         waiting: queued entries by tier, highest first.
         oldest: seconds that the oldest entry of each tier has waited.
-        capacity: limit on inputs per second of all workers together; 0 if unknown.
-        usable: the part of it that is meant to be used.
+        capacity: maximum inputs per second of all workers together, or 0 if unknown.
+        usable: part of the capacity that is meant to be used.
         healthy: number of healthy workers.
         workers: number of workers that aren't gone.
     """
@@ -132,12 +125,10 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         process: id of the process.
-        departures: batches that left or arrived; a batch that did both is listed once.
-        changes: changes of its slots.
+        departures: batches that left or arrived. A batch that did both is listed once.
         untold: number of batches and changes that didn't fit.
-        flow: requests that it finished; None if there was nothing to count.
         fleet: figures of the fleet, from the only process that records them.
-        at: broker instant of the notice; set by the board.
+        at: broker instant of the notice, set by the board.
         scalings: decisions of the autoscaler.
     """
 
@@ -152,17 +143,11 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def empty(self) -> bool:
-        """True if it contains nothing."""
         return not (self.departures or self.changes or self.untold or self.flow or self.fleet or self.scalings)
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """Answer of the board to a notice.
-
-    Attributes:
-        watched: True while somebody watches the board.
-        records: True if this process records the figures of the fleet.
-    """
+    """Answer to a notice: whether somebody watches the board, and whether this process records the figures of the fleet."""
 
     watched: bool
     records: bool
@@ -175,10 +160,8 @@ class HistoryRow(msgspec.Struct):
         step: number of the step, which begins at broker instant `step * headway.core.departure_board.STEP`.
         ended: all finished requests.
         answered: answers with an output.
-        refused: refusals.
         failed: errors, including refusals.
         latencies: answers by bucket of `headway.runtime.counters.SECONDS`.
-        fleet: figures of the fleet, if recorded.
         scalings: decisions of the autoscaler.
     """
 
@@ -197,8 +180,8 @@ class News(msgspec.Struct, frozen=True):
 
     Attributes:
         notices: notices, oldest first.
-        cursor: name of the last notice, from which to read on.
-        lost_at: broker instant at which the board started over because the broker lost its data; 0 if it didn't.
+        cursor: name of the last notice, after which to read on.
+        lost_at: broker instant at which the board started over because the broker lost its data, or 0.
     """
 
     notices: Sequence[Notice]

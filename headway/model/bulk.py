@@ -15,13 +15,10 @@ class BulkLine(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         job: id of the job, `batch_…`.
-        tenant: account that owns the job.
         number: number of the line in its file, from 1.
-        model: name of the model that must answer.
-        version: version of the model; empty: any.
-        input: the value for the model.
-        parameters: the line's `parameters` as the text of one JSON object; empty for none.
-        part: which of the line's inputs it is, from 0.
+        version: version of the model, or empty for any.
+        parameters: the line's `parameters` as the text of a JSON object, or empty.
+        part: number of the input in its line, from 0.
     """
 
     job: str
@@ -35,13 +32,12 @@ class BulkLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class BulkFile(msgspec.Struct, frozen=True):
-    """A file of bulk jobs: lines, or answers.
+    """A file of bulk jobs, with lines or with answers.
 
     Attributes:
         id: `file-…`.
-        tenant: account that owns the file.
         name: name given by the client.
-        size: its bytes.
+        size: in bytes.
         purpose: `batch` for uploaded lines, `batch_output` for answers and errors.
         created_at: Unix time in seconds.
     """
@@ -74,24 +70,16 @@ class JobStatus(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """True if the job is over."""
         return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLED)
 
 
 OPEN_STATUSES = tuple(status for status in JobStatus if not status.ended)
-"""Statuses of jobs that aren't over."""
 MOST_ENDED = 10_000
-"""Upper bound on a tenant's finished jobs; the oldest are removed first."""
+"""Maximum number of a tenant's finished jobs. The oldest are removed first."""
 
 
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a whole job failed or pauses.
-
-    Attributes:
-        code: short name of the fault.
-        message: what is wrong.
-        line: line of the input file, if a particular one is at fault.
-    """
+    """Why a whole job failed or pauses. `line` is the number of a line of the input file that is at fault."""
 
     code: str
     message: str
@@ -103,27 +91,25 @@ class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: `batch_…`.
-        tenant, user: principal that created it.
-        key: id of the API key that created it; empty if it was another credential, or none.
-        models: models that it may ask, as its credential allows; empty: all.
+        key: id of the API key that created it, or empty.
+        models: models that it may ask, or empty for all.
         endpoint: path of the route that takes such bodies, for example `/v1/completions`.
         window: time in which it should be done, as the client wrote it.
         metadata: names and texts of the client's own.
-        input_file: id of the file of lines.
-        created_at, expires_at: Unix times in seconds; lines don't run after the latter.
-        status: its status.
+        input_file, output_file, error_file: ids of the files of lines, answers and errors.
+        created_at: Unix time in seconds.
+        expires_at: Unix time in seconds after which no line runs.
         reached: Unix time in seconds of each later status, by name.
         cancelling_at: Unix time in seconds at which the client cancelled it, if it did.
-        ending: its final status, once decided.
-        output_file, error_file: ids of the files of answers and errors; empty if there is none.
-        total, completed, failed: number of all lines, of answered and of failed ones.
+        ending: final status, once decided.
+        total, completed, failed: number of all lines, of answered lines, and of failed lines.
         faults: why it failed as a whole.
-        paused: why none of its lines runs at present; empty while any may.
-        waits: what its lines wait for in the queue; empty while they run.
-        waits_until: Unix time in seconds by which the wait or pause is over; 0 if unknown.
-        model: model of its first line.
-        owner: name of the process that holds it; empty for none.
-        generation: number of its holders so far; earlier holders can't change it any more.
+        paused: why none of its lines may run at present, or empty.
+        waits: what its lines wait for in the queue, or empty.
+        waits_until: Unix time in seconds at which the wait or pause is over, or 0 if unknown.
+        model: model of the first line.
+        owner: name of the process that holds it, or empty.
+        generation: number of holders so far. Earlier holders can't change the job any more.
     """
 
     id: str

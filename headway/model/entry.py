@@ -1,4 +1,4 @@
-"""Entries: inputs on their way to a GPU, the queues they wait in, and the answers they may share."""
+"""Entries: inputs on their way to a GPU, the queues where they wait, and the answers that they may share."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from headway.model.value import Value
 
 
 class QueueName(msgspec.Struct, frozen=True, gc=False):
-    """Name of a queue. As a text it is `MODEL@VERSION`, or `MODEL` for any version.
-
-    Attributes:
-        model: name of the model that answers the queue's entries.
-        version: version of the model that must answer; empty: any.
-    """
+    """Name of a queue. As a text it is `MODEL@VERSION`, or `MODEL` for any version."""
 
     model: str
     version: str = ""
 
     def __str__(self) -> str:
-        """Return the text for people and for digests."""
         return f"{self.model}@{self.version}" if self.version else self.model
 
 
@@ -30,12 +24,9 @@ class DedupKind(enum.Enum):
     """Kinds of answers that requests of a tenant may share. The kind decides which outcomes are kept."""
 
     TASK = "task"
-    """Task whose outcome is fetched later by its id.
-
-    Every outcome is kept. An entry whose id isn't the key follows that task; see `headway.core.dedup.follower`.
-    """
+    """Task whose outcome is kept and fetched later by its id. Entries with other ids may follow it (`core.dedup.follower`)."""
     KEY = "key"
-    """Idempotency key under which requests may be repeated. Outputs are kept, and rejections of the input by the model."""
+    """Idempotency key under which requests may be repeated. Outputs are kept, and so are the model's rejections of the input."""
     SAME = "same"
     """Identical request to the same model. Only outputs of the newest code of its workers are kept."""
 
@@ -47,12 +38,11 @@ class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     follows it and gets the same outcome. A later entry gets the kept outcome without a run.
 
     Attributes:
-        kind: see `DedupKind`.
         key: unique within tenant and kind.
-        digest: digest of the request; another digest under the same key is a conflict. Empty if the key identifies the
-            request, and for an entry that only waits.
-        keep: seconds for which an outcome is kept; 0 for none.
-        joins: True to join an original without an outcome; False to run beside it.
+        digest: digest of the request. Another digest under the same key is a conflict. Empty if the key identifies the request,
+            and for an entry that only waits.
+        keep: seconds for which an outcome is kept.
+        joins: True to join an original without an outcome, False to run beside it.
         renews: True to run and replace a kept outcome.
     """
 
@@ -65,37 +55,35 @@ class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Submission = tuple[str, str, int]
-"""Tenant, id and nonce, which together name one submission by one gateway."""
+"""Tenant, id and nonce, which identify a submission at its gateway."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One input on its way to a GPU, as the gateway hands it to a broker.
 
-    Its fields are stored in this order. Those from `limits` on only matter for admission and packing, and aren't stored.
+    The fields are stored in this order. The fields from `limits` on only matter for admission and packing, and aren't stored.
 
     Attributes:
-        id: UUIDv7 text; unique together with `tenant`.
-        model: name of the model that must answer.
-        input: the value for the model.
-        tier: index into the configured tiers; 0 is the highest.
-        tenant: name of the account that pays; fairness and isolation are by tenant.
+        id: UUIDv7 text, unique within the tenant.
+        tier: index into the configured tiers, from 0 for the highest.
+        tenant: name of the account that pays.
         gateway: id of the gateway that holds the client's connection.
         queue_timeout: seconds that the entry may wait for its first departure.
-        timeout: seconds from the enqueue until its answer is worthless.
-        parameters: the request's `parameters` as the text of one JSON object; empty for none.
-        nonce: number of the submission, unique within `gateway`; 0 for entries that are submitted once.
+        timeout: seconds from the enqueue until an answer is worthless.
+        parameters: the request's `parameters` as the text of a JSON object, or empty.
+        nonce: number of the submission, unique within `gateway`. 0 for entries that are submitted once.
         caller: name of the user for whom the tenant asks, or the client's address if there are no keys.
-        weight: what it adds to its batch's weight, at least 1; always 1 if batches aren't bounded by weight.
-        version: version of the model whose queue it waits in; empty: the queue for any.
+        weight: part of its batch's weight, at least 1. Always 1 if batches aren't bounded by weight.
+        version: version of the model in whose queue it waits, or empty for the queue for any.
         pinned: True if the request names a version, so that no other may answer.
-        dedup_keys: dedup keys of the entry; the first that can be joined, or has a kept outcome, decides.
-        trace: its request's trace, packed by `headway.core.trace_context`; empty unless sampled.
-        limits: rate limits that the entry counts towards once, when it is admitted or joins.
-        digest: digest of the request, if the client chose the id; else empty. A kept task's id belongs to what it asked.
-        payer: nonce of the entry that pays for all inputs of its request, with which it is admitted or refused; 0 for none.
+        dedup_keys: names of answers that it may share. The first that can be joined, or has a kept outcome, decides.
+        trace: trace of a sampled request, packed by `headway.core.trace_context`.
+        limits: rate limits that are charged once, when the entry is admitted or joins.
+        digest: digest of the request, if the client chose the id. The id of a kept task belongs to its digest.
+        payer: nonce of the entry that pays for all inputs of its request, and with which it is admitted or refused. 0 for none.
         count: number of inputs of its request that are admitted with it, including itself.
         claims: True for a task whose client chose the id, which then belongs to its model.
-        shape: number shared by entries that may ride together; see `headway.core.rows.shape_number`.
+        shape: number shared by entries that may ride together. See `headway.core.rows.shape_number`.
     """
 
     id: str
@@ -123,12 +111,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def queue(self) -> QueueName:
-        """Name of the queue that it waits in."""
         return QueueName(self.model, self.version)
 
     @property
     def submission(self) -> Submission:
-        """Name of this submission, which distinguishes it from others with the same id at its gateway."""
         return self.tenant, self.id, self.nonce
 
 
@@ -142,17 +128,13 @@ class EntryState(enum.Enum):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that made the model fail when it ran alone.
+    """An entry that made the model fail when it ran alone, with its last failure.
 
     Attributes:
-        entry: the entry as it was enqueued.
-        error: text of the last failure.
-        cause: cause of the last failure.
-        attempts: number of times it was claimed.
-        worker: id of the worker on which it failed last.
+        attempts: number of times that it was claimed.
         died_at: Unix time in seconds.
-        version: version of the model that the worker ran; empty if unknown.
-        batch_id: id of the batch in which it failed last; see `headway.model.batch.batch_id`.
+        version: version of the model that the worker ran, or empty if unknown.
+        batch_id: id of the last batch. See `headway.model.batch.batch_id`.
     """
 
     entry: Entry

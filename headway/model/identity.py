@@ -11,12 +11,12 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     """A rate limit that a request counts towards.
 
     Attributes:
-        id: name of the count, unique in the fleet; all gateways charge the same count.
-        name: what is limited, for clients: `key`, `user`, `tier` or `model`.
+        id: name of the count, unique in the fleet. All gateways charge the same count.
+        name: what is limited, which is `key`, `user`, `tier` or `model`.
         rate: average requests per minute.
         burst: requests at once.
         model: name of the model, if the limit is for one model only.
-        counting: how many requests each counted one stands for; rate and burst are divided by it.
+        counting: number of requests for which each counted request stands. Rate and burst are divided by it.
     """
 
     id: str
@@ -31,9 +31,8 @@ class ModelLimit(msgspec.Struct, frozen=True, gc=False):
     """Limit on a credential's requests for one model, in addition to its other limits.
 
     Attributes:
-        model: name of the model.
         rate: requests per minute, above 0.
-        burst: requests at once; None: ten seconds' worth of the rate.
+        burst: requests at once. None means ten seconds' worth of the rate.
     """
 
     model: str
@@ -49,9 +48,9 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
         tenant: name of the account that pays.
         tier: index into the configured tiers.
         limits: rate limits that each of its requests counts towards.
-        models: the only models that it may ask; empty: all.
-        key: id of its API key; empty if it has none.
-        of_models: by model, the principal with that model's extra limit; usually empty.
+        models: models that it may ask, or empty for all.
+        key: id of its API key, or empty.
+        of_models: principal with a model's extra limit, by model.
     """
 
     user: str
@@ -63,7 +62,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     of_models: Mapping[str, Principal] = {}
 
     def asking(self, model: str) -> Principal:
-        """Return the principal for a request to `model`, with that model's extra limit if it has one."""
+        """Return the principal for a request to `model`, with that model's extra limit if there is one."""
         return self.of_models.get(model, self)
 
 
@@ -73,14 +72,13 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         id: part of the key's text by which the key is found.
         digest: SHA-256 of the secret.
-        user, tenant: owner of the key.
         tier: name of the tier.
-        models: the only models that it may ask; empty: all.
-        rate: requests per minute of this key; None: the key counts towards its user's limit; 0: no limit.
-        burst: requests at once; None: ten seconds' worth of the rate.
+        models: models that it may ask, or empty for all.
+        rate: requests per minute, or 0 for no limit. None means that the key counts towards its user's limit.
+        burst: requests at once. None means ten seconds' worth of the rate.
         created_at: Unix time in seconds.
-        expires_at: Unix time in seconds from which it is invalid; None: never. Revoking a key makes it expire.
-        replaces: id of the key that it replaces; empty for none.
+        expires_at: Unix time in seconds from which it is invalid, if any. Revoking a key makes it expire.
+        replaces: id of the key that it replaces, or empty.
         model_limits: additional limits for single models.
     """
 

@@ -8,7 +8,7 @@ import msgspec
 
 
 class RolloutState(enum.Enum):
-    """State of a rollout. Every state but RUNNING is final, and then the losing version gets no more requests."""
+    """State of a rollout. Every state but RUNNING is final. The losing version then gets no more requests."""
 
     RUNNING = "running"
     PROMOTED = "promoted"
@@ -31,17 +31,11 @@ class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def count(self) -> int:
-        """Number of requests."""
         return self.answered + self.failed
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Requests of both versions that ended within the same seconds, for comparison.
-
-    Attributes:
-        seconds: age of the block.
-        new, old: requests of the new version, and of the version it is compared with.
-    """
+    """Requests of the new and the old version that ended within the same `seconds`, for comparison."""
 
     seconds: float = 0.0
     new: VersionCounts = VersionCounts()
@@ -52,10 +46,10 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
     """Evidence of one step of a rollout.
 
     Attributes:
-        new, old: requests in this step of the new version, and of the version it is compared with.
+        new, old: requests in this step of the new and the old version.
         failures, p95: logarithms of the bets on each alternative, for the test of failures and the test of latency.
         outcomes, latencies: open blocks of the two tests.
-        slow: sum and number of the old version's shares of slow answers, by blocks.
+        slow: sum and number of the old version's shares of slow answers in each block.
     """
 
     new: VersionCounts = VersionCounts()
@@ -71,20 +65,18 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """The last rollout of a model.
 
     Attributes:
-        model: name of the model.
         version: new version.
-        beside: version that it is compared with.
+        beside: old version, with which the new version is compared.
         steps: percentage of the requests that the new version gets in each step.
         every: seconds of a step.
         rollback_on: tests of `headway.core.rollout.TESTS` that may end it.
-        slower: how far the new version's P95 may exceed the other's, as a share of it.
-        state: see `RolloutState`.
+        slower: share of the old version's P95 by which the new version's P95 may exceed it.
         step: number of the present step, from 0.
         waited: seconds of this step that a leader has observed.
-        reason: why it ended; empty while it runs.
+        reason: why the rollout ended.
         revision: number of changes of this record.
         evidence: evidence of this step.
-        before: weights left by earlier rollouts: 100 for the last promoted version, 0 for rejected ones.
+        before: weights left by earlier rollouts, which are 100 for the last promoted version and 0 for rejected versions.
     """
 
     model: str
@@ -104,7 +96,6 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def running(self) -> bool:
-        """True if it hasn't ended."""
         return self.state is RolloutState.RUNNING
 
     @property

@@ -17,15 +17,11 @@ class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
     content: bytes
 
     def __len__(self) -> int:
-        """Return the number of octets."""
         return len(self.content)
 
 
 class Tensors(Octets, frozen=True, array_like=True, gc=False):
-    """Named arrays of numbers, packed by `headway.core.tensors`.
-
-    `packed` is always true. It distinguishes tensors from octets in formats that carry only the fields.
-    """
+    """Named arrays of numbers, packed by `headway.core.tensors`. `packed` distinguishes them from octets on the wire."""
 
     packed: bool = True
 
@@ -34,9 +30,8 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     """Specification of one input or output of a model.
 
     Attributes:
-        name: its name.
-        datatype: its datatype in the Open Inference Protocol, for example `FP32`.
-        shape: shape of one row, without the axis of rows; -1 for an axis of any size.
+        datatype: datatype of the Open Inference Protocol, for example `FP32`.
+        shape: shape of one row, without the axis of rows. An axis of any size is -1.
     """
 
     name: str
@@ -45,19 +40,19 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 Value = str | bytes | Octets
-"""Input or output of one entry: a str is a text, bytes are the JSON text of any other JSON value in UTF-8, and Octets are binary
-data or, as Tensors, arrays. The type tells the kind, so a value needs no label."""
+"""Input or output of one entry. A str is a text, bytes are the JSON text of any other JSON value in UTF-8, Octets are binary data,
+and Tensors are arrays."""
 
 
 class TokenCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Number of tokens that one input used: `used` in all, `prompt` for the input itself."""
+    """Number of tokens `used` for one input, of which the `prompt` is the input itself."""
 
     used: int
     prompt: int = 0
 
 
 def added_up(counts: Sequence[TokenCount | None]) -> TokenCount | None:
-    """Return the sum of the known counts; None if none is known."""
+    """Return the sum of the known counts, or None if none is known."""
     known = [count for count in counts if count is not None]
     if len(known) < 2:
         return known[0] if known else None
@@ -69,8 +64,8 @@ class Output(Generic[T]):
 
     Arguments:
         value: the output, as the target would return it without tokens.
-        tokens: all tokens used for this input, including those of the output.
-        prompt_tokens: the part of `tokens` that is the input's own.
+        tokens: all tokens used for this input, including the output's.
+        prompt_tokens: the input's own tokens, which are part of `tokens`.
 
     Raises:
         TypeError: a number of tokens isn't a whole number.
@@ -94,16 +89,15 @@ class Output(Generic[T]):
 
 
 MOST_OUTPUT = 16 << 20
-"""Largest output in bytes, as it travels."""
+"""Maximum bytes of an encoded output."""
 MOST_TOKENS = (1 << 31) - 1
-"""Largest number of tokens of one input, so that it fits a database column."""
+"""Maximum number of tokens of one input, so that it fits a database column."""
 
 
 class ValueKind(enum.Enum):
     """Kinds of values that a target takes or gives."""
 
     TEXT = "text"
-    """Texts."""
     JSON = "json"
     """Any JSON values, including texts."""
     BYTES = "bytes"
@@ -113,13 +107,11 @@ class ValueKind(enum.Enum):
 
 
 class KindFacts(NamedTuple):
-    """Facts about a kind of values, for all code that carries values.
+    """Facts about a kind of values.
 
     Attributes:
-        kind: the kind.
-        type: Python type of its values.
-        letter: its letter where values are stored apart from entries.
-        noun: name of its values in messages.
+        letter: name of the kind where values are stored apart from entries.
+        noun: name of such values in messages.
     """
 
     kind: ValueKind
@@ -128,7 +120,7 @@ class KindFacts(NamedTuple):
     noun: str
 
     def of(self, content: bytes) -> Value:
-        """Return the value whose content was stored as these bytes."""
+        """Return the value that was stored as these bytes."""
         if self.type is str:
             return content.decode("utf-8", "surrogatepass")
         return content if self.type is bytes else self.type(content)
@@ -140,19 +132,19 @@ KINDS = (
     KindFacts(ValueKind.BYTES, Octets, "o", "octets"),
     KindFacts(ValueKind.TEXT, str, "t", "texts"),
 )
-"""All kinds. If the workers of a model differ, as while a fleet changes to another target, the first of their kinds counts."""
+"""All kinds. If the workers of a model differ, because the fleet changes to another target, the first of their kinds counts."""
 KIND = {facts.kind: facts for facts in KINDS}
 KIND_OF_LETTER = {facts.letter: facts for facts in KINDS}
 _KIND_OF_TYPE = {facts.type: facts for facts in KINDS}
 
 
 def kind_of(value: Value) -> KindFacts:
-    """Return the facts of the kind of a value."""
+    """Return the facts of a value's kind."""
     return _KIND_OF_TYPE[type(value)]
 
 
 class WeightLine(msgspec.Struct, frozen=True, array_like=True):
-    """Estimate of an input's weight from its length: `fixed`, plus `by_octet` for each octet."""
+    """Estimate of an input's weight, which is `fixed` plus `by_octet` for each octet of the input."""
 
     fixed: float
     by_octet: float
@@ -170,11 +162,10 @@ class CostLine(msgspec.Struct, frozen=True, array_like=True):
     """Run time of a call as a linear function.
 
     Attributes:
-        shape: what it grows with.
         alpha: fixed part in seconds.
         beta: seconds for each input, unit of weight, or padded unit of weight.
-        longest: recent mean over inputs of the weight of their batch's heaviest input, to which each place is padded.
-        error: recent mean error of its forecasts, relative to the run time.
+        longest: weight to which an input is padded, which is that of its batch's heaviest input. Recent mean over inputs.
+        error: recent mean error of the forecasts, relative to the run time.
     """
 
     shape: CostShape
@@ -185,7 +176,7 @@ class CostLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowsTogether(enum.Enum):
-    """Which rows of tensors may share a call: any, rows of one shape, or rows that can be padded to one shape."""
+    """Which rows of tensors may share a call. They may be any, have the same shape, or be padded to the same shape."""
 
     ANY = ""
     SHAPE = "shape"
@@ -193,22 +184,22 @@ class RowsTogether(enum.Enum):
 
 
 PerCall = tuple[str, ...] | Literal["all"]
-"""Names of the parameters that apply to a whole call; only requests with equal values share a batch. `all`: all parameters."""
+"""Names of the parameters that apply to a whole call, or `all`. Only requests with equal values of them share a batch."""
 ALL_PARAMETERS: Final = "all"
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """Signature of a target, from its annotations and its attribute `example`.
+    """Signature of a target, from its annotations and its attributes.
 
     Attributes:
-        takes: kind of its inputs.
-        gives: kind of its outputs.
-        example: its example input, if it has one.
-        weight: estimate of its weight function, if it has one and something is known about it.
-        cost: estimate of a call's run time; None if the number of inputs determines it, or if unknown.
-        inputs, outputs: specifications of its tensors, if it takes or gives any and they are known.
-        together: which rows of its tensors may share a call.
-        sees: parameters of requests that it gets.
+        takes: kind of the inputs.
+        gives: kind of the outputs.
+        example: example input.
+        weight: estimate of the target's weight function.
+        cost: estimate of a call's run time, or None if it is unknown or follows from the number of inputs.
+        inputs, outputs: specifications of tensors, if known.
+        together: which rows of tensors may share a call.
+        sees: parameters of requests that the target gets.
         per_call: parameters that apply to a whole call.
     """
 
@@ -225,11 +216,11 @@ class Signature(msgspec.Struct, frozen=True):
 
     @property
     def warm_up_input(self) -> Value | None:
-        """Input of the batch that the target must pass before it gets real ones; None if none is known to fit."""
+        """Input of the batch that the target must pass before it gets real inputs, or None if no fitting input is known."""
         if self.example is None and self.takes is ValueKind.TEXT:
             return WARM_UP
         return self.example
 
 
 WARM_UP = "warm-up"
-"""Warm-up input of a target that takes any text; also used to probe it later."""
+"""Warm-up input of a target that takes any text. Later probes use it too."""

@@ -1,7 +1,7 @@
-"""Bulk jobs and their files, in SQL that SQLite and PostgreSQL share. Each statement is atomic.
+"""Bulk jobs and their files, for SQLite and PostgreSQL. Each statement is atomic.
 
-Ids begin with their time of creation, so they sort by age. A holder's writes count only while its generation is current. A
-client's cancellation has its own column, which holders never write.
+Ids begin with their time of creation, so they sort by age. A holder can only write while its generation is current. A client's
+cancellation has a column of its own, which holders never write.
 """
 
 from __future__ import annotations
@@ -96,17 +96,16 @@ _decode = msgspec.json.Decoder(BulkJob).decode
 
 
 class BulkRows(BulkStore):
-    """Store of bulk jobs, but for the way to run a statement. See `headway.ports.BulkStore`. `now` is SQL for the database's
-    clock, as Unix time in seconds."""
+    """Store of bulk jobs, except for the way to run a statement. See `headway.ports.BulkStore`."""
 
     now: str
+    """SQL for the database's clock, as Unix time in seconds."""
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
         """Run a statement that changes something, and return its rows. No other writer may run between its reads and writes."""
         raise NotImplementedError
 
     async def _read(self, sql: str, *values: object) -> Sequence[Any]:
-        """Return the rows of a query."""
         raise NotImplementedError
 
     async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
@@ -180,7 +179,7 @@ def _first(rows: Sequence[Any]) -> BulkJob | None:
 
 
 def _job(row: Sequence[Any]) -> BulkJob:
-    """Decode a job. Its columns are newer than its document."""
+    """Decode a job, whose columns are newer than its document."""
     document, status, cancelling_at, owner, generation = row
     return replace(
         _decode(document), status=JobStatus(status), cancelling_at=cancelling_at, owner=owner, generation=generation

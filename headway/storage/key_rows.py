@@ -1,4 +1,4 @@
-"""API keys as rows of the table `headway_keys`, in SQL that SQLite and PostgreSQL share."""
+"""API keys as rows of the table `headway_keys`, for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELECT 1 + max(revision) FROM (
     UNION ALL SELECT coalesce(max(revision), 0) FROM headway_key_changes
 ) AS both_tables
 """
-"""Query for the next revision. It looks at both tables, as rows are removed from either."""
+"""Query for the next revision. It reads both tables, because rows are removed from either."""
 LATEST = """
 SELECT revision, mark FROM (
     SELECT revision, mark FROM (SELECT revision, mark FROM headway_key_changes ORDER BY revision DESC LIMIT 1) AS marked
@@ -30,7 +30,7 @@ SELECT revision, mark FROM (
 """
 """Query for the last change and its mark. Earlier versions of Headway wrote no marks."""
 MARKS = 10_000
-"""Changes that keep their mark. A reader further behind has to read all keys again."""
+"""Number of changes that keep their mark. A reader further behind must read all keys again."""
 SELECT = f"SELECT {COLUMNS} FROM headway_keys"  # noqa: S608
 _Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str, str]
 _WIDTH = 12
@@ -41,16 +41,16 @@ CHANGES = f"""
 SELECT {COLUMNS}, revision, coalesce(mark, '') AS mark
 FROM headway_keys LEFT JOIN headway_key_changes USING (revision)
 """  # noqa: S608
-"""Query for keys: their columns, their revision, and the mark of that revision, if it is still kept."""
+"""Query for keys with their revision, and with its mark if that is still kept."""
 
 
 def new_mark() -> str:
-    """Return random text that tells a change from any other of the same revision."""
+    """Return a random text that distinguishes a change from any other with the same revision."""
     return secrets.token_hex(8)
 
 
 def changes_of(keys: Sequence[ApiKey], rows: Sequence[Sequence[Any]], since: KeyMark, limit: int) -> KeyChanges:
-    """Make the result of `KeyStore.changes` from the rows of CHANGES after `since`, at most `limit` of them."""
+    """Make the result of `KeyStore.changes` from the first `limit` rows of CHANGES after `since`."""
     upto = KeyMark(rows[-1][_WIDTH], rows[-1][_WIDTH + 1]) if rows else since
     return KeyChanges(keys, upto, len(rows) == limit)
 
@@ -65,8 +65,7 @@ def row_of(key: ApiKey) -> tuple[object, ...]:
 
 
 def keys_of(rows: Iterable[Sequence[Any]]) -> list[ApiKey]:
-    """Return the keys of rows, whose further columns are ignored. Raises ValueError if a row is no key, as in a damaged file; the
-    error quotes nothing of the row."""
+    """Return the keys of rows. Raises ValueError for a row that isn't a key. The error doesn't quote the row."""
     try:
         sound = msgspec.convert([tuple(row)[:_WIDTH] for row in rows], list[_Row], builtin_types=(bytes,))
         return [_key(row) for row in sound]

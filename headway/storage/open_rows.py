@@ -1,4 +1,4 @@
-"""Requests without an outcome yet. They have a small table of their own, so that the ledger's only ever grows at its end."""
+"""Requests without an outcome. They have a small table of their own, so that the ledger's table only grows at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ("id", "user_id", "tenant", "tier", "model", "version", "part_of", "cr
 
 
 def open_row(record: LedgerRecord) -> tuple[Any, ...]:
-    """Return the columns of a record, with a text id and Unix times."""
+    """Return the row of a record, with a text id and Unix times."""
     return (
         record.id, record.user, record.tenant, record.tier, record.model, record.version, record.part_of,
         record.created_at, record.completed_at,
@@ -38,7 +38,7 @@ def open_record(row: Sequence[Any]) -> LedgerRecord:
 
 
 def together(ended: Sequence[LedgerRecord], open: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
-    """Return the records of one id, open ones last. Leave out an open one that has ended: its row is about to go."""
+    """Join the records of one id. An open record of an ended request is left out, because its row is about to go."""
     last = {record.tenant: record.completed_at for record in reversed(ended)}
     still_open = (record for record in open if last.get(record.tenant, record.created_at) <= record.created_at)
     return [*ended, *still_open]

@@ -1,11 +1,11 @@
 """Tables of the database, made by numbered steps.
 
-Add steps only at the end. `headway_schema` records those that were done. A database with more steps than this version knows
-was made by a later version, and is left alone.
+Add steps only at the end. `headway_schema` records the steps that were done. A database with more steps than this version
+knows was made by a later version, and is left alone.
 
 The primary key of requests begins with the id, by which they are looked up. Ids sort by time, so new rows go to the end of
-the index. A client may use an id twice: the completion time tells two such requests from one that is written twice. The
-other index is for removal by age. The column is `user_id` because `user` is an SQL keyword.
+the index. The completion time distinguishes two requests with the same id from one that is written twice. The other index is
+for removal by age. The column is `user_id` because `user` is an SQL keyword.
 
 Recent changes of keys have random marks, so that a reader notices when a backup or another database took this one's place.
 """
@@ -34,7 +34,7 @@ _BULK = (
     "CREATE INDEX headway_bulk_jobs_tenant ON headway_bulk_jobs (tenant, id)",
     "CREATE INDEX headway_bulk_jobs_status ON headway_bulk_jobs (status)",
 )
-"""Step for bulk jobs, in SQL that both databases know. `document` is JSON of what has no column."""
+"""Step for bulk jobs, for both databases. `document` is JSON of what has no column."""
 
 _COLUMNS: Steps = (
     ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
@@ -46,8 +46,7 @@ _COLUMNS: Steps = (
     ),
     ("ALTER TABLE headway_requests ADD COLUMN tokens INTEGER",),
 )
-"""Steps that add columns, in SQL that both databases know. It's closed: a database counts the steps that it has taken, and has
-taken those after these, so a new step goes to the end of both lists."""
+"""Steps that add columns, for both databases. Add no step here, because databases count steps. It goes to the end of both lists."""
 
 VERSIONS = "CREATE TABLE headway_schema (version INTEGER PRIMARY KEY)"
 
@@ -91,8 +90,7 @@ SQLITE: Steps = (
     ),
     _BULK,
 )
-"""Steps for SQLite. Times are Unix seconds, ids the 16 bytes of a UUID, `models` a JSON list, and `model_limits` a JSON list
-of [model, rate, burst]."""
+"""Steps for SQLite. Times are Unix seconds, and ids of requests the bytes of a UUID. `model_limits` is JSON."""
 
 POSTGRES: Steps = (
     (
@@ -139,8 +137,7 @@ POSTGRES: Steps = (
 
 
 def missing(steps: Steps, version: int, shown: str) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the steps that a database (`shown` without its password) lacks after its last step, `version`, with their numbers.
-    Raises SettingError if more steps were done than there are."""
+    """Return the steps after step `version`, with their numbers. Raises SettingError if `version` is of a later Headway."""
     if version > len(steps):
         reason = f"has tables of a later version of Headway (step {version}; this one knows {len(steps)})"
         raise SettingError("ledger", shown, reason, "Run that version, or name another database.")

@@ -1,4 +1,4 @@
-"""Bulk jobs in PostgreSQL; a file of its own, as SQLite needs no asyncpg. A lock serialises writers, for exact quotas and claims."""
+"""Bulk jobs in PostgreSQL. A lock serialises writers, because quotas and claims must be exact."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class PostgresBulkStore(PostgresStore, BulkRows):
     now = "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
-        async with self._database.writing() as session:
+        async with self.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             return await session.fetch(sql, *map(_stored, values))
 
     async def _read(self, sql: str, *values: object) -> Sequence[Any]:
-        async with self._database.reading() as session:
+        async with self.reading() as session:
             return await session.fetch(sql, *map(_stored, values))
 
 
 def _stored(value: object) -> object:
-    """Replace NUL, which PostgreSQL cannot store. A client may look up an id with one, which then is not found."""
+    """Replace NUL, which PostgreSQL can't store. An id with a NUL that a client looks up isn't found then."""
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value

@@ -1,14 +1,14 @@
 """Connections to a PostgreSQL: one that writes, and one that reads and so never waits for writers.
 
-A connection is opened when it is needed, and again after a call on it failed. Everything runs in transactions that state
-their isolation and time limit. So the database's defaults don't matter, and PgBouncer may pool transactions: no setting and
-no prepared statement is left behind on a connection.
+A connection is opened when it is needed, and again after a call on it failed. Every transaction states its isolation and time
+limit, so the database's defaults don't matter. No setting and no prepared statement is left behind on a connection, so PgBouncer
+may pool transactions.
 
     BEGIN, isolation, time-out ──calls──▶ COMMIT succeeds: done
                                      └──▶ a row is refused: rolled back, and the connection stays
                                      └──▶ anything else: outcome unknown, and the connection is dropped
 
-A row is only to blame if the server says so; anything else is an outage. A frozen server doesn't even cancel a statement, so
+A row is only to blame if the server says so. Anything else is an outage. A frozen server doesn't even cancel a statement, so
 every call has a time limit here too.
 """
 
@@ -34,12 +34,12 @@ CALL_WITHIN = 5.0
 CLOSE_WITHIN = 1.0
 """Seconds that an orderly close may take."""
 OPEN_WITHIN = 30.0
-"""Seconds that opening may take: another process may be making the tables."""
+"""Seconds that opening may take, because another process may be making the tables."""
 LOCK = 0x4865616477617931
 """Number of the advisory lock for changes of tables."""
 
 _MISFITS = (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError, asyncpg.CantChangeRuntimeParamError)
-"""Server errors about an option of the URL. asyncpg passes options that it doesn't know on to the server."""
+"""Server errors about an option of the URL, because asyncpg passes unknown options on to the server."""
 _REFUSALS = (
     *_MISFITS,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -47,12 +47,12 @@ _REFUSALS = (
     asyncpg.InsufficientPrivilegeError,
     ssl.SSLCertVerificationError,
 )
-"""Errors that a second try would not cure."""
+"""Errors that would recur."""
 _POOLING_HINTS = {
     "unsupported startup parameter": "Have PgBouncer skip it, by ignore_startup_parameters.",
     "statement pooling mode": "Have PgBouncer pool sessions or transactions.",
 }
-"""Errors of PgBouncer that a second try would not cure, with what to do."""
+"""Errors of PgBouncer that would recur, and what to do about them."""
 _HINT = "Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, for a user who may create tables there."
 _OPTION_HINT = "Correct or remove what follows the ? in the URL."
 _FILE_HINT = "Name a file in PEM format that this process may read."
@@ -64,41 +64,38 @@ _ROW_ERRORS = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.RaiseError,
 )
-"""Server errors that blame a row. Triggers raise the last."""
+"""Server errors that blame a row. Triggers raise the last of them."""
 
 
 class RowRefused(ValueError):
-    """The server refuses a value; the cause is the server's error."""
+    """The server refuses a value. The cause is the server's error."""
 
 
 class Session:
-    """One transaction. `who` names the server in errors."""
+    """One transaction, with the methods of an asyncpg connection. `who` names the server in errors.
+
+    All methods raise:
+        RowRefused: the server refuses a value.
+        ValueError: a text can't be sent at all.
+        StoreUnavailable: anything else went wrong.
+    """
 
     def __init__(self, connection: asyncpg.Connection, who: str) -> None:
         self._connection, self._who = connection, who
 
     async def execute(self, sql: str, *values: object) -> str:
-        """Run a statement, and return the server's command tag.
-
-        This and the other methods raise:
-            RowRefused: the server refuses a value.
-            ValueError: a text cannot be sent at all.
-            StoreUnavailable: anything else went wrong.
-        """
+        """Run a statement, and return the server's command tag."""
         tag: str = await self._checked(self._connection.execute(sql, *values))
         return tag
 
     async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
-        """Return the rows of a query."""
         rows: Sequence[Any] = await self._checked(self._connection.fetch(sql, *values))
         return rows
 
     async def fetchrow(self, sql: str, *values: object) -> Any:
-        """Return the first row of a query, or None."""
         return await self._checked(self._connection.fetchrow(sql, *values))
 
     async def fetchval(self, sql: str, *values: object) -> Any:
-        """Return the first value of the first row of a query, or None."""
         return await self._checked(self._connection.fetchval(sql, *values))
 
     async def copy(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -119,11 +116,10 @@ class Session:
 
 
 class PostgresConnection:
-    """Connection to a PostgreSQL by a URL as asyncpg takes it, used by one task at a time. An orderly close may take `closing`
-    seconds."""
+    """Connection to a PostgreSQL, used by one task at a time."""
 
-    def __init__(self, url: str, closing: float) -> None:
-        self._url, self._closing = url, closing
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._who = f"PostgreSQL at {shown_url(url)}"
         self._turn = asyncio.Lock()
         self._connection: asyncpg.Connection | None = None
@@ -133,8 +129,10 @@ class PostgresConnection:
 
     @contextlib.asynccontextmanager
     async def use(self, within: float) -> AsyncIterator[Session]:
-        """Run the block in a transaction that may take `within` seconds. Roll it back if the block raises. Raises ValueError if
-        the URL cannot be used, StoreUnavailable if the server does not answer, or fails."""
+        """Run the block in a transaction that may take `within` seconds. It is rolled back if the block raises.
+
+        Raises ValueError if the URL can't be used, and StoreUnavailable if the server fails or doesn't answer.
+        """
         begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {within * 1000:.0f}"
         try:
             async with asyncio.timeout(within), self._turn:
@@ -157,7 +155,6 @@ class PostgresConnection:
             raise StoreUnavailable(f"{self._who} did not answer within {within:g} s") from None
 
     async def close(self) -> None:
-        """Close the connection, if there is one."""
         self._cut()
         await asyncio.gather(*self._leaving)
 
@@ -179,29 +176,28 @@ class PostgresConnection:
         return self._connection
 
     def _cut(self) -> None:
-        """Drop the connection."""
         if self._connection is not None:
-            leaving = asyncio.ensure_future(_leave(self._connection, self._closing))
+            leaving = asyncio.ensure_future(_leave(self._connection))
             self._connection = None
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
 
-class PostgresDatabase:
-    """A database, by its URL as asyncpg takes it; TLS by options, as in ?sslmode=verify-full&sslrootcert=/path."""
+class PostgresStore:
+    """Store in a PostgreSQL, by a URL that may have TLS options, as in ?sslmode=verify-full&sslrootcert=/path."""
 
     def __init__(self, url: str) -> None:
         self.shown = shown_url(url)
         self._url = url
-        self._writer = PostgresConnection(url, CLOSE_WITHIN)
-        self._reader = PostgresConnection(url, CLOSE_WITHIN)
+        self._writer = PostgresConnection(url)
+        self._reader = PostgresConnection(url)
 
     async def open(self) -> None:
-        """Connect, and bring the tables up to date. Of several processes, only one does so.
+        """Connect, and bring the tables up to date, which only one of several processes does.
 
         Raises:
             SettingError: the URL or a file that it names is unusable, or the tables are a later version's.
-            StoreUnavailable: the server does not answer.
+            StoreUnavailable: the server doesn't answer.
         """
         try:
             _check_files(self._url)
@@ -214,7 +210,7 @@ class PostgresDatabase:
             if exc.__cause__ is not None and (hint := _permanent_hint(exc.__cause__)):
                 raise SettingError("ledger", self.shown, _first_line(exc.__cause__), hint) from None
             raise StoreUnavailable(f"{exc}; {_UNAVAILABLE_HINT}") from exc
-        except RowRefused as exc:  # For example by a trigger on the creation of tables.
+        except RowRefused as exc:  # A trigger on the creation of tables may raise this.
             raise SettingError(
                 "ledger", self.shown, f"takes no tables: {_first_line(exc.__cause__ or exc)}", _HINT
             ) from exc
@@ -228,42 +224,26 @@ class PostgresDatabase:
             raise SettingError("ledger", self.shown, "is no URL that asyncpg understands", _HINT) from None
 
     def writing(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Run the block in a transaction on the writing connection. Raises StoreUnavailable if the server does not answer, or
-        fails."""
+        """Run the block in a transaction on the writing connection. Raises StoreUnavailable."""
         return self._writer.use(CALL_WITHIN)
 
     def reading(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Run the block in a transaction on the other connection."""
+        """Run the block in a transaction on the reading connection. Raises StoreUnavailable."""
         return self._reader.use(CALL_WITHIN)
 
     async def close(self) -> None:
-        """Close both connections."""
         await asyncio.gather(self._writer.close(), self._reader.close())
 
 
-class PostgresStore:
-    """Store in a PostgreSQL, which opens and closes its connections."""
-
-    def __init__(self, url: str) -> None:
-        self._database = PostgresDatabase(url)
-
-    async def open(self) -> None:
-        await self._database.open()
-
-    async def close(self) -> None:
-        await self._database.close()
-
-
-async def _leave(connection: asyncpg.Connection, within: float) -> None:
-    """Close a connection, so that the server rolls back what it still runs: it would collide with a second try."""
+async def _leave(connection: asyncpg.Connection) -> None:
+    """Close a connection, so that the server rolls back its transaction, with which a second try would collide."""
     try:
-        await connection.close(timeout=within)
+        await connection.close(timeout=CLOSE_WITHIN)
     except Exception:
         connection.terminate()
 
 
 def _unavailable(who: str, exc: Exception) -> StoreUnavailable:
-    """Return the error for a failure that no row is to blame for."""
     if isinstance(exc, OSError):
         return StoreUnavailable(f"{who} does not answer: {_first_line(exc)}")
     if isinstance(exc, (asyncpg.PostgresError, asyncpg.InterfaceError)):
@@ -272,13 +252,12 @@ def _unavailable(who: str, exc: Exception) -> StoreUnavailable:
 
 
 def _first_line(exc: BaseException) -> str:
-    """Return the first line of an error. Others may quote the values to be stored."""
+    """Return the first line of an error. Further lines may quote the values to be stored."""
     return (str(exc).splitlines() or [type(exc).__name__])[0]
 
 
 def _check_files(url: str) -> None:
-    """Try the TLS files that a URL names, as asyncpg doesn't say which one is wrong. Raises SettingError if a file cannot be
-    used, ValueError if the text is no URL."""
+    """Raise SettingError if a TLS file can't be used, because asyncpg wouldn't name it. Raises ValueError if `url` isn't a URL."""
     options = dict(parse_qsl(urlsplit(url).query))
     name = "sslrootcert"
     try:
@@ -289,13 +268,13 @@ def _check_files(url: str) -> None:
             name = "sslkey"
             own = ssl.create_default_context()
             own.load_cert_chain(options["sslcert"], options["sslkey"], options.get("sslpassword", ""))
-    except OSError as exc:  # SSLError is one.
+    except OSError as exc:  # SSLError is an OSError.
         reason = f"names a file that cannot be used, {name} {options[name]!r}: {exc.strerror or exc}"
         raise SettingError("ledger", shown_url(url), reason, _FILE_HINT) from exc
 
 
 def _permanent_hint(cause: BaseException) -> str:
-    """Return what to do about an error that a second try would not cure; empty for any other."""
+    """Return what to do about an error that would recur, or an empty text for any other error."""
     for text, hint in _POOLING_HINTS.items():
         if text in str(cause):
             return hint

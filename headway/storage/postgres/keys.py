@@ -1,6 +1,6 @@
 """API keys in PostgreSQL.
 
-A lock is held from taking a revision until its transaction is visible, so a reader never misses a lower revision.
+A writer holds a lock from taking a revision until its transaction is visible, so a reader never misses a lower revision.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class PostgresKeys(PostgresStore, KeyStore):
     """Key store in PostgreSQL. See `headway.ports.KeyStore`."""
 
     async def add(self, key: ApiKey) -> None:
-        async with self._database.writing() as session:
+        async with self.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             check_new(key, _keys_of(await session.fetch(_ALIKE, key.id, key.replaces)))
             await session.execute(_ADD, *row_of(key), await _next(session))
 
     async def get(self, id: str) -> ApiKey | None:
-        async with self._database.reading() as session:
+        async with self.reading() as session:
             row = await session.fetchrow(f"{SELECT} WHERE id = $1", id)
         keys = [] if row is None else _keys_of([row])
         return keys[0] if keys else None
 
     async def expire(self, id: str, at: float) -> bool:
-        async with self._database.writing() as session:
+        async with self.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             if not await session.fetchval(_THERE, id):
                 return False
@@ -74,23 +74,23 @@ class PostgresKeys(PostgresStore, KeyStore):
         return True
 
     async def keys(self) -> Sequence[ApiKey]:
-        async with self._database.reading() as session:
+        async with self.reading() as session:
             return _keys_of(await session.fetch(IN_ORDER))
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        async with self._database.reading() as session:
+        async with self.reading() as session:
             if since.mark and not await session.fetchval(_KNOWN, since.revision, since.mark):
                 return None
             rows = await session.fetch(_AFTER, since.revision, limit)
         return changes_of(_keys_of(rows), rows, since, limit)
 
     async def latest(self) -> KeyMark:
-        async with self._database.reading() as session:
+        async with self.reading() as session:
             revision, mark = await session.fetchrow(LATEST)
         return KeyMark(revision, mark)
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        async with self._database.writing() as session:
+        async with self.writing() as session:
             tag: str = await session.execute(_REMOVE, before, limit)
         return int(tag.rpartition(" ")[2])
 
@@ -104,7 +104,7 @@ async def _next(session: Session) -> int:
 
 
 def _keys_of(rows: Sequence[Any]) -> list[ApiKey]:
-    """Return the keys of rows, without rows that make no sense: someone wrote those by hand."""
+    """Return the keys of rows. Skips rows that aren't keys, because somebody may have written them by hand."""
     try:
         return keys_of(rows)
     except ValueError as exc:

@@ -1,7 +1,7 @@
 """The ledger in PostgreSQL.
 
-Rows are written by COPY. As COPY fails as a whole if a row exists already, the same rows then go in by an INSERT that skips
-those. asyncpg or the server refuses a bad row by name.
+Rows are written by COPY. It fails as a whole if a row exists already, and then the rows are written again by an INSERT that
+skips existing rows. asyncpg or the server names a bad value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
 )) RETURNING 1) SELECT count(*) FROM removed
 """
-"""Remove old rows. Without FOR UPDATE, as that needs a privilege of its own: of two removals, the second waits."""
+"""Removes old rows. FOR UPDATE isn't needed, because the second of two removals waits, and would need another privilege."""
 
 _from_unix = datetime.fromtimestamp
 
@@ -59,17 +59,17 @@ class PostgresLedger(PostgresStore, Ledger):
     async def write(self, records: Sequence[LedgerRecord]) -> None:
         rows = [_row(record) for record in records]
         try:
-            async with self._database.writing() as session:
+            async with self.writing() as session:
                 await session.copy("headway_requests", list(_TYPES), rows)
                 return
         except RowRefused as exc:
             if not isinstance(exc.__cause__, asyncpg.UniqueViolationError):
                 raise
-        async with self._database.writing() as session:
+        async with self.writing() as session:
             await session.execute(_INSERT, *zip(*rows, strict=True))
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        async with self._database.writing() as session:
+        async with self.writing() as session:
             if ended:
                 await session.execute(_FORGET, [UUID(id) for _, id in ended], [tenant for tenant, _ in ended])
             if records:
@@ -80,13 +80,13 @@ class PostgresLedger(PostgresStore, Ledger):
             key = uuid.UUID(id)
         except ValueError:
             return ()
-        async with self._database.reading() as session:
+        async with self.reading() as session:
             ended = [_record(row) for row in await session.fetch(_FIND, key)]
             waiting = [_open_record(row) for row in await session.fetch(_FIND_OPEN, key)]
         return together(ended, waiting)
 
     async def prune(self, before: float, limit: int) -> int:
-        async with self._database.reading() as session:
+        async with self.reading() as session:
             await session.execute(_PRUNE_OPEN, _from_unix(before, UTC))
             removed = await session.fetchval(_PRUNE, _from_unix(before, UTC), limit)
         return int(removed)

@@ -1,4 +1,4 @@
-"""Bulk jobs in an SQLite file; a file of its own beside PostgreSQL's, which needs asyncpg."""
+"""Bulk jobs in an SQLite file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class SqliteBulkStore(SqliteStore, BulkRows):
     now = "((julianday('now') - 2440587.5) * 86400.0)"
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
-        return await self._file.write(lambda connection: connection.execute(sql, _numbered(values)).fetchall())
+        return await self._change(lambda connection: connection.execute(sql, _numbered(values)).fetchall())
 
     async def _read(self, sql: str, *values: object) -> Sequence[Any]:
-        return await self._file.read(lambda connection: connection.execute(sql, _numbered(values)).fetchall())
+        return await self._query(lambda connection: connection.execute(sql, _numbered(values)).fetchall())
 
 
 def _numbered(values: Sequence[object]) -> dict[str, object]:
-    """Name values `$1`, `$2` and so on, which are names like any other to SQLite."""
+    """Number values from 1, because SQLite takes `$1` for a name."""
     return {str(number): value for number, value in enumerate(values, 1)}

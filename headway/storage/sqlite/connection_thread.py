@@ -1,13 +1,13 @@
-"""A thread with a connection to an SQLite file, which notices that another file took the place of the open one.
+"""A thread with a connection to an SQLite file, which notices that another file took the place of the open file.
 
 the file is still there       ──▶ work
-no file is there              ──▶ wait: it may come back, and a new file would get the old one's log
+no file is there              ──▶ wait, because the file may come back, and a new file would get its log
 another file is there         ──▶ switch to it, if it is a ledger
-the file's log is gone        ──▶ corrupted: whatever is written from now on would be lost
+the file's log is gone        ──▶ corrupted, because whatever is written from now on would be lost
 
 Never open the file or its log except through SQLite. Closing any descriptor of a file ends all POSIX locks that the process
-holds on it, SQLite's included. Another process would then think it is the last user and delete the log (`-wal`) that this
-one still writes to: rows are lost and the file is corrupted.
+holds on it, including SQLite's. Another process would then take itself for the last user and delete the log (`-wal`) to which
+this process still writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = get_logger(__name__)
 CALL_WITHIN = 10.0
 """Seconds that a call may take."""
 CLOSE_WITHIN = 2.0
-"""Seconds to wait for the running call when closing."""
+"""Seconds for which closing waits for the running call."""
 
 MEND = "End all processes that use it, then put a copy in its place, or see what the .recover of sqlite3 can save."
 """Advice about a damaged file."""
@@ -54,22 +54,23 @@ _Inode = tuple[int, int]
 
 
 class FileIdentity(NamedTuple):
-    """The files of one database, by device and inode. `log` is its write-ahead log, None if there is none."""
+    """Device and inode of a database's file and of its write-ahead log."""
 
     file: _Inode
     log: _Inode | None
 
 
 class ConnectionThread:
-    """Thread that runs one call at a time with its own connection. It starts with the first call. `connect` opens a connection,
-    ready for use; its errors are raised by the call. `moves` counts how often another file took the place of the open one."""
+    """Thread that runs one call at a time with its own connection. It starts with the first call, which raises errors of `connect`.
+
+    `moves` counts how often another file took the place of the open file.
+    """
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self._name, self._path, self._connect = name, path, connect
         self._connection: sqlite3.Connection | None = None
         self.moves = 0
         self._identity: FileIdentity | None = None
-        """The files that the connection was opened on."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: asyncio.Future[Any] | None = None
@@ -77,7 +78,7 @@ class ConnectionThread:
     async def do(self, work: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
         """Run `work` in the thread, and return its result.
 
-        If a call takes longer than `within` seconds (CALL_WITHIN by default) it is abandoned, and the next call waits for it.
+        A call is abandoned after `within` seconds (CALL_WITHIN by default), and the next call waits for its end.
 
         Raises:
             StoreUnavailable: the call failed, or its outcome is unknown.
@@ -102,7 +103,6 @@ class ConnectionThread:
             raise error from exc
 
     async def end(self) -> None:
-        """Close the connection and end the thread."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -138,7 +138,7 @@ class ConnectionThread:
             job()
 
     def _ready(self) -> sqlite3.Connection:
-        """Return the connection, to the file that is at the path now."""
+        """Return a connection to the file that is at the path now."""
         if self._connection is None:
             self._connection = self._connect()
             self._identity = look(self._path)
@@ -152,13 +152,12 @@ class ConnectionThread:
         return self._connection
 
     def _switch(self) -> None:
-        """Switch to the file that took the place of the open one."""
         with locked(Path(os.path.realpath(self._path)).parent):
             if (identity := look(self._path)) is None:
                 raise StoreUnavailable(_GONE)
             _check_ledger(self._path)
             if self._identity is not None and identity.log == self._identity.log:
-                # This log belongs to the file that was here before, and would be applied to the new one.
+                # This log belongs to the former file, and would be applied to the new file.
                 remove_log(self._path)
             before = self._connection
             try:
@@ -181,7 +180,7 @@ class ConnectionThread:
 
 
 def _store_error(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
-    """Return the error to raise about the file; None if a statement is to blame."""
+    """Return the error to raise about the file, or None if a statement is to blame."""
     if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
         return StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}")
     if isinstance(exc, sqlite3.OperationalError | sqlite3.InternalError) or type(exc) is sqlite3.DatabaseError:
@@ -190,8 +189,7 @@ def _store_error(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
 
 
 def _check_ledger(path: str) -> None:
-    """Check that a file is a ledger, without locks, and without its log, which may be another file's. Raises StoreUnavailable if
-    it is none."""
+    """Raise StoreUnavailable if a file isn't a ledger. Uses no locks, and not its log, which may be another file's."""
     uri = f"file:{quote(os.path.realpath(path))}?immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
@@ -201,25 +199,24 @@ def _check_ledger(path: str) -> None:
 
 
 def look(path: str) -> FileIdentity | None:
-    """Return the files at a path; None if there is no database."""
+    """Return the identity of the files at a path, or None if there is no database."""
     real = os.path.realpath(path)
     file = _inode(real)
     return None if file is None else FileIdentity(file, _inode(f"{real}-wal"))
 
 
 def make(path: str) -> None:
-    """Create an empty file if there is none, readable by its owner only, without ever having it open. Raises OSError, or
-    ValueError if the text is no path."""
+    """Create an empty file if there is none, without ever having it open. Raises OSError, or ValueError for an invalid path."""
     real = os.path.realpath(path)
     with contextlib.suppress(FileExistsError):
         try:
             os.mknod(real, 0o600 | stat.S_IFREG)
-        except PermissionError:  # Only root may do that on some systems.
+        except PermissionError:  # On some systems, only root may call mknod.
             _link_in(real)
     mode = Path(real).stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(None, "Is a directory")
-    if not stat.S_ISREG(mode):  # Merely opening a device or a pipe may do something.
+    if not stat.S_ISREG(mode):  # To open a device or a pipe may have an effect.
         raise OSError(None, "is no regular file")
     if not os.access(real, os.R_OK | os.W_OK):
         raise PermissionError(None, "Permission denied")
@@ -236,7 +233,7 @@ def _link_in(path: str) -> None:
 
 
 def remove_log(path: str) -> None:
-    """Remove the log and its index, so that the database now at the path doesn't take them for its own."""
+    """Remove the log and its index, because the database now at the path would take them for its own."""
     real = os.path.realpath(path)
     for suffix in ("-wal", "-shm"):
         Path(real + suffix).unlink(missing_ok=True)

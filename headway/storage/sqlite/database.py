@@ -1,7 +1,7 @@
 """An SQLite file with a thread that writes and another that reads, each with its own connection.
 
-SQLite waits for disks and for other processes, so it never runs on the event loop. In WAL mode, readers and the writer
-don't wait for each other. With synchronous=NORMAL, a power cut may lose the last rows but never damages the file.
+SQLite waits for disks and other processes, so it never runs on the event loop. In WAL mode, readers and the writer don't wait
+for each other. With synchronous=NORMAL, a power cut may lose the last rows but never damages the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 BUSY_WITHIN = 5.0
 """Seconds for which SQLite waits while another process writes."""
 OPEN_WITHIN = 30.0
-"""Seconds that opening may take, as it checks all keys."""
+"""Seconds that opening may take, because it checks all keys."""
 BUSY_AGAIN = 0.01
 """Seconds between two tries where SQLite doesn't wait by itself."""
 
@@ -38,7 +38,7 @@ _MEND = f"Name a file, new or made by Headway, in an existing folder that may be
 
 
 def existing(url: str) -> str:
-    """Return the URL if its file exists. Raises SettingError if there is no such file."""
+    """Return the URL if its file exists, or raise SettingError."""
     path = url.removeprefix(_SCHEME)
     try:
         exists = Path(path).exists()
@@ -50,9 +50,11 @@ def existing(url: str) -> str:
     return url
 
 
-class SqliteDatabase:
-    """A database, by its URL: sqlite:///relative/path or sqlite:////absolute/path. When the file is opened, the tables in
-    `checked` are checked for damage."""
+class SqliteStore:
+    """Store in an SQLite file, by a URL sqlite:///relative/path or sqlite:////absolute/path.
+
+    The tables in `checked` are checked for damage when the file is opened.
+    """
 
     def __init__(self, url: str, checked: Sequence[str] = ()) -> None:
         self.shown = shown_url(url)
@@ -62,10 +64,10 @@ class SqliteDatabase:
         self._reader = ConnectionThread("ledger reader", self._path, self._connected_and_checked)
 
     async def open(self) -> None:
-        """Create the file if need be, and bring its tables up to date. Of several processes, only one does so.
+        """Create the file if need be, and bring its tables up to date, which only one of several processes does.
 
         Raises:
-            SettingError: the file cannot be a database, is damaged, or is a later version's.
+            SettingError: the file can't be a database, is damaged, or is a later version's.
             StoreUnavailable: the file is locked, or its disk fails.
         """
         try:
@@ -74,8 +76,8 @@ class SqliteDatabase:
         except StoreCorrupted as exc:
             raise self._unusable(str(exc).removesuffix(f". {MEND}"), MEND) from exc
 
-    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a transaction, all or nothing. Raises StoreUnavailable if it failed, or its outcome is unknown."""
+    async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in a transaction, all or nothing. Raises StoreUnavailable if it failed or its outcome is unknown."""
 
         def in_transaction(connection: sqlite3.Connection) -> T:
             with _transaction(connection):
@@ -83,8 +85,8 @@ class SqliteDatabase:
 
         return await self._do(self._writer, self._reader, in_transaction)
 
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work`, which only reads, on one snapshot of the file. Raises StoreUnavailable if there is no answer."""
+    async def _query(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work`, which only reads, on one snapshot of the file. Raises StoreUnavailable."""
 
         def on_snapshot(connection: sqlite3.Connection) -> T:
             with _transaction(connection, "BEGIN"):
@@ -95,7 +97,7 @@ class SqliteDatabase:
     async def _do(
         self, thread: ConnectionThread, other: ConnectionThread, work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        """Run `work` on a thread. If the file was replaced, have the other thread let go of it too, as it may be idle."""
+        """Run `work` on a thread. If the file was replaced, the other thread must let go of it too, although it may be idle."""
         moves = thread.moves
         outcome = await thread.do(work)
         if thread.moves != moves:
@@ -133,7 +135,7 @@ class SqliteDatabase:
         return connection
 
     def _make(self) -> None:
-        """Create the file, readable by its owner only, as it holds everyone's requests."""
+        """Create the file. Only its owner may read it, because it contains everyone's requests."""
         if self._path.startswith((":memory:", "file:")):
             raise self._unusable("it is no path")
         try:
@@ -145,7 +147,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Turn errors of SQLite that waiting doesn't cure into SettingError."""
+        """Turn lasting errors of SQLite into SettingError."""
         try:
             yield
         except sqlite3.DatabaseError as exc:
@@ -157,21 +159,8 @@ class SqliteDatabase:
         return SettingError("ledger", self.shown, f"cannot open {Path(self._path).absolute()}: {reason}", hint)
 
 
-class SqliteStore:
-    """Store in an SQLite file, which opens and closes it."""
-
-    def __init__(self, url: str, checked: Sequence[str] = ()) -> None:
-        self._file = SqliteDatabase(url, checked)
-
-    async def open(self) -> None:
-        await self._file.open()
-
-    async def close(self) -> None:
-        await self._file.close()
-
-
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL mode. SQLite itself doesn't wait for other users of the file here, so this does."""
+    """Switch the file to WAL mode. SQLite itself doesn't wait for other users of the file here."""
     until = time.monotonic() + BUSY_WITHIN
     while True:
         try:
@@ -197,7 +186,7 @@ def _bring_up_to_date(connection: sqlite3.Connection, shown: str) -> None:
 
 
 def _version(connection: sqlite3.Connection) -> int | None:
-    """Return the number of the last step done; None in a database without a table of steps."""
+    """Return the number of the last step done, or None in a database without a table of steps."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'headway_schema'").fetchone():
         return None
     [version] = connection.execute("SELECT coalesce(max(version), 0) FROM headway_schema").fetchone()

@@ -1,7 +1,7 @@
 """API keys in an SQLite file.
 
-Changes are read as one JSON text in a single row. Python lets other threads run around every row and then takes its lock
-back: with a row per key, the event loop and the reader would wait for each other hundreds of times.
+Changes are read as one JSON text in a single row. Python lets other threads run after every row, so with a row per key the
+event loop and the reader would wait for each other hundreds of times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXPIRE = """
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
 """
 _EXACT = "CASE WHEN {0} IS NOT NULL THEN printf('%!.17g', {0}) END"
-"""SQL for all digits of a number: SQLite's JSON has only fifteen."""
+"""SQL for all digits of a number. SQLite's JSON has only fifteen."""
 _VALUES = ", ".join(
     "hex(digest)" if name == "digest" else _EXACT.format(name) if name in NUMBERS else name
     for name in (*COLUMNS.split(", "), "revision", "mark")
@@ -70,7 +70,7 @@ class SqliteKeys(SqliteStore, KeyStore):
             check_new(key, _keys_of(connection.execute(_ALIKE, (key.id, key.replaces))))
             connection.execute(_ADD, (*row_of(key), _next(connection), time.time()))
 
-        await self._file.write(work)
+        await self._change(work)
 
     async def get(self, id: str) -> ApiKey | None:
         rows = await self._keys(f"{SELECT} WHERE id = ?", id)
@@ -83,7 +83,7 @@ class SqliteKeys(SqliteStore, KeyStore):
             connection.execute(_EXPIRE, (at, _next(connection), time.time(), id))
             return True
 
-        return await self._file.write(work)
+        return await self._change(work)
 
     async def keys(self) -> Sequence[ApiKey]:
         return await self._keys(IN_ORDER)
@@ -100,17 +100,17 @@ class SqliteKeys(SqliteStore, KeyStore):
                 raise StoreCorrupted(f"the ledger's file is corrupted: the rows of keys make no sense. {MEND}") from exc
             return changes_of(_keys_of(rows), rows, since, limit)
 
-        return await self._file.read(work)
+        return await self._query(work)
 
     async def latest(self) -> KeyMark:
-        revision, mark = await self._file.read(lambda connection: connection.execute(LATEST).fetchone())
+        revision, mark = await self._query(lambda connection: connection.execute(LATEST).fetchone())
         return KeyMark(revision, mark)
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        return await self._file.write(lambda connection: connection.execute(_REMOVE, (before, limit)).rowcount)
+        return await self._change(lambda connection: connection.execute(_REMOVE, (before, limit)).rowcount)
 
     async def _keys(self, query: str, *values: object) -> list[ApiKey]:
-        return await self._file.read(lambda connection: _keys_of(connection.execute(query, values)))
+        return await self._query(lambda connection: _keys_of(connection.execute(query, values)))
 
 
 def _next(connection: sqlite3.Connection) -> int:
@@ -122,8 +122,7 @@ def _next(connection: sqlite3.Connection) -> int:
 
 
 def _keys_of(rows: Iterable[Any]) -> list[ApiKey]:
-    """Return the keys of rows. Raises StoreCorrupted if a row is no key: the schema admits only keys, so the file must be
-    damaged."""
+    """Return the keys of rows. Raises StoreCorrupted if a row isn't a key, because the schema only admits keys."""
     try:
         return keys_of(rows)
     except ValueError as exc:

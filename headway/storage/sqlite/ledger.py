@@ -1,7 +1,7 @@
 """The ledger in an SQLite file.
 
-Rows are written fifty to a statement. Python lets other threads run around every statement and then takes its lock back:
-with a statement per row, a busy event loop and the writer would hold each other up once per row.
+A statement writes fifty rows. Python lets other threads run after every statement, so with a statement per row a busy event
+loop and the writer would wait for each other once per row.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ _NAMES = (
 _COLUMNS = ", ".join(_NAMES)
 _ALL = len(_NAMES)
 _WITHOUT_CONTENT = _ALL - 2
-"""Columns to write when neither input nor output is kept: every value costs time."""
+"""Number of columns to write if neither input nor output is kept. Every value costs time."""
 
 
 def _insert(rows: int, width: int) -> str:
-    """Return the statement that inserts rows of the first `width` columns."""
     row = f"({', '.join('?' * width)})"
     return f"INSERT OR IGNORE INTO headway_requests ({', '.join(_NAMES[:width])}) VALUES {', '.join([row] * rows)}"  # noqa: S608
 
@@ -59,21 +58,21 @@ class SqliteLedger(SqliteStore, Ledger):
             for start in range(0, len(records), ROWS):
                 _write(connection, records[start : start + ROWS], _ALL if content else _WITHOUT_CONTENT)
 
-        await self._file.write(work)
+        await self._change(work)
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
         def work(connection: sqlite3.Connection) -> None:
             connection.executemany(_FORGET, [(_key(id), tenant) for tenant, id in ended])
             connection.executemany(_NOTE, [(_key(record.id), *open_row(record)[1:]) for record in records])
 
-        await self._file.write(work)
+        await self._change(work)
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
         try:
             key = uuid.UUID(id).bytes
         except ValueError:
             return ()
-        ended, waiting = await self._file.read(
+        ended, waiting = await self._query(
             lambda connection: [connection.execute(sql, (key,)).fetchall() for sql in (_FIND, _FIND_OPEN)]
         )
         still_open = [open_record((str(uuid.UUID(bytes=row[0])), *row[1:])) for row in waiting]
@@ -84,7 +83,7 @@ class SqliteLedger(SqliteStore, Ledger):
             connection.execute(_PRUNE_OPEN, (before,))
             return connection.execute(_PRUNE, (before, limit)).rowcount
 
-        return await self._file.write(work)
+        return await self._change(work)
 
 
 def _write(connection: sqlite3.Connection, records: Sequence[LedgerRecord], width: int) -> None:

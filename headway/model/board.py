@@ -108,7 +108,6 @@ class FleetFigures(msgspec.Struct, frozen=True, array_like=True):
         oldest: seconds that the oldest entry of each tier has waited.
         capacity: maximum inputs per second of all workers together, or 0 if unknown.
         usable: part of the capacity that is meant to be used.
-        healthy: number of healthy workers.
         workers: number of workers that aren't gone.
     """
 
@@ -124,12 +123,10 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
     """News of one process since its last notice.
 
     Attributes:
-        process: id of the process.
         departures: batches that left or arrived. A batch that did both is listed once.
         untold: number of batches and changes that didn't fit.
         fleet: figures of the fleet, from the only process that records them.
         at: broker instant of the notice, set by the board.
-        scalings: decisions of the autoscaler.
     """
 
     process: str
@@ -162,7 +159,6 @@ class HistoryRow(msgspec.Struct):
         answered: answers with an output.
         failed: errors, including refusals.
         latencies: answers by bucket of `headway.runtime.counters.SECONDS`.
-        scalings: decisions of the autoscaler.
     """
 
     step: int

@@ -19,7 +19,6 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         uuid: id of the GPU or of its part (MIG).
-        name: name of the product.
         memory_used, memory_total: bytes.
         utilisation: share of the last moment in which the GPU computed anything, 0 to 1.
         power: watts.
@@ -73,10 +72,8 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: unique id. A gateway's id is the `gateway` of its entries.
-        host: name of the machine.
-        admin: URL of the admin port, as seen from that machine.
+        admin: URL of the admin port, as seen from the host.
         version: version of Headway.
-        pending: number of pending requests.
         leads: True for the leading controller.
         model: name of a model that a gateway serves.
         arrivals: requests per second received by a gateway, by model. The first number is for all tiers but the lowest.
@@ -122,8 +119,7 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: id of the process or worker.
         role: role of the process, or of the worker's host.
-        host: name of the machine.
-        pid: process id on that machine, or 0 if unknown.
+        pid: process id, or 0 if unknown.
         at: broker instant of the end, or of the last heartbeat of a lost process, set by the broker.
     """
 
@@ -159,7 +155,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         worker_id: unique name, for example `gpu-0`.
         utilisation: recent share of time spent running batches, 0 to 1.
-        in_flight: number of batches running now, 0 or 1.
         last_heartbeat: broker instant.
         restarts: number of times that the worker's process was replaced.
         pid: process id of the child, or 0 for a remote API.
@@ -288,7 +283,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         estimated: True if `items_per_second` is uncertain because some slot has run few full batches.
         measured_at: broker instant, set by the broker.
         least_seconds: shortest time in which a worker can answer, however many there are. 0 if unknown.
-        rollout: last rollout of the model.
     """
 
     model: str
@@ -309,7 +303,6 @@ class BulkDepth(msgspec.Struct, frozen=True):
     """Bulk entries of one queue.
 
     Attributes:
-        waiting: number of waiting bulk entries.
         delayed: number of other entries that they have delayed.
         version: version of the queue, or empty for the queue for any.
         busy: number of GPUs that run only bulk entries.

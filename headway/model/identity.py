@@ -49,7 +49,6 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
         tier: index into the configured tiers.
         limits: rate limits that each of its requests counts towards.
         models: models that it may ask, or empty for all.
-        key: id of its API key, or empty.
         of_models: principal with a model's extra limit, by model.
     """
 

@@ -75,7 +75,6 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
         waited: seconds of this step that a leader has observed.
         reason: why the rollout ended.
         revision: number of changes of this record.
-        evidence: evidence of this step.
         before: weights left by earlier rollouts, which are 100 for the last promoted version and 0 for rejected versions.
     """
 

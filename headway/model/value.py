@@ -65,7 +65,7 @@ class Output(Generic[T]):
     Arguments:
         value: the output, as the target would return it without tokens.
         tokens: all tokens used for this input, including the output's.
-        prompt_tokens: the input's own tokens, which are part of `tokens`.
+        prompt_tokens: the input's own tokens, which are included in `tokens`.
 
     Raises:
         TypeError: a number of tokens isn't a whole number.
@@ -192,13 +192,10 @@ class Signature(msgspec.Struct, frozen=True):
     """Signature of a target, from its annotations and its attributes.
 
     Attributes:
-        takes: kind of the inputs.
-        gives: kind of the outputs.
-        example: example input.
+        takes, gives: kinds of the inputs and outputs.
         weight: estimate of the target's weight function.
         cost: estimate of a call's run time, or None if it is unknown or follows from the number of inputs.
         inputs, outputs: specifications of tensors, if known.
-        together: which rows of tensors may share a call.
         sees: parameters of requests that the target gets.
         per_call: parameters that apply to a whole call.
     """

@@ -63,7 +63,6 @@ _DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter(
 _MODEL = attrgetter("model")
 
 LEASE_SECONDS = 10.0
-"""Seconds that a lease lasts unless it is extended."""
 REAP_EVERY = 0.05
 """Maximum seconds between two calls of `reap` without a rest, and thus the maximum delay of an expiry."""
 REST_SECONDS = 1.0
@@ -73,7 +72,6 @@ LOOK_AGAIN = 0.05
 COMING_SECONDS = 0.05
 """Seconds that a woken worker has to claim before another is woken."""
 LINGER = 0.001
-"""Seconds for which a gateway gathers entries for one call."""
 
 
 class MemoryBroker(Broker, NearQueue):

@@ -66,7 +66,6 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 LEAST_LINGER = 0.001
-"""Minimum seconds for which entries gather."""
 IN_USE = 1.0
 """Seconds after its last offer for which a queue counts as in use."""
 MOST_PAUSE = 0.4
@@ -383,12 +382,11 @@ class RedisBroker(Broker):
         depths: dict[QueueName, BulkDepth] = {}
         for queue, look in await self._look():
             if (bulk := look.bulk) is not None:
-                name, held = queue.name, bulk.held
-                before = depths.get(name) or BulkDepth(name.model, 0, 0, name.version, 0, math.inf)
-                depths[name] = BulkDepth(
-                    name.model, before.waiting + bulk.waiting, before.delayed + bulk.delayed, name.version,
-                    before.busy + bulk.busy, min(before.held, held),
-                )  # fmt: skip
+                if (before := depths.get(queue.name)) is not None:
+                    waiting, delayed = before.waiting + bulk.waiting, before.delayed + bulk.delayed
+                    busy, held = before.busy + bulk.busy, min(before.held, bulk.held)
+                    bulk = replace(bulk, waiting=waiting, delayed=delayed, busy=busy, held=held)
+                depths[queue.name] = bulk
         return [*depths.values()]
 
     async def loads(self) -> Mapping[QueueName, Load]:
@@ -477,8 +475,7 @@ class RedisBroker(Broker):
             pause = min(2 * pause, MOST_PAUSE) if turn > start and not self._router.apart(slot.queue) else pause
             queue = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):
-                glance = await queue.glance()
-                if sharding.behind(glance.depth, glance.slots, slot.max_batch):
+                if sharding.behind(*await queue.glance(), slot.max_batch):
                     self._hints[slot] = queue
                     return
 

@@ -211,9 +211,8 @@ def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
         if "ssl_ca_certs" in options:
             ssl.create_default_context(cafile=options["ssl_ca_certs"])
         if "ssl_certfile" in options:
-            ssl.create_default_context().load_cert_chain(
-                options["ssl_certfile"], options.get("ssl_keyfile"), password=""
-            )
+            own = ssl.create_default_context()
+            own.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password="")
     except (OSError, ValueError) as exc:  # SSLError is an OSError.
         reason = f"names a file for TLS that cannot be used: {exc}"
         hint = "ssl_ca_certs and ssl_certfile are files in PEM format that this process may read."

@@ -23,9 +23,7 @@ class RefusalCode(enum.IntEnum):
     MISUSE = 4
     """The idempotency key or chosen id was used for another request."""
     NO_TASK = 5
-    """The task is unknown."""
     CANCELLED = 6
-    """The task was cancelled."""
     TOO_LARGE = 7
     """The output is too large to be kept. Its size in bytes replaces the wait."""
     CULPRIT = 8

@@ -55,19 +55,15 @@ class LeaseCompletions:
         After BrokerUnavailable, some entries may have been answered.
         """
         large, delivered = self._large(items), 0
-        left_out = (
-            {position: item.left_out for position, item in enumerate(items) if item.left_out}
-            if None in map(_OUTPUT, items)
-            else {}
-        )
+        left_out: dict[int, int] = {}
+        if None in map(_OUTPUT, items):
+            left_out = {position: item.left_out for position, item in enumerate(items) if item.left_out}
         storable = set(large)
         items = fitting(lease.entries, items, storable)
         *ahead, last = parts(items, large)
         if left_out:
-            ahead, last = (
-                [[position for position in positions if position not in left_out] for positions in (*ahead, last)],
-                [],
-            )
+            ahead = [[position for position in positions if position not in left_out] for positions in (*ahead, last)]
+            last = []
         for positions in ahead:
             items, apart = await self._store(lease, items, positions, storable)
             answered = await self._deliver(fence, pack(lease, items, waited, positions, apart))

@@ -57,7 +57,6 @@ LOADS = 3
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
 """Rights that a user needs, as in ACL SETUSER. A cluster also needs `+cluster|slots`."""
 MISSING = "Function not found"
-"""Server's error if the library is missing."""
 TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 """Exceptions of redis-py for a missing answer."""
 OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")
@@ -78,6 +77,7 @@ class RedisConnection:
     All keys begin with `prefix`. `process` is a name that is unique in the fleet. Tests replace the server's clock by `clock`.
 
     Attributes:
+        timeout: maximum seconds for a call.
         smallest_memory: smallest `maxmemory` of all servers in bytes; 0 if unlimited or not known yet.
         memory: bytes in use and `maxmemory` of all servers together, when last measured. The latter is 0 if any is unlimited.
     """
@@ -96,7 +96,7 @@ class RedisConnection:
         self.process = process
         self._url = url
         self._shown = shown_url(url)
-        self._timeout = timeout
+        self.timeout = timeout
         self._clock = clock
         self._block = math.inf if clock is not None else BLOCK
         self._source = function_library.source()
@@ -118,12 +118,6 @@ class RedisConnection:
         self._refused = False
         """True if the last failed call was answered with an error."""
         self._unfit = ""
-        """Why the server can't be used."""
-
-    @property
-    def timeout(self) -> float:
-        """Maximum seconds for a call."""
-        return self._timeout
 
     def clock_text(self) -> str:
         """Return the functions' clock argument, which is empty for the server's own clock."""
@@ -326,7 +320,7 @@ class RedisConnection:
                 break
             except BrokerUnavailable:
                 await asyncio.sleep(pause)
-        return asyncio.get_running_loop().time() - self._calls.left_at < 2 * self._timeout
+        return asyncio.get_running_loop().time() - self._calls.left_at < 2 * self.timeout
 
     async def _look_at_memory(self) -> None:
         with contextlib.suppress(BrokerUnavailable):
@@ -386,7 +380,7 @@ class RedisConnection:
             raise BrokerUnavailable("the connection to the broker is closed")
         if self._unfit:
             raise BrokerUnavailable(self._unfit)
-        bound, began = wait + self._timeout, monotonic()
+        bound, began = wait + self.timeout, monotonic()
         try:
             async with asyncio.timeout(None if math.isinf(bound) else bound):
                 answer = await act()

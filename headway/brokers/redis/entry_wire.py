@@ -26,7 +26,6 @@ from headway.core.memory_room import SMALL, bytes_of
 from headway.model import DeadLetter, DedupKind, Entry, Limit, Value
 
 TOKEN_BYTES = 11
-"""Characters of the token of a stored-apart input."""
 MOST_COUNTED = (1 << 32) - 1
 """Largest size in bytes of an entry that a head can hold."""
 
@@ -72,7 +71,6 @@ _versioned = msgspec.msgpack.Decoder(_Versioned)
 _LIMITS = attrgetter("limits")
 _MEMBERS = Entry.__struct_fields__
 _STORED = attrgetter(*_MEMBERS[: _MEMBERS.index("limits")])
-"""Returns all stored members of an entry."""
 _USUAL = attrgetter(*_MEMBERS[: _MEMBERS.index("dedup_keys")])
 """Returns the members that every entry has. The server's readers give the others their defaults."""
 

@@ -34,7 +34,6 @@ from headway.errors import FailoverAborted, SettingError
 from headway.runtime.race import end, heed_cancellation
 
 PAUSE = 3.0
-"""Seconds of a pause of writes unless it is renewed."""
 RENEW_EVERY = 0.5
 MARGIN = 4.0
 """Seconds after `within` at which writes go on at the latest. One less than promised, because commands take time to arrive."""
@@ -250,10 +249,8 @@ async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str],
 async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
     """Return the seconds since a Sentinel last looked at each of the replicas that are up."""
     rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
-    replicas = [_named(row) for row in rows]
-    return max(
-        (int(replica["info-refresh"]) / 1000 for replica in replicas if replica["flags"] == "slave"), default=0.0
-    )
+    ages = [int(replica["info-refresh"]) / 1000 for replica in map(_named, rows) if replica["flags"] == "slave"]
+    return max(ages, default=0.0)
 
 
 async def _hand_over(
@@ -325,9 +322,8 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
     state = await servers.ask(seed, "CLUSTER", "INFO")
     if "cluster_state:ok" not in _text(state):
         raise FailoverAborted(f"the cluster is not whole, as {_shown(seed)} sees it; nothing was begun")
-    primaries = [
-        address for address in await _primaries(servers, seed) if not only or only in (address[0], _shown(address))
-    ]
+    known = await _primaries(servers, seed)
+    primaries = [address for address in known if not only or only in (address[0], _shown(address))]
     if not primaries:
         raise FailoverAborted(f"the cluster has no primary {only!r}; nothing was begun")
     plan = [(primary, _chosen(await _in_sync(servers, primary), "")) for primary in primaries]
@@ -337,9 +333,8 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
         servers.heed()
         begun, servers.so_far = monotonic(), ASKED
         await _taken_over_part(servers, primary, replica, within, begun)
-        say(
-            f"{_shown(replica)} is the primary in the place of {_shown(primary)}, {monotonic() - begun:.2f} s after it was asked"
-        )
+        took = f"{monotonic() - begun:.2f} s"
+        say(f"{_shown(replica)} is the primary in the place of {_shown(primary)}, {took} after it was asked")
         servers.so_far = f"{number + 1} of {len(plan)} primaries have handed over, and the others go on"
 
 

@@ -14,7 +14,6 @@ from headway.model import Capacity, Departed, Drain, ProcessInfo, Rollout, Worke
 from headway.ports import Fleet
 
 LONGEST_DRAIN = 365 * 86400.0
-"""Maximum seconds for a drain."""
 
 
 class RedisFleet(Fleet):

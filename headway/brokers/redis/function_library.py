@@ -48,22 +48,14 @@ RULE_AGE = 0.1
 """Seconds for which a rule and its load can be used."""
 OUTPUT_SECONDS = 240
 """Seconds after which an unread stored-apart output expires. The stream that names it expires sooner."""
-COMING_SECONDS = 0.1
-"""Seconds that a woken slot has to claim before another is woken."""
-WATCH_GRACE = 0.03
-"""Seconds after which the slot on watch counts as gone."""
 REAP_EVERY = 0.05
 """Maximum seconds between two reaps while something waits, and thus the maximum delay of an expiry."""
 REST_SECONDS = 1.0
 """Maximum seconds between two reaps of an idle queue. A lease lasts longer, because the reaper isn't told of claims."""
 STIRS_SECONDS = 1.0
 """Seconds after its last entry until an empty queue is at rest."""
-REAPER_SECONDS = 0.25
-"""Seconds beyond its next reap for which a process remains the reaper."""
 CLAIM_SECONDS = 10.0
 """Seconds for which a claimed task id is held, because its task may still be on the way to the queue."""
-STANDBY_SECONDS = 0.1
-"""Seconds for each other process over which their attempts to become the reaper are spread at random."""
 
 _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE WAIT_DEVIATIONS LEAST_SHARE MIN_WAIT",
@@ -94,14 +86,14 @@ _SHARED: Mapping[ModuleType, str] = {
 
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,
-    "COMING_SECONDS": COMING_SECONDS,
-    "WATCH_GRACE": WATCH_GRACE,
+    "COMING_SECONDS": 0.1,  # For a woken slot to claim before another is woken.
+    "WATCH_GRACE": 0.03,  # After it, the slot on watch counts as gone.
     "REAP_EVERY": REAP_EVERY,
-    "REAPER_SECONDS": REAPER_SECONDS,
+    "REAPER_SECONDS": 0.25,  # Beyond its next reap, for which a process remains the reaper.
     "REST_SECONDS": REST_SECONDS,
     "STIRS_SECONDS": STIRS_SECONDS,
     "CLAIM_SECONDS": CLAIM_SECONDS,
-    "STANDBY_SECONDS": STANDBY_SECONDS,
+    "STANDBY_SECONDS": 0.1,  # For each process, over which all attempts to become the reaper are spread at random.
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
@@ -154,7 +146,6 @@ _CODES: tuple[Mapping[str, float], ...] = (
     {name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
     figures.numbers(),
 )
-"""Numbers named in other modules."""
 
 
 _OF_LOAD = {"rate": "rate", "max_batch": "q.limit", "depth": "q.fresh", "entry_size": "entry_size"}

@@ -79,8 +79,9 @@ class LargeValues:
         They are read `whole` if another entry's input may replace them meanwhile.
         """
         name, length = apart
-        content = await self._fetch(key, length, tenant, whole=whole)
-        if content is None:
+        async with self._slots.of(tenant):
+            content = await (self._connection.fetch_whole if whole else self._connection.fetch)(key, length)
+        if content is None or len(content) != length:
             return None
         kind, parameters = name[:1], b""
         if kind.isupper():
@@ -110,12 +111,6 @@ class LargeValues:
                 return await self._connection.fetch_text(key, length)
             content = await self._connection.fetch(key, length)
         return None if content is None or len(content) != length else KIND_OF_LETTER[name[0]].of(content)
-
-    async def _fetch(self, key: str, length: int, tenant: str, *, whole: bool = False) -> bytes | None:
-        async with self._slots.of(tenant):
-            read = self._connection.fetch_whole if whole else self._connection.fetch
-            content = await read(key, length)
-        return None if content is None or len(content) != length else content
 
 
 def content_of(entry: Entry) -> bytes:

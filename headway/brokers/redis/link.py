@@ -16,7 +16,6 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import InvalidResponse, RedisError
 
 Address = tuple[str, int]
-"""Host and port of a server."""
 
 PIECE = 1 << 18
 """Bytes of a large argument written per turn of the event loop."""
@@ -37,10 +36,8 @@ class Link(asyncio.Protocol):
         self.connection = connection
         self._transport: Any = None
         self._streams: Any = None
-        """Protocol of redis-py's streams."""
         self._answers: Any = None
         self._large: BulkAnswer | None = None
-        """Large answer that is being read."""
         self._waiting: asyncio.Future[Any] | None = None
         self._loop = asyncio.get_running_loop()
 

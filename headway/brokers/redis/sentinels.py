@@ -57,7 +57,6 @@ class Sentinels(Sentinel):
         self._primary: Address | None = None
         self._voting: asyncio.Task[Vote] | None = None
         self._next: asyncio.Task[Vote] | None = None
-        """Vote that begins after the present vote."""
 
     def watch(self) -> None:
         """Start listening for failovers."""
@@ -68,11 +67,6 @@ class Sentinels(Sentinel):
     def avoid(self, address: Address) -> None:
         """Prefer any other primary that a Sentinel names to this address."""
         self._refused = address
-
-    async def depose(self, address: Address) -> None:
-        """Leave the address of a deposed primary. Clients then ask for the new primary."""
-        self.avoid(address)
-        await self._leave(address)
 
     async def renew(self) -> None:
         """Connect again with the present content of the URL's files."""
@@ -190,7 +184,8 @@ class Sentinels(Sentinel):
         if message[0] == b"message":
             deposed = deposed_by(message[2].decode(), self._service)
             if deposed is not None:
-                await self.depose(deposed)
+                self.avoid(deposed)
+                await self._leave(deposed)  # Clients then ask for the new primary.
 
 
 def deposed_by(event: str, service: str) -> Address | None:

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
+    BulkDepth,
     Entry,
     EntryState,
     Failure,
@@ -146,28 +147,12 @@ Verdict = Failure | Moved | None
 """Verdict of a queue on an entry; None admits it."""
 
 
-class QueueGlance(NamedTuple):
-    """Depth and number of home slots of a queue, for slots of other shards."""
-
-    depth: int
-    slots: int
-
-
-class BulkLook(NamedTuple):
-    """Bulk entries of a queue. See `headway.model.BulkDepth`."""
-
-    waiting: int
-    delayed: int
-    busy: int
-    held: float
-
-
 class Look(msgspec.Struct):
     """Load of a queue, depth and longest wait in seconds of each tier, and bulk entries if there ever were any."""
 
     load: Load
     tiers: list[tuple[int, float]]
-    bulk: BulkLook | None = None
+    bulk: BulkDepth | None = None
 
 
 class Queue:
@@ -257,7 +242,10 @@ class Queue:
         read, limits = NOTHING_READ if receipt is None else receipt.packed, entry_wire.limits_of(entries)
         packed, large, rare = entry_wire.pack_small(entries, self._values.threshold)
         for position, entry in large.items():
-            packed[position : position + 2] = self._packed_apart(entry, digested)
+            name = self._values.name_of(entry)
+            token = name[1:] + (digest_of(entry) if digested else "")
+            packed[position] = entry_wire.pack_head(entry, token.encode())
+            packed[position + 1] = entry_wire.pack_entry(entry, name, length_of(entry))
         extras = entry_wire.pack_extras(entries, limits, self.counts, rare)
         began = asyncio.get_running_loop().time()
         try:
@@ -286,11 +274,6 @@ class Queue:
             for position, verdict in zip(undigested, verdicts, strict=True):
                 result[position] = verdict
         return result
-
-    def _packed_apart(self, entry: Entry, digested: bool) -> tuple[bytes, bytes]:
-        name = self._values.name_of(entry)
-        apart = name[1:] + (digest_of(entry) if digested else "")
-        return entry_wire.pack_head(entry, apart.encode()), entry_wire.pack_entry(entry, name, length_of(entry))
 
     async def _enqueue(self, function: str, large: Sequence[Entry], arguments: Sequence[object]) -> Any:
         if not await self.connection.is_scarce():
@@ -389,12 +372,17 @@ class Queue:
         instants, load, tiers, *bulk = await self._steps.share("look")
         instant = self._note(instants)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
-        of_bulk = BulkLook(int(bulk[0]), int(bulk[1]), int(bulk[2]), float(bulk[3])) if bulk else None
-        return Look(wire.read_load(load)[2], waits, of_bulk)
+        look = Look(wire.read_load(load)[2], waits)
+        if bulk:
+            waiting, delayed, busy, held = bulk
+            model, version = self.name.model, self.name.version
+            look.bulk = BulkDepth(model, int(waiting), int(delayed), version, int(busy), float(held))
+        return look
 
-    async def glance(self) -> QueueGlance:
+    async def glance(self) -> tuple[int, int]:
+        """Return the depth of the queue and the number of its home slots."""
         depth, slots, *_ = wire.read_numbers(await self._call("glance"))
-        return QueueGlance(int(depth), int(slots))
+        return int(depth), int(slots)
 
     async def siblings(self) -> tuple[Sequence[QueueName], float]:
         """Return the names of the model's queues that may hold data, and until when. The queue for any version knows them."""
@@ -486,11 +474,8 @@ class Queue:
                 if lost and not await self._call("lose", int(fence), wire.encode(lost)):
                     return NoWork(self.now())
                 kept = [at for at in range(len(stored)) if at not in lost]
-                stored, inputs, waited = (
-                    [stored[at] for at in kept],
-                    [inputs[at] for at in kept],
-                    [waited[at] for at in kept],
-                )
+                stored, inputs = [stored[at] for at in kept], [inputs[at] for at in kept]
+                waited = [waited[at] for at in kept]
             entries = [entry_wire.entry_of(entry, apart) for entry, apart in zip(stored, inputs, strict=True)]
         except wire.UNREADABLE as exc:
             unreadable = f"an entry cannot be read: {wire.reason(exc)}"

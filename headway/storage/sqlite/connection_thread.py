@@ -40,7 +40,6 @@ CLOSE_WITHIN = 2.0
 """Seconds for which closing waits for the running call."""
 
 MEND = "End all processes that use it, then put a copy in its place, or see what the .recover of sqlite3 can save."
-"""Advice about a damaged file."""
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"

@@ -1,7 +1,7 @@
 -- Outcomes without an output.
 
--- Tell the gateways of entries without an output. `kind` is late, dead or spent; `failure` is why the batch failed; `hung`: the last
--- run of late entries was stopped at the GPU deadline.
+-- Tell the gateways of entries without an output. `kind` is late, dead or spent, and `failure` is why the batch failed. Late entries
+-- are `hung` if their last run was stopped at the GPU deadline.
 local function send_failures(s, kind, entries, attempts, left_at, size, failure, hung)
   local of, shared = {}, {}
   for _, entry in ipairs(entries) do
@@ -23,7 +23,7 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure,
   mark(s, entries)
 end
 
--- Dead letters, as `brokers.memory.dead_letters`: when there are too many, in number or bytes, the tenant with most loses its oldest.
+-- Dead letters, as `brokers.memory.dead_letters`. If there are too many, in number or bytes, the tenant with the most loses its oldest.
 local dead = {}
 do
 -- Letter without input and parameters, which keeps listings fast.

@@ -1,7 +1,7 @@
--- Rate limits: as `core.ratelimit`. A sorted set holds each limit's theoretical arrival time while something is owed. On one server all
--- queues share it; in a cluster a step can't leave its node, so each queue has its own. It also holds the negated instant of the last
--- charge under LATEST, which shows if the clock was put back; that name is so long that Redis doesn't store the set as a list,
--- where scores are text.
+-- Rate limits, as `core.ratelimit`. A sorted set holds each limit's theoretical arrival time while something is owed. On one server all
+-- queues share the set. In a cluster each queue has its own, because a step can't leave its node. The set also holds the negated instant
+-- of the last charge, which shows if the clock was put back. Its name LATEST is so long that Redis doesn't store the set as a list, where
+-- scores are text.
 --
 -- A limit is a list: id, seconds that a request adds to the debt, most seconds of debt.
 local LATEST = '-- the instant of the last charge, which is not a limit of any request --'
@@ -18,7 +18,7 @@ local function open_book(s, limits)
   local scores = call_each('ZMSCORE', s.limits, ids)
   local latest = -(scores[1] or 0)
   if s.now < latest - CLOCK_STEP then
-    shift(s.limits, latest - s.now)  -- The clock was put back: debts stay as they are.
+    shift(s.limits, latest - s.now)  -- The clock was put back, but debts stay as they are.
     redis.call('ZADD', s.limits, -s.now, LATEST)
     renew_book(s)
     scores = call_each('ZMSCORE', s.limits, ids)
@@ -27,7 +27,7 @@ local function open_book(s, limits)
   return {limits = limits, known = scores[1], owed = owed, charged = {}}
 end
 
--- The exceeded limit with the longest wait: its position among the entry's limits and the wait in seconds.
+-- Position of the exceeded limit with the longest wait among the entry's limits, and the wait in seconds.
 local function over_limit(book, positions)
   local worst, longest = nil, RATE_ROUNDING
   for i = 1, #positions do

@@ -1,4 +1,4 @@
--- Retry budgets: as `core.retry.RetryBudgets`. A tenant's spending is a debt that time and first runs pay off, stored as the instant at
+-- Retry budgets, as `core.retry.RetryBudgets`. A tenant's spending is a debt that time and first runs pay off, stored as the instant at
 -- which it is paid. A tenant without debt isn't stored.
 local budgets = {}
 do

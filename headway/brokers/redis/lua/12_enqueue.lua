@@ -195,7 +195,8 @@ function offer.latest(s, call, tier, tenant)
   return of_tier[tenant]
 end
 
--- Number of waiting entries up to which `refuse` would surely admit those of a kind; not above the present number if it must be asked.
+-- Number of waiting entries up to which `refuse` would surely admit entries of a kind. If `refuse` must be asked, it isn't above the
+-- present number.
 function offer.sure_until(s, intake, kind)
   local q, tier = s.q, kind.tier
   local most, ahead = math.floor(s.max_queue * GREED / (GREED + 1)), 0
@@ -211,7 +212,7 @@ function offer.sure_until(s, intake, kind)
   return ahead < bound and math.min(most, q.fresh + math.ceil(bound - ahead)) or 0
 end
 
--- Count `count` entries of a kind in; the last has number `seq`.
+-- Count in `count` entries of a kind, of which the last has number `seq`.
 function offer.count_in(s, kind, seq, count)
   if count == 0 then return end
   local q, tier, queue_due = s.q, kind.tier, kind.queue_due
@@ -384,7 +385,7 @@ end
 
 redis.register_function(VERSION .. '_enqueue', function(keys, args) return enqueue(keys, args, offer.each) end)
 
--- enqueue_known: the same when memory runs out: only entries that are known already are let in.
+-- enqueue_known: like enqueue, but only entries that are known already are let in, because memory runs out.
 redis.register_function{function_name = VERSION .. '_enqueue_known', flags = {'allow-oom'}, callback = function(keys, args)
   return enqueue(keys, args, offer.each, true)
 end}
@@ -420,8 +421,8 @@ end)
 -- acknowledge: the first part of enqueue alone.
 step('acknowledge', function(s, args) forget_read(s, args, HEAD + 1) end)
 
--- Drop a live entry: a queued one never reaches a GPU, a running one isn't replied to. It runs on for its followers, and, unless
--- `deleted`, if it began a flight under a key.
+-- Drop a live entry. If it is queued, it never reaches a GPU. If it runs, it gets no reply. It runs on for its followers, and if it
+-- began a flight under a key unless it is `deleted`.
 local function let_go_of(s, entry, key, deleted)
   entry.key = key
   entry.member = member_of(entry)
@@ -436,8 +437,8 @@ local function let_go_of(s, entry, key, deleted)
   large.let_go(s, entry)
 end
 
--- withdraw: nobody waits for these submissions any more. Arguments after the head: their gateway, their names. Answered entries stay,
--- as do other submissions under the same keys.
+-- withdraw: let go of submissions that nobody waits for any more. Arguments after the head: their gateway, their names. Answered entries
+-- and other submissions under the same keys stay.
 step('withdraw', function(s, args)
   local gateway, nonces, names = args[HEAD + 1], {}, {}
   for i = HEAD + 2, #args do nonces[#nonces + 1], names[#names + 1] = submissions.read_name(args[i]) end
@@ -453,7 +454,7 @@ step('withdraw', function(s, args)
   if any then look_again(s) end
 end)
 
--- cancel_task: forget a task by its key. Its waiters are told; its gateway may offer it again until it has read that.
+-- cancel_task: forget a task by its key, and tell its waiters. Its gateway may offer it again until it has read that.
 step('cancel_task', function(s, args)
   local key = args[HEAD + 1]
   local flight = TASK .. '\0' .. key

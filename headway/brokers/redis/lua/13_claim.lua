@@ -19,14 +19,14 @@ local function size_of_batch(s, entries)
   return size_of(s, #entries, weight)
 end
 
--- Have a batch leave. `group` is its group, if it waited apart; `of_bulk`: some or all of its seats hold bulk entries.
+-- Have a batch leave. `group` is its group, if it waited apart. `of_bulk` tells whether bulk entries have some or all of its seats.
 local function depart(s, slot, token, entries, reason, group, of_bulk)
   local q, now, members = s.q, s.now, {}
   note_busy(s)
   q.busy = q.busy + 1
   q.departures = q.departures + 1
   q.gate_at = -INF
-  -- Fences follow the clock: leases that were lost with state, or that a replica never saw, must not pass for new ones.
+  -- Fences follow the clock, because leases that were lost with state, or that a replica never saw, must not pass for new leases.
   q.fence = math.max(q.fence + 1, math.floor(now * 1e6))
   for i = 1, #entries do members[i] = entries[i].member end
   local lease = {
@@ -70,8 +70,8 @@ function take_lease(s, fence)
   return lease
 end
 
--- The lease granted to an earlier attempt at the same claim, whose answer was lost. Entries that left since leave the lease too: both
--- sides count positions in what is handed out now.
+-- The lease granted to an earlier attempt at the same claim, whose answer was lost. Entries that left since leave the lease too, because
+-- both sides count positions in what is handed out now.
 local function granted_before(s, slot, token)
   local last = redis.call('HGET', s.prefix .. 'n', slot)
   if not last or string.sub(last, 9) ~= token then return nil end
@@ -164,7 +164,7 @@ local function depart_apart(s, slot, token, group, limit, price)
   return reply
 end
 
--- Call this after the batch left: it offers followers of late entries again.
+-- Call this after the batch left, because it offers followers of late entries again.
 local function send_late(s, late) if #late > 0 then send_failures(s, 'late', late, 0) end end
 
 step('claim', function(s, args)
@@ -236,8 +236,8 @@ step('claim', function(s, args)
   return reply
 end)
 
--- lose: the claiming worker did not find inputs stored apart. Arguments after the head: fence, packed positions of their entries,
--- which leave the lease; who waits for them is told. Returns how many entries are left.
+-- lose: drop entries whose stored-apart inputs the claiming worker did not find, and tell who waits for them. Arguments after the head:
+-- fence, packed positions of the entries. Returns how many entries are left in the lease.
 step('lose', function(s, args)
   local lease, lost, members = lease_of(s, args[HEAD + 1]), {}, {}
   if not lease then return 0, true end
@@ -258,7 +258,7 @@ step('lose', function(s, args)
   return #members
 end)
 
--- unlisten: a slot stops waiting for a wake-up; if it was woken, another one is.
+-- unlisten: a slot stops waiting for a wake-up. If it was woken, another slot is woken.
 step('unlisten', function(s, args)
   no_longer_idle(s, args[HEAD + 1])
   came(s, args[HEAD + 1])

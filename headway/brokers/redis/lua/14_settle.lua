@@ -2,7 +2,7 @@
 local fail
 do  -- A library has room for 200 local names.
 -- Send replies to the gateways that are present. Arguments from position `first` on: number of gateways, then each one's name and packed
--- replies. `unwanted`: packed positions that nobody waits for, or ''.
+-- replies. `unwanted` are packed positions that nobody waits for, or ''.
 local function send_replies(s, lease, args, first, present, unwanted)
   local left_at, size = lease.left_at, #lease.members
   for at = first + 1, first + 2 * tonumber(args[first]), 2 do
@@ -14,7 +14,7 @@ end
 
 -- Give entries of a lease their outcomes. Arguments from position `first` on:
 -- - replies, see `send_replies`; number of entries with dedup keys; 0 if outcomes may not be kept; head of packed replies for a single
---   one; packed positions and tokens of outputs stored apart, or ''; version and code that ran them;
+--   reply; packed positions and tokens of outputs stored apart, or ''; version and code that ran them;
 -- - for each entry with dedup keys: position, worth and weight of its outcome, number of its gateway, begin and end of its reply there;
 -- - for each item that failed by itself: its position and why.
 local function give(s, lease, entries, args, first)
@@ -62,8 +62,8 @@ local function give(s, lease, entries, args, first)
   mark(s, entries)
 end
 
--- deliver: some outcomes ahead of the completion, because large outputs in one step would block everybody. Arguments after the head:
--- fence, packed positions, outcomes. Returns how many were answered, or nothing for an invalid lease.
+-- deliver: give some outcomes ahead of the completion, because large outputs in one step would block everybody. Arguments after the head:
+-- fence, packed positions, outcomes. Returns how many entries were answered, or nothing for an invalid lease.
 step('deliver', function(s, args)
   local lease, there = lease_of(s, args[HEAD + 1]), {}
   if not lease then return {}, true end
@@ -73,7 +73,7 @@ step('deliver', function(s, args)
   return {#entries}
 end)
 
--- Fast path of `give`: all entries are there and plain. Returns their number; or nil without having done anything.
+-- Fast path of `give` for a lease whose entries are all there and plain. Returns their number, or nil without having done anything.
 local function give_alike(s, lease, args, first)
   local after, members, sub = first + 1 + 2 * tonumber(args[first]), lease.members, string.sub
   if #args ~= after + 4 or args[after + 3] ~= '' then return nil end
@@ -91,7 +91,7 @@ local function give_alike(s, lease, args, first)
   return #members
 end
 
--- Note that a batch came back with outputs, as `ModelQueue.finish`. `learns`: its run time is representative.
+-- Note that a batch came back with outputs, as `ModelQueue.finish`. It `learns` from a representative run time.
 local function finish(s, lease, learns)
   local q, now = s.q, s.now
   if lease.caller ~= '' and culprits.sends_large(s, lease.caller) then
@@ -142,7 +142,7 @@ local function move_apart(s, anew)
   look_again(s)
 end
 
--- leave_out: a batch came back, all answered except entries whose outputs were left out. Those run again, apart, as
+-- leave_out: a batch came back, and all entries were answered except those whose outputs were left out, which run again, apart, as in
 -- `ModelQueue.leave_out`. Arguments after the head: fence, packed position and size of each. Returns their number and the load, or nothing.
 step('leave_out', function(s, args)
   local lease, sizes, again = take_lease(s, args[HEAD + 1]), {}, 0

@@ -61,8 +61,8 @@ step('forget', function(s, args)
   if recount(s) then ring(s) end
 end)
 
--- look: the instant and birth, packed; the load; each tier's depth and the arrival of its oldest entry; and once there were bulk entries:
--- how many wait, how many others they delayed, running whole batches, seconds for which such batches are held.
+-- look: the instant and birth, packed; the load; each tier's depth and the arrival of its oldest entry. Once there were bulk entries, also
+-- how many wait, how many others they delayed, running whole batches, and seconds for which such batches are held.
 step('look', function(s)
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
@@ -85,8 +85,8 @@ step('look', function(s)
   return answer, not s.unknown  -- Otherwise each look would have a new birth.
 end)
 
--- glance: what others ask of a queue, packed: size of what waits, home slots, seconds that the oldest fresh entry has waited, seconds of a
--- full batch; then for `core.locality.turns.contender`: waiting entries, seconds until the first is late, seconds of the next batch.
+-- glance: packed numbers for other queues: size of what waits, home slots, seconds that the oldest fresh entry has waited, seconds of a
+-- full batch, and for `core.locality.turns.contender` waiting entries, seconds until the first is late, seconds of the next batch.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args, true)
   leave(s)
@@ -122,7 +122,7 @@ local function standing(s, key)
   return (is_waiting(s, entry.tier, member) or suspects.group_of(s, member)) and WAITING or RUNNING
 end
 
--- stage: where an entry stands that somebody waits for.
+-- stage: state of an entry that somebody waits for.
 step('stage', function(s, args)
   local entry = live(s, args[HEAD + 1])
   return entry and standing(s, entry.key) or AT_END, true
@@ -137,7 +137,7 @@ redis.register_function{function_name = VERSION .. '_owners', flags = {'no-write
   return {answer[1], owners}
 end}
 
--- recall: where a task stands, and its outcome, if any, as stream fields.
+-- recall: state of a task, and its outcome, if any, as stream fields.
 step('recall', function(s, args)
   local flight = TASK .. '\0' .. args[HEAD + 1]
   local original = original_of(s, flight)
@@ -191,7 +191,7 @@ local function renew(s)
   renew_account(s)
 end
 
--- True if something waits, or came in the last second: then somebody must look all the time.
+-- True if something waits, or came in the last second. Then some process must watch the queue all the time.
 local function stirs(s)
   local q = s.q
   return q.fresh > 0 or q.groups > 0 or q.coming_until > -INF or s.now - q.newest < STIRS_SECONDS
@@ -208,10 +208,10 @@ local function next_reap(s, rests)
   return math.max(due, now + TIMER_GRAIN)
 end
 
--- reap: take back expired leases, expire overdue entries, wake forgotten slots. One process does it at a time; another may if something
--- is due before that one comes again. Arguments after the head: process, a throw of the dice, number of shards, 1 if the process rests
--- with the queue. Returns, packed, the instant, the queue's birth and the seconds until the next call; how many entries of lost leases
--- run again; 1 if the queue is at rest; 1 if this process reaps.
+-- reap: take back expired leases, expire overdue entries, wake forgotten slots. One process does it at a time, and another only if
+-- something is due before the next call of that process. Arguments after the head: process, a throw of the dice, number of shards, 1 if
+-- the process rests with the queue. Returns, packed, the instant, the queue's birth and the seconds until the next call; how many entries
+-- of lost leases run again; 1 if the queue is at rest; 1 if this process reaps.
 step('reap', function(s, args)
   local q, now, p = s.q, s.now, s.prefix
   if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] and next_reap(s, true) + REAPER_SECONDS >= q.reaper_until then

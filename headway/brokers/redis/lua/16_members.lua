@@ -10,15 +10,15 @@
 --   silent     hash    process that fell silent → when it was last heard of, and what it said of itself
 --   drain      hash    worker or process → since when it must not claim, and the order
 do
--- note: what somebody says of itself or of a model. Arguments after the clock: hash, name, text.
+-- note: keep what a process or worker reports about itself or a model. Arguments after the clock: hash, name, text.
 together.register('note', function(keys, args)
   redis.call('HSET', keys[1] .. args[2], args[3], struct.pack('<d', clock(args[1])) .. args[4])
   redis.call('EXPIRE', keys[1] .. args[2], LIFE_SECONDS)
   return 1
 end)
 
--- attend: what a process says of itself. Arguments after the clock: its id, text. Returns the names of what is drained, which stays
--- drained while somebody asks.
+-- attend: keep what a process reports about itself. Arguments after the clock: its id, text. Returns the names of what is drained, which
+-- stays drained while some process asks.
 together.register('attend', function(keys, args)
   together.parts.note(keys, {args[1], 'k', args[2], args[3]})
   local drained = redis.call('HKEYS', keys[1] .. 'drain')
@@ -40,8 +40,8 @@ local function note_end(key, name, value)
   end
 end
 
--- Values of a hash up to this many seconds old; others are dropped, even those from the future, because the clock was put back and who
--- is here will report again. `silent`: hash that keeps the older ones for a while.
+-- Values of a hash up to this many seconds old. Others are dropped, even those from the future, because the clock was put back and their
+-- processes will report again. The hash `silent` keeps dropped values for a while.
 local function recent(key, now, age, silent)
   local values, all = {}, redis.call('HGETALL', key)
   for i = 1, #all, 2 do
@@ -56,8 +56,8 @@ local function recent(key, now, age, silent)
   return values
 end
 
--- workers: the instant, the registry, and models that may hold data. Arguments after the clock: for some models until when that
--- is so, and the model.
+-- workers: the instant, the registry, and models that may hold data. Arguments after the clock: some such models, each after the instant
+-- until which it may.
 together.register('workers', function(keys, args)
   local now, known = clock(args[1]), keys[1] .. 'known'
   if #args > 1 then
@@ -81,13 +81,13 @@ together.register('notes', function(keys, args)
   return recent(keys[1] .. args[2], clock(args[1]), tonumber(args[3]), silent)
 end)
 
--- depart: how a process or worker ended. Arguments after the clock: its id, text.
+-- depart: note how a process or worker ended. Arguments after the clock: its id, text.
 together.register('depart', function(keys, args)
   note_end(keys[1] .. 'departed', args[2], struct.pack('<d', clock(args[1])) .. args[3])
   return 1
 end)
 
--- departed: how some ended in the last minutes, and the last words of those that fell silent.
+-- departed: how processes and workers ended in the last minutes, and the last reports of processes that fell silent.
 together.register('departed', function(keys, args)
   local now, silent = clock(args[1]), keys[1] .. 'silent'
   recent(keys[1] .. 'k', now, OFFLINE_AFTER, silent)
@@ -104,7 +104,7 @@ local function held_for(key, now, name, seconds)
   return 0
 end
 
--- lead: 0 if the candidate leads for this many seconds from now; else the seconds for which another one leads.
+-- lead: 0 if the candidate leads for this many seconds from now, else the seconds for which another process leads.
 together.register('lead', function(keys, args)
   return exact(held_for(keys[1] .. 'j', clock(args[1]), args[2], tonumber(args[3])))
 end)
@@ -115,8 +115,8 @@ redis.register_function{function_name = VERSION .. '_drop_notes', flags = {'allo
   return 1
 end}
 
--- drain: add drains, if exactly those stand that the caller saw. Arguments after the clock: their number, -1 for any, their names; then
--- name and order of each new one.
+-- drain: add drains, if the present drains are those that the caller saw. Arguments after the clock: their number (-1 for any), their
+-- names; then name and order of each new drain.
 redis.register_function{function_name = VERSION .. '_drain', flags = {'allow-oom'}, callback = function(keys, args)
   local key, stamp, seen = keys[1] .. 'drain', struct.pack('<d', clock(args[1])), tonumber(args[2])
   if seen >= 0 and redis.call('HLEN', key) ~= seen then return 0 end
@@ -136,7 +136,7 @@ together.register('rollouts', function(keys)
   return redis.call('HVALS', key)
 end)
 
--- keep_rollout: keep a rollout if the kept one has the revision before. Arguments after the clock: model, revision, text.
+-- keep_rollout: keep a rollout if it is the next revision of the kept rollout. Arguments after the clock: model, revision, text.
 redis.register_function{function_name = VERSION .. '_keep_rollout', flags = {'allow-oom'}, callback = function(keys, args)
   local key = keys[1] .. 'rollout'
   local there = redis.call('HGET', key, args[2])

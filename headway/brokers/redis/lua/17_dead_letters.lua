@@ -4,7 +4,7 @@ redis.register_function{function_name = VERSION .. '_bury', flags = {'allow-oom'
   return 1
 end}
 
--- letters: how many there are, listings of the newest, and how many there ever were. Argument: most listings.
+-- letters: number of dead letters, listings of the newest, and number of all that there ever were. Argument: maximum number of listings.
 together.register('letters', function(keys, args)
   local count, wanted_count = redis.call('ZCARD', keys[1] .. 'o'), tonumber(args[1])
   local total = tonumber(redis.call('GET', keys[1] .. 'on') or 0)

@@ -1,13 +1,13 @@
--- Kept outcomes within their budgets: as `core.retention`. On one server all queues share an account; in a cluster a step can't leave
--- its node, so each has its own. Its keys lie beside those of the limits:
+-- Kept outcomes within their budgets, as `core.retention`. On one server all queues share an account. In a cluster each queue has its own,
+-- because a step can't leave its node. Its keys lie beside those of the limits:
 --
 --   kb          zset    tally of bytes, see 1_tallies.lua
 --   kn          string  number of the last kept outcome
 --   kd          zset    outcome → its end
 --   ko:<tenant> zset    outcome → its number; outcomes of identical requests go first
 --
--- An outcome's name is its bytes, then a dot and token if its output is stored apart, and its key. The server expires the keys by itself;
--- their bytes leave the account in the next step that keeps something or reaps.
+-- An outcome's name is its bytes, then a dot and token if its output is stored apart, and its key. The server expires the keys by itself,
+-- and their bytes leave the account in the next step that keeps something or reaps.
 do
 local LAST = 2 ^ 52
 local MOST = 200  -- Most ended outcomes that one step takes off the account.
@@ -58,7 +58,7 @@ function renew_account(s)
   for _, name in ipairs({'kb', 'kn', 'kd'}) do redis.call('EXPIRE', base .. name, ACCOUNT_SECONDS) end
 end
 
--- Keep an outcome, as `kept_under` returns it, and its stored-apart output. `spare`: it goes before others of its tenant.
+-- Keep an outcome, as `kept_under` returns it, and its stored-apart output. A `spare` outcome is dropped before others of its tenant.
 function keep_outcome(s, flight, spare, kept)
   if s.kept_read then s.kept_read[flight] = nil end
   forget_ended(s)

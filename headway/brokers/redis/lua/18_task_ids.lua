@@ -1,6 +1,6 @@
--- claim_id: a tenant's task id belongs to one model. Its key is that of the id. Arguments: instant, model, seconds of the claim, and the
--- model whose claim is known to be void, if any. Returns whether the id was claimed already and the claim's mark; if another model
--- claimed it, 2, that model, and whether its task may still be on the way to the queue. No claim shortens another.
+-- claim_id: claim a tenant's task id for one model. Arguments: instant, model, seconds of the claim, and the model whose claim is known to
+-- be void, if any. Returns whether the id was claimed already and the claim's mark. If another model claimed it, returns 2, that model, and
+-- whether its task may still be on the way to the queue. No claim shortens another.
 --
 -- A claim is its instant and its model.
 redis.register_function{function_name = VERSION .. '_claim_id', flags = {'allow-oom'}, callback = function(keys, args)

@@ -56,8 +56,8 @@ redis.register_function{function_name = VERSION .. '_watch', flags = {'allow-oom
   return redis.call('GET', keys[1] .. 'born') or ''
 end}
 
--- history: rows from a step on, the oldest if ''; each with its step. Then the next step, or '' after the last row; and the id of the last
--- notice that the rows count. Arguments after the clock: step, most rows.
+-- history: rows, each after its step, from a step on ('' for the oldest). Then the next step, or '' after the last row, and the id of the
+-- last notice that the rows count. Arguments after the clock: step, maximum number of rows.
 redis.register_function{function_name = VERSION .. '_history', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local newest = math.floor(clock(args[1]) / HISTORY_STEP)
   local first = tonumber(args[2]) or newest - HISTORY_SECONDS / HISTORY_STEP

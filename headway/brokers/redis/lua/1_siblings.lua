@@ -1,8 +1,8 @@
--- Queues of one model: one for any version and one per version. Their prefixes share a hash tag of model and shard, so a step in
--- one may read the others. After the tag a prefix goes on as `:` (any version) or `@VERSION:`; that ending names the queue below.
+-- Queues of one model, for any version and for each version. Their prefixes share a hash tag of model and shard, so a step in one queue
+-- may read the others. The ending after the tag, `:` (any version) or `@VERSION:`, names the queue below.
 local siblings = {}
 
--- The tag that the model's queues share, and the ending of this one.
+-- The tag that the model's queues share, and the ending of this queue.
 function siblings.split(prefix) return string.match(prefix, '^(.*})(.*)$') end
 
 -- List this queue as one that may hold data for this many seconds.

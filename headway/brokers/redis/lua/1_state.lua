@@ -147,11 +147,11 @@ local function fresh_figures(now, tiers, max_batch)
   return {q = q, parts = {}, order = order_of(tiers)}
 end
 
--- Cache by queue of what earlier steps did or read; it may be lost at any time. All of it is dropped when it grows too large, or
+-- Cache by queue of what earlier steps did or read, which may be lost at any time. All of it is dropped when it grows too large, because
 -- queues that nobody uses would stay.
 --
--- `figures` are those last saved: `q`; `parts`, the packed sections in `order`; `first`, the stored first part, which differs after
--- every step; `renewed_at`, when their expiry was set. They are absent while a step runs, in case it fails half-way.
+-- `figures` are those last saved. They have `q`, `parts` with the packed sections in `order`, `first` with the stored first part, which
+-- differs after every step, and `renewed_at`, when their expiry was set. They are absent while a step runs, in case it fails half-way.
 local remembered, memories = {}, 0
 
 function memory_of(s)
@@ -224,7 +224,7 @@ function save(s)
     redis.call('SET', key, table.concat(parts), 'EX', FIGURES_SECONDS_TEXT)
     figures.renewed_at = s.now
   end
-  -- A queue that nobody uses isn't listed again: processes learn of every listed queue, see `siblings` in 15_fleet.lua.
+  -- A queue that nobody uses isn't listed again, because processes learn of every listed queue; see `siblings` in 15_fleet.lua.
   if q.slots > 0 or q.fresh > 0 or q.suspects > 0 or q.running > 0 or q.bulk + q.bulk_apart > 0 then
     local listed_at = figures.listed_at
     if not (listed_at and listed_at <= s.now and s.now < listed_at + RENEW_SECONDS) then
@@ -249,8 +249,8 @@ function shift(key, seconds)
   call_all('ZADD', key, moved)
 end
 
--- The server's clock was put back: move instants back with it, or the queue would stall until they come again. Deadlines of entries
--- stay, because gateways know them and withdraw what is overdue.
+-- Move instants back with the server's clock, because the queue would stall until they come again. Deadlines of entries stay, because
+-- gateways know them and withdraw what is overdue.
 local function move_back(s, seconds)
   for _, name in ipairs(RELATIVE) do s.q[name] = s.q[name] - seconds end
   for tier, last in ipairs(s.q.rate_last) do s.q.rate_last[tier] = last - seconds end
@@ -286,7 +286,7 @@ end
 -- Open the state for a step. Instants are seconds on the server's clock. Whoever changes a figure marks its section in `touched`.
 -- Fields that the step doesn't set itself are the caller's settings.
 --
--- Raises OVERDUE once the caller has given up: it may have repeated the call, acted on that answer and told a client.
+-- Raises OVERDUE once the caller has given up, because it may have repeated the call and told a client the answer.
 function open(keys, args, looks_only)
   local now, patience = clock(args[CLOCK]), tonumber(args[PATIENCE])
   if patience and now > patience then error(redis.error_reply('OVERDUE ' .. exact(now))) end
@@ -313,7 +313,7 @@ function open(keys, args, looks_only)
   end
   if not looks_only then
     if s.now > s.q.latest + SWEEP_SECONDS then
-      s.q.swept_at = s.now  -- Nobody was here or the clock jumped: ask before sweeping anybody.
+      s.q.swept_at = s.now  -- Nobody was here or the clock jumped, so nobody is swept yet.
       s.touched[FLEET] = true
     end
     s.q.latest = s.now

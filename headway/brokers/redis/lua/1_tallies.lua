@@ -18,7 +18,7 @@ function tallies.add(key, tenant, more)
 end
 
 -- Take from a tenant until it has at most `most`, or without a tenant from whoever has most until all together do. `lose` takes
--- something from a tenant; it returns nothing if there is nothing, as when stored data was lost.
+-- something from a tenant, and returns nothing if there is nothing, because stored data was lost.
 function tallies.hold(key, most, lose, tenant)
   local own, all = tallies.of(key, tenant or ALL)
   while (tenant and own or all) > most do

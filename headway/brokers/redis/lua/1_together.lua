@@ -1,4 +1,4 @@
--- Several functions in one call: what a process asks at one moment of keys on one node, or in one slot of a cluster.
+-- Several functions in one call, which a process makes at one moment on keys of one node, or of one slot of a cluster.
 local together = {parts = {}}
 
 -- Register a function that can be called alone or as part of `together`.
@@ -22,8 +22,8 @@ local function step(name, take)
   end)
 end
 
--- together: run several functions; a failing one doesn't stop the others. Arguments: for each its name, key, number of arguments,
--- and these. Returns for each 1 and its answer, or 0 and the text of its error.
+-- together: run several functions. If one fails, the others still run. Arguments for each: name, key, number of arguments, arguments.
+-- Returns for each 1 and its answer, or 0 and the text of its error.
 redis.register_function{function_name = VERSION .. '_together', flags = {'allow-oom'}, callback = function(_, args)
   local answers, at = {}, 1
   while args[at] do

@@ -43,7 +43,7 @@ function codes.renew(s)
   s.q.generation, s.touched[FLEET] = math.max(s.now, s.q.generation + GENERATION_STEP), true
 end
 
--- The newest code; '' while none is known. Slots that only help here don't count.
+-- The newest code, or '' while none is known. Slots that only help here don't count.
 local function newest(s)
   local code = s.code
   if not code then

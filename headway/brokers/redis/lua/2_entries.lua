@@ -82,7 +82,7 @@ local function weight_of(s, member)
   return counted_weight(s, tonumber(string.sub(member, WEIGHT_AT, DIGITS), 16))
 end
 
--- Shape of a member; only members of equal shape ride together.
+-- Shape of a member. Only members of equal shape ride together.
 local function shape_of(member) return string.sub(member, SEQ_DIGITS + 1, WEIGHT_AT - 1) end
 
 local function weight_of_all(s, members)
@@ -136,7 +136,7 @@ end
 
 function submissions.read_mark(header) return struct.unpack(NONCE, header, 2), string.sub(header, 10) end
 
--- Entries of the members that are still wanted: not cancelled, answered or enqueued again.
+-- Entries of the members that are still wanted, because they weren't cancelled, answered or enqueued again.
 local function wanted(s, members)
   local keys, sub = {}, string.sub
   for i = 1, #members do keys[i] = sub(members[i], DIGITS + 1) end

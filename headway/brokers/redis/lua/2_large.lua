@@ -1,7 +1,7 @@
 -- Large entries: the memory room that they take, as `core.memory_room`, and their inputs that are stored apart from payloads.
 --
--- Each queue tallies the bytes of its entries by tenant. On one server all queues share a room: the set `bq`, beside the key of the
--- limits, names those with large entries. In a cluster a step can't leave its node, so each queue has a room of its own.
+-- Each queue tallies the bytes of its entries by tenant. On one server all queues share a room, and the set `bq`, beside the key of the
+-- limits, names the queues with large entries. In a cluster each queue has a room of its own, because a step can't leave its node.
 --
 -- An input is stored under a token ahead of its entry, and dropped in the step that ends the entry. It also expires some time after
 -- the entry's deadline, in case the entry never came.
@@ -42,7 +42,7 @@ function large.let_go(s, entry)
   large.drop(s, entry)
 end
 
--- Drop the input of an entry that wasn't let in, or was already.
+-- Drop the input of an entry that wasn't let in, or was let in before.
 function large.drop(s, entry)
   if entry.token then redis.call('UNLINK', s.prefix .. 'P:' .. entry.token) end
 end
@@ -52,7 +52,7 @@ function large.length(s, entry, payload)
   return #payload + (entry.token and redis.call('STRLEN', s.prefix .. 'P:' .. entry.token) or 0)
 end
 
--- Bytes of the stored-apart input of an entry that waits under a name; nil if it has none.
+-- Bytes of the stored-apart input of an entry that waits under a name, or nil if it has none.
 function large.apart_of(s, name)
   local header = redis.call('HGET', s.prefix .. 'e', name)
   local token = header and not is_answered(header) and read_header(header).token

@@ -1,4 +1,4 @@
--- Admission: as `core.admission` and `ModelQueue.offer`.
+-- Admission, as `core.admission` and `ModelQueue.offer`.
 local function gate(s)
   local q, now = s.q, s.now
   if now - q.gate_at > GATE_AGE then
@@ -30,7 +30,7 @@ local function most_of(q, size, queue_timeout, timeout)
   return q.batch_seconds <= 0 and INF or math.ceil(allowed(q, 1, queue_timeout, timeout) / size)
 end
 
--- Judge an entry with `ahead` ahead of it. Returns nil if it may wait; else the seconds until it would be admitted, and why not.
+-- Judge an entry with `ahead` entries ahead of it. Returns nil if it may wait, else the seconds until it would be admitted, and why not.
 local function judge(s, ahead, tier, queue_timeout, timeout)
   local q = s.q
   gate(s)
@@ -43,7 +43,7 @@ end
 
 local held_by, served_before, stretch_of  -- of 7_intake.lua
 
--- Cached `allowed`: most entries of a step have equal timeouts.
+-- Cached `allowed`, because most entries of a step have equal timeouts.
 local function allowed_in_step(s, intake, tier, queue_timeout, timeout)
   if intake.tier ~= tier or intake.queue_timeout ~= queue_timeout or intake.timeout ~= timeout then
     intake.tier, intake.queue_timeout, intake.timeout = tier, queue_timeout, timeout
@@ -60,7 +60,7 @@ local function has_its_share(s, intake, tenant)
   return count > 0 and count + 1 > GREED * left
 end
 
--- Return nil to admit an entry; else the seconds until it would be admitted, and why not, a `RefusalCode`.
+-- Return nil to admit an entry, else the seconds until it would be admitted, and why not, a `RefusalCode`.
 local function refuse(s, intake, entry, queue_timeout, timeout)
   local q, tier = s.q, entry.tier
   if q.fresh >= math.floor(s.max_queue * GREED / (GREED + 1)) and has_its_share(s, intake, entry.tenant) then

@@ -1,4 +1,4 @@
--- Speed of slots relative to each other: as `core.slot_factors`.
+-- Speed of slots relative to each other, as `core.slot_factors`.
 
 -- Multiplier that ranks a slot above any idle time.
 local LONGER_THAN_IDLE = 1e10
@@ -6,7 +6,7 @@ local LONGER_THAN_IDLE = 1e10
 local begin_factor, forget_factor, standing_of, rank_of, observe_run
 do
 -- Record of a healthy home slot: its measured factor, its batches, the position of its factor, and how many batches had left when
--- its last one came back.
+-- its last batch came back.
 local SLOT = '<dddd'
 
 local function count(s, position, change)

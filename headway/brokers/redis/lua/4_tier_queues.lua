@@ -1,8 +1,8 @@
--- Who rides: as `core.fair_queue`. A tier queue serves its tenants in rounds, one entry of each per round.
+-- Who rides, as `core.fair_queue`. A tier queue serves its tenants in rounds, one entry of each per round.
 --
--- It also has a line: all arrivals in order, each with its arrival and queue deadline. Members that left are removed once they reach
--- the head. Deadlines mostly come in order, because most requests use the configured timeout; only a member due sooner than one
--- ahead of it pays for a place in the sorted set of odd ones.
+-- It also has a line of all members in order, each with its arrival and queue deadline. Members that left are removed once they reach
+-- the head. Deadlines mostly come in order, because most requests use the configured timeout. Only a member that is due sooner than
+-- one ahead of it pays for a place in the sorted set of odd members.
 
 local STAMP, STAMP_BYTES = '>dd', 16
 local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly only the first is wanted.
@@ -110,7 +110,7 @@ local function stop_counting(s)
   end
 end
 
--- The tier queues hold fewer than the figures say because state was lost: believe the tier queues.
+-- Believe the tier queues if they hold fewer entries than the figures say, because state was lost.
 local function recount(s)
   local q = s.q
   stop_counting(s)
@@ -192,7 +192,7 @@ end
 local fewest = {}
 
 -- Pop more until LOOK_AHEAD are popped, and put first what `core.fair_queue.TierQueue.pop_of_fewest` takes. `popped` alternates
--- members and rounds. Returns true if that was out of turn.
+-- members and rounds. Returns true if the first member is out of turn.
 function fewest.put_first(s, tier_queue, popped, limit, weight)
   for _, part in ipairs(redis.call('ZPOPMIN', tier_queue, LOOK_AHEAD - #popped / 2)) do
     popped[#popped + 1] = part
@@ -248,9 +248,9 @@ end
 
 local pop_in_turns
 do
--- Return true if the next member rides, and false to pass over one of another shape. Returns nil if it doesn't fit, and true if that
--- is for its size. If several tenants ask, large entries share `s.pages`, or one goes alone. `room` is what the batch has left;
--- `any_large`: the member may be large.
+-- Return true if the next member rides, and false to pass over a member of another shape. Returns nil if it doesn't fit, and true if its
+-- size is the reason. If several tenants ask, large entries share `s.pages`, or one goes alone. `room` is what the batch has left. Only
+-- with `any_large` the member may be large.
 local function fits(s, member, room, any_large)
   local weight = 0
   if s.weighed then

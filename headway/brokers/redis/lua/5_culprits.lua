@@ -1,7 +1,7 @@
--- Who sent inputs that made the model fail: as `core.culprits`.
+-- Who sent inputs that made the model fail, as `core.culprits`.
 --
--- A caller is a tenant, a NUL, and who asks on its behalf, which the payload names. Its record: until when it rides apart, inputs
--- that ran, runs that failed, bytes of its largest output left out. A known input is keyed by its tenant and SHA-1.
+-- A caller is a tenant, a NUL, and who asks on its behalf, which the payload names. Its record has the instant until which it rides apart,
+-- inputs that ran, runs that failed, and bytes of its largest output left out. A known input is keyed by its tenant and SHA-1.
 local culprits = {}
 do
 local UNTIL, RAN, BAD, LARGEST = 1, 2, 3, 4
@@ -75,7 +75,7 @@ local function store(s)
   end
 end
 
--- A caller's record; nothing once it has behaved for long enough.
+-- A caller's record, or nothing once it has behaved for long enough.
 local function record_of(s, caller)
   local record = records(s)[caller]
   return record and record[UNTIL] > s.now and record
@@ -144,7 +144,7 @@ function culprits.sends_large(s, caller)
   return record and record[LARGEST] > 0
 end
 
--- Key that an input is known by; `asked` holds the packed members of its payload.
+-- Key by which an input is known. `asked` holds the packed members of its payload.
 local function known_key(s, tenant, entry, asked)
   local parameters = asked[PARAMETERS_POSITION] or ''
   if entry.token then
@@ -159,7 +159,7 @@ local function know(s, key, generation, error)
   redis.call('SET', key, known, 'PX', math.ceil(KNOWN_SECONDS * 1000))
 end
 
--- Note that an input failed alone with this error, in a run that began at `left_at`. `killed`: it took its worker with it, several times.
+-- Note that an input failed alone with this error, in a run that began at `left_at`. It is `killed` if it ended its worker several times.
 function culprits.found(s, entry, killed, error, left_at)
   local q, key = s.q, key_of(entry.member)
   local caller, asked = culprits.caller_in(key, redis.call('HGET', s.prefix .. 'p', entry.key))
@@ -182,7 +182,7 @@ local function is_known(s, key)
   return instant > s.now and (generation == s.q.generation or generation == ALL_GENERATIONS) and string.sub(packed, rest)
 end
 
--- Packed members of an entry's payload if its tenant lately had an input fail alone, and the entry may repeat it; else false.
+-- Packed members of an entry's payload if its tenant lately had an input fail alone, and the entry may repeat it, else false.
 function culprits.may_know(s, entry, payload)
   if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(entry.key)) then
     return false
@@ -191,7 +191,7 @@ function culprits.may_know(s, entry, payload)
   return (asked[CALLER_POSITION] or NO_CALLER) ~= NO_CALLER and asked
 end
 
--- Error with which the same input of the same tenant lately failed alone; false if it did not.
+-- Error with which the same input of the same tenant lately failed alone, or false.
 function culprits.knows(s, entry, payload)
   local asked = culprits.may_know(s, entry, payload)
   return asked and is_known(s, known_key(s, tenant_of(entry.key), entry, asked))

@@ -1,4 +1,4 @@
--- When a batch leaves for a slot: as `core.departure.decide`, with the rule of the last claim.
+-- When a batch leaves for a slot, as `core.departure.decide`, with the rule of the last claim.
 local decide
 do
 -- As `core.departure._spaced`.

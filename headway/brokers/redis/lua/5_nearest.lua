@@ -1,4 +1,4 @@
--- Entries of like weight ride together if the model pads inputs: as `core.packing.pack_nearest`.
+-- Entries of like weight ride together if the model pads inputs, as `core.packing.pack_nearest`.
 local nearest = {}
 do
 -- Sort candidates by distance in weight from the batch's first entry, then by turn.
@@ -8,7 +8,7 @@ function nearest.sort(entries)
   end)
 end
 
--- Weight of the heaviest entry of the light ones, which ride apart from the heavy ones; nil where that saves little time. As
+-- Weight of the heaviest light entry, if light entries should ride apart from heavy entries. Nil where that saves little time. As
 -- `core.packing._bound_of_light`.
 local function bound_of_light(s)
   local weights, spared, bound = {}, 0, nil
@@ -25,8 +25,8 @@ local function bound_of_light(s)
   return bound and spared - fixed >= LEAST_SAVED * (fixed + count * longest) and bound or nil
 end
 
--- Candidates of a tier queue to ride with the first of a batch, as `core.packing._Candidates`: like and lighter ones, and heavier ones,
--- on its side of the bound, each sorted. A candidate behind an entry of another shape rides for free.
+-- Candidates of a tier queue to ride with the first of a batch, as `core.packing._Candidates`. Those of like or lower weight and heavier
+-- ones are sorted apart, all on its side of the bound. A candidate behind an entry of another shape rides for free.
 local function candidates_of(s, tier, weight, shape, most, bound)
   local lighter, heavier, passed, step = {}, {}, false, ALIKE * (s.fixed * s.max_batch / s.q.limit + weight)
   for turn, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, most - 1)) do
@@ -55,7 +55,7 @@ local function use_pages(s, member)
   end
 end
 
--- Take the next candidate that has few enough pages and is light enough; nil if there is none.
+-- Take the next candidate that has few enough pages and is light enough, or return nil if there is none.
 local function next_candidate(s, line, heavier, weight, any_large)
   local list, at = line[heavier], line.at
   while at[heavier] <= #list do

@@ -1,4 +1,4 @@
--- Bulk entries, which take empty seats and idle GPUs: as `core.bulk`. Their tier comes after the last one.
+-- Bulk entries, which take empty seats and idle GPUs, as `core.bulk`. Their tier comes after the last configured tier.
 local bulk = {}
 local SEATS, WHOLE = 's', 'w'  -- What a lease holds of them: some of its seats, or all of it.
 do
@@ -65,7 +65,7 @@ function bulk.drop(s, entry)
   return true
 end
 
--- Take entries in turn, up to this count and total weight; with `first`, one may exceed the weight.
+-- Take entries in turn, up to this count and total weight. With `first`, one entry may exceed the weight.
 local function take(s, count, weight, first)
   local q, p, members = s.q, s.prefix, {}
   count = math.min(count, q.bulk)
@@ -94,7 +94,8 @@ local function take(s, count, weight, first)
   return members
 end
 
--- Sort the next entries in turn: those up to a weight, heaviest first, then the heavier ones. As `core.bulk.BulkClass._by_nearness`.
+-- Sort the next entries in turn. Those up to a weight come first, heaviest first, then heavier entries. As
+-- `core.bulk.BulkClass._by_nearness`.
 local function by_nearness(s, weight, limit)
   local waiting, lighter, heavier = redis.call('ZRANGE', s.prefix .. 'u', 0, NEAR_BATCHES * limit - 1, 'WITHSCORES'), {}, {}
   for i = 1, #waiting, 2 do
@@ -108,7 +109,7 @@ local function by_nearness(s, weight, limit)
   return lighter
 end
 
--- Take entries out of turn; each costs its tenant the padded weight. Returns their members.
+-- Take entries out of turn, each of which costs its tenant the padded weight. Returns their members.
 local function take_early(s, taken, weight)
   local q, p, members = s.q, s.prefix, {}
   for i, candidate in ipairs(taken) do members[i] = candidate.member end
@@ -145,7 +146,7 @@ local function take_near(s, limit, weight)
   return members
 end
 
--- Take entries that ride apart, in order: the first and those of its shape that fit.
+-- Take entries that ride apart, in order, beginning with the first. The others must have its shape and fit.
 local function take_apart(s, count, weight)
   local q, p, members, shape, pages = s.q, s.prefix, {}, nil, MOST_PAGES
   for _, member in ipairs(redis.call('ZRANGE', p .. 'ua', 0, APART_AHEAD - 1)) do

@@ -1,5 +1,5 @@
--- Entries that wait apart from the tier queues: as `core.suspects`. A step reads the groups once, if it needs them, and writes changed
--- ones when it saves.
+-- Entries that wait apart from the tier queues, as `core.suspects`. A step reads the groups once, if it needs them, and writes changed
+-- groups when it saves.
 local suspects = {}
 local GROUP = GROUP_KINDS
 do
@@ -32,7 +32,7 @@ function suspects.opens_at(s, group, worker)
   return group.ready_at
 end
 
--- Instant by which an entry must leave. One that never ran keeps its queue deadline.
+-- Instant by which an entry must leave. An entry that never ran keeps its queue deadline.
 function suspects.last_moment(entry, attempts) return attempts > 0 and entry.due or entry.queue_due end
 local function touch(s, group) s.changed[group.id] = true end
 
@@ -79,7 +79,7 @@ function suspects.add(s, entries, kind, like)
   return group
 end
 
--- Split off the entries at some places of their batch; the others run again. Returns them and the number of others. As
+-- Split off the entries at some places of their batch, while the others run again. Returns these entries and the number of others. As
 -- `ModelQueue._suspected`.
 function suspects.at(s, lease, entries, places)
   local named = {}
@@ -95,7 +95,7 @@ function suspects.quarantine(s, caller)
   return first_of(suspects.groups(s), function(group) return group.caller == caller end)
 end
 
--- Number of callers that share the GPUs with the tier queues, at least one; and of those other than this one.
+-- Number of callers that share the GPUs with the tier queues, at least one, and the number without this caller.
 function suspects.callers(s, caller)
   local count, beside = 0, 0
   for _, group in ipairs(suspects.groups(s)) do
@@ -130,7 +130,8 @@ function suspects.unknown(s, entries, like)
   suspects.join(s, callers[1], entries, like)
 end
 
--- Order entries and choose where to halve: between two callers if there are several, those with most entries first.
+-- Order entries and choose where to halve them. If there are several callers, it is between two of them, and those with most entries
+-- come first.
 local function cut(s, entries)
   local callers, counts, first, order = culprits.callers_of(s, entries), {}, {}, {}
   for i, caller in ipairs(callers) do
@@ -151,7 +152,7 @@ local function cut(s, entries)
   return sorted, best
 end
 
--- Search entries that hold a culprit: run one half, or the only entry. `like` is as for `add`, and is modified.
+-- Search entries that hold a culprit by running one half, or the only entry. `like` is as for `add`, and is modified.
 function suspects.halve(s, entries, like)
   if #entries > 1 then
     local sorted, size = cut(s, entries)
@@ -179,7 +180,7 @@ function suspects.let_go(s, id)
   return wanted(s, group.members)
 end
 
--- Take a group's members for one run: all, unless the slot takes fewer.
+-- Take a group's members for one run, as many as the slot takes.
 function suspects.take(s, group, limit)
   local taken, left, others, weight, shape = {}, {}, {}, 0, shape_of(group.members[1])
   for _, member in ipairs(group.members) do
@@ -229,7 +230,7 @@ function suspects.drop(s, member)
   end
 end
 
--- What a worker may take: a group that goes first, or one that takes its turn; and the instant to look again.
+-- What a worker may take, which is a group that goes first or a group that takes its turn, and the instant to look again.
 function suspects.choose(s, worker)
   local half, quarantine, again = nil, nil, INF
   for _, group in ipairs(suspects.groups(s)) do
@@ -255,7 +256,7 @@ function suspects.earn(s, seconds, tenants, full)
   s.q.credit = math.min(s.q.credit + share, MOST_CREDIT * math.max(full, LEAST_COST))
 end
 
--- Price of a second of a group: higher if its caller sent culprits.
+-- Price of a second of a group, which is higher if its caller sent culprits.
 function suspects.price(s, group)
   if s.q.apart > 0 then
     local entries = wanted(s, {group.members[1]})
@@ -269,7 +270,7 @@ function suspects.overrun(s, seconds)
   s.q.credit, s.touched[SELDOM] = s.q.credit - math.max(seconds, 0) * APART_PRICE, true
 end
 
--- Charge a group's turn: each second costs `price` in credit.
+-- Charge a group's turn, of which each second costs `price` in credit.
 function suspects.pay(s, kind, seconds, full, price)
   local q, cost = s.q, math.max(seconds, LEAST_COST)
   s.touched[SELDOM] = true

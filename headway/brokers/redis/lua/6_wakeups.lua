@@ -1,7 +1,7 @@
--- Wake-ups: idle slots sleep until they are woken, instead of polling.
+-- Wake-ups of idle slots, which sleep until then instead of polling.
 --
 -- A claim in vain leaves its slot idle. Each change of the queue wakes the first idle slot if there is work, and no other until that
--- slot has come or been given up. For work that may leave only later, one idle slot is told the instant: the slot on watch.
+-- slot has come or been given up. For work that may leave only later, one idle slot is told the instant. It is on watch.
 local function send_wakeup(s, slot, instant)
   local process, worker = string.match(slot, '^(.-)%z(.*)$')
   local key = s.prefix .. 'b:' .. process
@@ -85,7 +85,7 @@ local function ring(s, me)
   return watch(s, idle[1], again, me)
 end
 
--- Note that a slot has no work before `instant`. Returns when it should ask again by itself: INF if another idle slot is on watch.
+-- Note that a slot has no work before `instant`. Returns when it should ask again by itself, or INF if another idle slot is on watch.
 -- Where batches are spaced, the fastest slot is woken first.
 local function go_idle(s, slot, instant)
   local q = s.q

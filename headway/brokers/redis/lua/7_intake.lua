@@ -1,4 +1,4 @@
--- Intake: entries that a step admits to the tier queues are gathered, and written together.
+-- Intake of the entries that a step admits to the tier queues, which are gathered and written together.
 
 -- A list with preallocated room.
 local function some()
@@ -60,7 +60,7 @@ local function in_rounds(s, intake, tier, rounds)
 end
 
 -- Upper bound on the entries of its tier queue that are served before an entry, as `core.fair_queue.TierQueue.ahead`. Entries of this
--- intake aren't in the tier queue yet; all of them are in rounds that have not begun.
+-- intake aren't in the tier queue yet, but all of them are in rounds that have not begun.
 function served_before(s, intake, entry)
   local q, tier, into = s.q, entry.tier, intake_of(intake, entry.tier)
   local tenant, tier_queue, counted = entry.tenant, s.prefix .. 'l' .. entry.tier, into.counted
@@ -154,8 +154,8 @@ local function number_of(tenant)
   return number
 end
 
--- Note whose entry came: for a while after the tenant changed, batches are kept small in bytes. Figures hold no text, so tenants are
--- numbers there.
+-- Note whose entry came, because batches are kept small in bytes for a while after the tenant changed. Figures hold no text, so tenants
+-- are numbers there.
 local function note_tenant(s, intake, tenant)
   local q, number = s.q, number_of(tenant)
   intake.tenant = tenant
@@ -261,7 +261,7 @@ local function wait_apart(s, entry, caller)
   suspects.join(s, caller, {entry}, {ready_at = s.now + batch_seconds(s.q, 1), failures = 0, attempts = 0})
 end
 
--- Judge a new entry like `refuse`: for its tier queue, or for the quarantine of its caller `apart`.
+-- Judge a new entry like `refuse`, either for its tier queue or for the quarantine of its caller `apart`.
 local function admissible(s, intake, entry, queue_timeout, timeout, apart)
   if not apart then return refuse(s, intake, entry, queue_timeout, timeout) end
   local q, quarantine = s.q, suspects.quarantine(s, apart)

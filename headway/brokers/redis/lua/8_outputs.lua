@@ -1,10 +1,10 @@
--- Large outputs that are shared or kept. One stays while somebody has yet to read it or may ask for it.
+-- Large outputs that are shared or kept. An output stays while somebody has yet to read it or may ask for it.
 --
 --   Q:<token>  set  names of the submissions that have yet to read it; '' while a step collects them
 --   K:<token>  set  keys that keep it
 --
--- An output of a single entry is in neither set, and goes once the reply was read. All of them expire too, because a reader may
--- be gone, and reply and output are two writes.
+-- An output of a single entry is in neither set, and goes once the reply was read. All outputs expire too, because a reader may be gone,
+-- and reply and output are two writes.
 do
 local function last(key, seconds)
   if redis.call('TTL', key) < seconds then redis.call('EXPIRE', key, math.ceil(seconds)) end

@@ -32,8 +32,8 @@ local function mark(s, entries)
   end
 end
 
--- Stream fields for entries without an output: `kind` is late, dead, spent or refused, `list` says which and more, `failure` is why
--- their batch failed. Slots of other shards count, because the entry waited for those too.
+-- Stream fields for entries without an output. `kind` is late, dead, spent or refused, `list` names the entries with details, and
+-- `failure` is why their batch failed. Slots of other shards count, because the entry waited for those too.
 local function failure_fields(s, kind, list, left_at, size, failure)
   return {'k', kind, 'd', cmsgpack.pack(list), 't', exact(left_at or s.now), 'e', exact(s.now), 'n', size or 0,
     's', math.max(s.q.slots, s.served), 'f', failure or ''}

@@ -1,10 +1,10 @@
--- One answer for several entries of a tenant: as `core.dedup`. Under a dedup key lies a flight, which is an original with its followers,
+-- One answer for several entries of a tenant, as `core.dedup`. Under a dedup key lies a flight, which is an original with its followers,
 -- or a kept outcome.
 --
 -- A share is a dedup key as a list: KIND, FLIGHT, DIGEST, seconds to KEEP, whether it JOINS an original, only WAITS for one, or RENEWS
 -- what is kept. An entry's record has its shares, the positions of those whose flights it began (`led`), and the flight that it follows
 -- or ''. An outcome has its stream fields and its worth to later requests: ANSWER, VERDICT or WORTHLESS. With an output it has the
--- weight, the version that ran it, and the token if the output is stored apart; then the output is for all who get the outcome.
+-- weight, the version that ran it, and the token if the output is stored apart. All who get the outcome then read that output.
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers, elsewhere, keep_outcome, forget_outcome, forget_ended, renew_account  -- The last four are in 18_kept.lua.
 do  -- Locals that no other file needs end with this block: a library has room for 200.
@@ -35,7 +35,7 @@ function original_of(s, flight)
   end
 end
 
--- Kept outcome of a flight: with its digest, its end, its seconds, the kind of share that it came by, and whether it was kept before.
+-- Kept outcome of a flight, with its digest, its end, its seconds, the kind of share by which it came, and whether it was kept before.
 -- Nothing if its output was lost.
 function kept_under(s, flight)
   s.kept_read = s.kept_read or {}
@@ -57,8 +57,8 @@ function submissions.share_of_id(s, key, digest)
   return kept_under(s, flight) and {TASK, flight, digest, 0, true, false}
 end
 
--- Flight of a share, if there is one. An original that a process of another release ended without notice counts as none; its followers
--- get the next one's outcome.
+-- Flight of a share, if there is one. An original that a process of another release ended without notice doesn't count, and its followers
+-- get the outcome of the next original.
 local function flight_of(s, share)
   local original, digest = original_of(s, share[FLIGHT])
   if original and ((s.entered and s.entered[original]) or live(s, original)) then
@@ -82,8 +82,8 @@ function root_of(s, key)
   end
 end
 
--- Find an answer to share. Returns why the entry may not come in; or nil, the flight to join and its share. No flight means that the
--- entry must run. Then, by position of the shares looked at, whether each is free.
+-- Find an answer to share. Returns why the entry may not come in, or nil, the flight to join, its share, and by position of the shares
+-- looked at whether each is free. Without a flight the entry must run.
 function find_flight(s, shares)
   local free = {}
   for position, share in ipairs(shares) do
@@ -103,7 +103,7 @@ function find_flight(s, shares)
   return nil, nil, nil, free
 end
 
--- Ending of the model's queue that knows one of these shares: '' for this one, nil for none.
+-- Ending of the model's queue that knows one of these shares, '' for this queue, or nil.
 local function queue_with(s, shares)
   for _, share in ipairs(shares) do
     if flight_of(s, share) then return '' end
@@ -217,7 +217,7 @@ end
 local offer_anew
 
 -- Conclude entries and their followers with an outcome. `ended` lists key, kind of the share it came by, whether it was kept, and
--- whether the gateway must be told. `late`: only their own time ran out.
+-- whether the gateway must be told. They are `late` if only their own time ran out.
 function conclude(s, outcome, ended, late)
   local lists, answered, anew, at, token, readers = {}, {}, {}, 1, outcome.token, {}
   if token then large.lend(s, token, {''}) end
@@ -297,7 +297,7 @@ function submissions.answer(s)
   lasting(s, 'e')
 end
 
--- Have an entry join a flight: it gets the kept outcome, or follows the original. `payload` is given for a new entry.
+-- Have an entry join a flight, whose kept outcome it gets or whose original it follows. `payload` is given for a new entry.
 function join(s, entry, record, flight, share, free, payload)
   begin(s, entry.key, record, free)
   local is_large = entry.bytes > 0 or entry.token
@@ -312,7 +312,7 @@ function join(s, entry, record, flight, share, free, payload)
   if flight.kept then conclude(s, flight.kept.outcome, {whose(entry.key, share[KIND], true, true)}, false) end
 end
 
--- Offer a follower again whose original was late: it runs or joins another flight in its remaining time.
+-- Offer a follower again, for its remaining time, after its original was late.
 offer_anew = function(s, follower)
   local entry, record, why, wait, apart, error = follower.entry, {shares = follower.shares, led = {}, follows = ''}, nil, 0, nil, nil
   local left = entry.due - s.now
@@ -382,7 +382,7 @@ local function let_go(s, key)
 end
 
 -- Note that nobody waits for an entry with shares itself. If it runs on for others or under a key, it does so under its member, and
--- its key is free. A task ends here, even for those waiting for it. `deleted`: its outcome is unwanted too.
+-- its key is free. A task ends here, even for those waiting for it. The outcome of a `deleted` entry is unwanted too.
 function withdraw(s, entry, deleted)
   local p, key, member = s.prefix, entry.key, member_found(entry)
   local record, led = record_of(s, key) or {shares = {}, led = {}, follows = ''}, {}

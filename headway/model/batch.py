@@ -128,7 +128,7 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     crowded: bool = False
     """True for a bulk line that must run again because the outputs of its batch were too large together."""
     left_out: int = 0
-    """Size of an output that was dropped because those of its batch were too large together. Its entry runs again, apart."""
+    """Size of an output that was dropped because its batch's outputs were too large together. Its entry runs again, apart."""
 
 
 class Cause(enum.Enum):
@@ -160,7 +160,7 @@ class BatchFailure(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """Result of completing a batch: the number of entries that were answered, and of those that had left before.
+    """Result of completing a batch, with the number of entries that were answered, and of entries that had left before.
 
     `fenced` is True if nothing was changed, because the lease was no longer valid.
     """

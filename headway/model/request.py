@@ -61,7 +61,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
         count: for the first of a request's inputs their number, for the others 0.
         way: route or method of the request, as `POST /v1/inference` or `grpc SERVICE/METHOD`.
         trace: the client's span that the request names, if traces are recorded.
-        replays: span of the request that this one replays, if that was sampled.
+        replays: span of the sampled request that this request replays.
     """
 
     timeout: float

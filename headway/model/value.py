@@ -1,4 +1,4 @@
-"""Values of inputs and outputs, and what is known about those that a target takes and gives."""
+"""Values of inputs and outputs, and facts about the values that a target takes and gives."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ Add steps only at the end. `headway_schema` records the steps that were done. A 
 knows was made by a later version, and is left alone.
 
 The primary key of requests begins with the id, by which they are looked up. Ids sort by time, so new rows go to the end of
-the index. The completion time distinguishes two requests with the same id from one that is written twice. The other index is
-for removal by age. The column is `user_id` because `user` is an SQL keyword.
+the index. The completion time distinguishes two requests with the same id from a request that is written twice. The other index
+is for removal by age. The column is `user_id` because `user` is an SQL keyword.
 
-Recent changes of keys have random marks, so that a reader notices when a backup or another database took this one's place.
+Recent changes of keys have random marks, so that a reader notices when a backup or another database replaced this database.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class MemoryBroker(Broker, NearQueue):
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker. Always False: memory is bounded per tenant, so tenants with little always have room."""
+        """See Broker. Never, because the bound per tenant leaves room for others."""
         return False
 
     @property
@@ -354,7 +354,7 @@ class MemoryBroker(Broker, NearQueue):
     def _settle(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> bool:
-        """Fast path: settle a batch of plain outputs whose entries one gateway holds, or return False if it is another batch."""
+        """Fast path: settle a batch of plain outputs if one gateway holds all its entries, else return False."""
         outputs, held = list(map(_OUTPUT, items)), list(map(_HELD, wanted))
         beside = departure.rest is not None or any(map(_TOKENS, items))
         gateways = set(map(_GATEWAY, wanted))
@@ -571,7 +571,7 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _let_go(self, queued: QueuedEntry, *, deleted: bool = False) -> None:
-        """Drop an entry that nobody waits for any more. Its outcome isn't kept either if it was `deleted`."""
+        """Drop an entry that nobody waits for any more. If it was `deleted`, its outcome isn't kept either."""
         entry = queued.entry
         del self._entries[entry.tenant, entry.id]
         if self._dedup.active and entry.dedup_keys:
@@ -653,7 +653,7 @@ class MemoryBroker(Broker, NearQueue):
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """End entries and their followers. The order matters: a follower may run again and the next join it."""
+        """End entries and their followers, in order, because a follower may run again and the next follower join it."""
         for queued, reply in ended:
             wanted = not self._dedup.unwanted(queued)
             consequences = self._dedup.end(queued, reply, now, late=late)

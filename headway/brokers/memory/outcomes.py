@@ -24,7 +24,7 @@ class Running(msgspec.Struct):
 
 
 class Mailbox:
-    """Replies to one gateway, kept until it asks with a later cursor. They go to `deliver` at once if that is set (NearQueue)."""
+    """Replies to one gateway, kept until it asks for later replies. If `deliver` is set, they go there at once (see NearQueue)."""
 
     def __init__(self) -> None:
         self.deliver: Callable[[Sequence[Reply], Sequence[Any]], None] | None = None

@@ -261,7 +261,7 @@ class RedisBroker(Broker):
                 self._idle_at.pop(slot, None)
 
     def _apart(self, slot: Slot) -> Queue | None:
-        """At every second claim, return a shard that may have entries for the slot but is no slot's home, if there is one."""
+        """At every second claim, return a shard that is no slot's home but may have entries for the slot, if there is any."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None

@@ -41,7 +41,7 @@ OLDEST = (7, 0)
 READ_WITHIN = 0.5
 """Seconds within which a running server answers a read."""
 READ_AGAIN = 0.1
-"""Seconds before a read whose connection was closed is repeated."""
+"""Seconds before a read is repeated after its connection was closed."""
 MEMORY_AGE = 1.0
 """Seconds for which a measured memory use is trusted."""
 SCARCE = 0.8
@@ -78,7 +78,7 @@ class RedisConnection:
 
     Attributes:
         timeout: maximum seconds for a call.
-        smallest_memory: smallest `maxmemory` of all servers in bytes; 0 if unlimited or not known yet.
+        smallest_memory: smallest `maxmemory` of all servers in bytes, or 0 if unlimited or unknown.
         memory: bytes in use and `maxmemory` of all servers together, when last measured. The latter is 0 if any is unlimited.
     """
 
@@ -177,7 +177,7 @@ class RedisConnection:
         return await self._ask(lambda: self._run(self._calls, function, key, arguments))
 
     async def join(self, function: str, key: str, *arguments: Any) -> Any:
-        """Run a function like `call`, but batched with other calls; see `together`. The library must register it as joinable."""
+        """Run a function like `call`, but batched with other calls (see `together`). The library must register it as joinable."""
         return await self._joined.join(function, key, *arguments)
 
     async def share(self, function: str, key: str, *arguments: Any) -> Any:
@@ -366,7 +366,7 @@ class RedisConnection:
         raise BrokerUnavailable(f"the broker at {self._shown} loses its functions again and again")
 
     async def _load(self, client: Client, key: str, known: Mapping[str, int]) -> None:
-        """Load the library into the server of `key` after a restart or a flush. Only one of many calls that miss it does so."""
+        """Load the library into the server of `key` after a restart or a flush. Only one of the calls that miss it does so."""
         async with self._loading:
             server = client.server_of(key)
             if self._loads.get(server, 0) == known.get(server, 0):

@@ -129,8 +129,8 @@ def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
 def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
     """Pack heads and payloads, in turn, of the entries of one call.
 
-    Entries of more than `threshold` bytes get empty ones, and are returned by position. Also returns whether any entry has dedup
-    keys, a digest, or other entries that come with it.
+    Entries of more than `threshold` bytes get empty heads and payloads, and are returned by position. Also returns whether any
+    entry has dedup keys, a digest, or other entries that come with it.
     """
     packed: list[bytes] = []
     large: dict[int, Entry] = {}
@@ -168,8 +168,8 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
 def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, rare: bool = True) -> bytes:
     """Pack limits, dedup keys, and which entry pays for which. Empty if there are none.
 
-    `limits` are those of all entries, each once. Limits of whole tiers are spread over so many `counts`. Unless `rare` is set, no
-    entry has more than limits.
+    `limits` are the limits of all entries, each once. Limits of whole tiers are spread over `counts` counters. Unless `rare` is
+    set, no entry has more than limits.
     """
     if not (limits or rare):
         return b""

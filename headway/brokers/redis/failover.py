@@ -55,7 +55,7 @@ _REPLICA = "look at the replica, and try again"
 _REACH = "check HEADWAY_BROKER or --broker, and that this host reaches it"
 
 _OF_PRIMARY = ("CLIENT", "PAUSE", "?", "WRITE"), ("REPLICAOF", "?", "?")
-"""Commands that the primary must permit, with nonsense arguments; see `_check_right`."""
+"""Commands that the primary must permit, with nonsense arguments. See `_check_right`."""
 
 
 async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to: str = "", only: str = "") -> None:
@@ -65,7 +65,7 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
         nodes: the servers.
         within: maximum seconds for the catch-up and the takeover of each primary. Its writes are paused for at most 5 more.
         say: called with each step in words.
-        to: HOST:PORT of the replica that takes over from a single server, by default the most advanced one.
+        to: HOST:PORT of the replica that takes over from a single server, by default the most advanced replica.
         only: HOST or HOST:PORT of the primaries of a cluster that hand over, by default all.
 
     Raises:

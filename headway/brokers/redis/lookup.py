@@ -87,7 +87,7 @@ async def _name_of(queue: Queue, key: bytes) -> QueueName | None:
 
 
 async def _state_of_any(queue: Queue, id: str) -> EntryState | None:
-    """Return the state of the first entry in a queue that has an id, whatever its tenant."""
+    """Return the state of the first entry with this id in a queue, whatever its tenant."""
     prefix = wire.prefix_of(queue.connection.prefix, queue.name, queue.shard)
     ending, cursor = _SPECIAL.sub(r"\\\g<0>", id), b"0"
     while True:

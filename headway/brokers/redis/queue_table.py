@@ -107,7 +107,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self._named_at[name] = self._named_at[QueueName(name.model)] = now
 
     def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
-        """Add the queues that workers claim from, and those of models that may hold data."""
+        """Add the queues that workers claim from, and the queues of models that may hold data."""
         self._registry_read = asyncio.get_running_loop().time()
         for model in models:
             if model not in self.limits and self._strangers:
@@ -117,7 +117,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self.learn(names)
 
     async def look(self, at_once: bool = False) -> None:
-        """Add the queues that the servers list, if a look is due or must happen `at_once`. No process may know of them yet."""
+        """Add the queues that the servers list, if a look is due or must happen `at_once`. No process may know these queues."""
         now = asyncio.get_running_loop().time()
         if at_once or now >= self._look_at:
             self._look_at = now + LIST_QUEUES_EVERY

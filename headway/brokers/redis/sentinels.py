@@ -142,7 +142,7 @@ class Sentinels(Sentinel):
         raise MasterNotFoundError(f"No master found for {service!r}{f' : {reasons}' if reasons else ''}")
 
     def _agreed(self, votes: Counter[Vote]) -> bool:
-        """Return True if most Sentinels name the same primary, which hasn't refused, in an epoch not older than the known one."""
+        """Return True if most Sentinels agree on a primary that hasn't refused, in an epoch not older than the known epoch."""
         believed = (
             count
             for (config_epoch, address), count in votes.items()

@@ -72,7 +72,7 @@ log = get_logger(__name__)
 
 
 class Budgets:
-    """Byte budgets of the queues, which share them on one server. In a cluster each queue gets its part.
+    """Byte budgets of the queues. On one server all queues share them, and in a cluster each queue gets a part.
 
     `kept` is the budget of each server. `queues` returns the number of all queues, `shards` is that of each model.
     """
@@ -138,13 +138,13 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Verdict that another version's queue knows the entry's id or one of its dedup keys."""
+    """Verdict that another version's queue knows the entry's id, or a dedup key of the entry."""
 
     queue: QueueName
 
 
 Verdict = Failure | Moved | None
-"""Verdict of a queue on an entry; None admits it."""
+"""Verdict of a queue on an entry, which is None if the entry is admitted."""
 
 
 class Look(msgspec.Struct):

@@ -176,7 +176,7 @@ class ShardRouter:
     def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
         """Choose the tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is.
 
-        An entry is `paid` if it comes with another entry whose limits are charged for both.
+        An entry is `paid` if its limits are charged to another entry that comes with it.
         """
         name = entry.queue
         if paid or entry.limits or entry.dedup_keys or entry.digest:
@@ -217,7 +217,7 @@ class ShardRouter:
             await self.read_registry()
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
-        """Read the registry, take a census of its workers, and add their queues and those of models that may hold data."""
+        """Read the registry, take a census of its workers, and add the queues of workers and of models that may hold data."""
         untold, self._queues.untold = self._queues.untold, {}
         try:
             workers, models = await self._registry.look(untold)

@@ -54,7 +54,7 @@ class ServerClock:
         return self._clock() + self._latest
 
     def after(self, seconds: float) -> float | None:
-        """Return the server's instant in some seconds, or a slightly earlier one. None before the first answer."""
+        """Return the server's instant in some seconds, or a slightly earlier instant. None before the first answer."""
         ahead = max(self._best, self._best_before)
         return None if math.isinf(ahead) else self._clock() + ahead + seconds
 

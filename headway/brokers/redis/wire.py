@@ -135,7 +135,7 @@ NONCE = struct.Struct(">d")
 LOAD = tuple(name for name in Load.__struct_fields__ if name not in ("paces", "past"))
 """Order of a load's figures. They follow the instant and the queue's birth, and precede the slots of each pace."""
 RULE = tuple(name for name in Rule.__struct_fields__ if name != "company")
-"""Order of a rule's numbers, which follow the instant and slots of its load. `company` isn't sent: only a look-ahead sets it."""
+"""Order of a rule's numbers, which follow the instant and slots of its load. Only a look-ahead sets `company`."""
 _STAMP = struct.Struct("<d")
 LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
 _LOAD = struct.Struct(LOAD_FORMAT)
@@ -223,7 +223,7 @@ def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[b
 
 
 def head_of_one(worker: str, version: str) -> bytes:
-    """Return the bytes that precede a packed reply that is the only one for its gateway."""
+    """Return the bytes that turn a packed reply into all packed replies for a gateway."""
     return encode((SCHEMA, worker, version, [None]))[:-1]
 
 

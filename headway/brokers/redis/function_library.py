@@ -79,7 +79,7 @@ _SHARED: Mapping[ModuleType, str] = {
         "BUDGET_RUNS BUDGET_TRICKLE_RUNS"
     ),
     service_model: "DECAY RATE_TIME LEAST_SEEN REACH NORMAL SPREAD STRAY STRAY_DEVIATIONS FASTER FORGETTING",
-    slot_factors: "LEAST_DEVIATION",
+    slot_factors: "LEAST_DEVIATION PADDED_DOUBT",
     suspects: "LEAST_COST QUARANTINED_ATTEMPTS APART_PRICE SEARCH_PRICE MOST_CREDIT",
 }
 """Numbers of core that the functions use under the same names, by module."""
@@ -119,30 +119,22 @@ _NUMBERS: dict[str, float] = {
     "SCHEMA": wire.SCHEMA,
     "RATE_ROUNDING": 1e-5,  # The server's instants count from 1970, so they are less exact than the instants of ratelimit.py.
     "STRAY_KNOWN": service_model.KNOWN,
-    "FACTOR_STEP": slot_factors.STEP,
-    "FACTOR_ERROR": slot_factors.ERROR,
-    "PADDED_DOUBT": slot_factors.PADDED_DOUBT,
-    "FACTOR_MOST_WEIGHT": slot_factors.MOST_WEIGHT,
-    "FACTOR_PRIOR": slot_factors.PRIOR,
-    "FACTOR_UNSURE": slot_factors.UNSURE,
-    "FACTOR_UNSURE_FOR": slot_factors.UNSURE_FOR,
-    "FACTOR_STRAY": slot_factors.STRAY,
     "USUAL_PACE": slot_factors.USUAL + 1,
     "MOST_PACE": len(slot_factors.FACTORS),
     "OVER_ALIKE": departure.OVER,
     "HISTORY_STEP": departure_board.STEP,
     "ENTRY_KIND_BYTES": entry_wire.ENTRY_KIND.size,
     "RULE_BYTES": 8 * (2 + len(wire.RULE)),
-    "INPUT_POSITION": entry_wire.position_of("input"),
-    "PARAMETERS_POSITION": entry_wire.position_of("parameters"),
-    "CALLER_POSITION": entry_wire.position_of("caller"),
+    **{f"{member.upper()}_POSITION": entry_wire.position_of(member) for member in ("input", "parameters", "caller")},
     "TOKEN_BYTES": entry_wire.TOKEN_BYTES,
 }
 """Numbers that only the functions use, or that have other names there."""
 
+_FACTOR_NUMBERS = "STEP ERROR MOST_WEIGHT PRIOR UNSURE UNSURE_FOR STRAY"
 _CODES: tuple[Mapping[str, float], ...] = (
     *({name: getattr(module, name) for name in names.split()} for module, names in _SHARED.items()),
     *({member.name: member.value for member in kind} for kind in (RefusalCode, Worth, Standing)),
+    {f"FACTOR_{name}": getattr(slot_factors, name) for name in _FACTOR_NUMBERS.split()},
     {name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
     figures.numbers(),
 )

@@ -97,7 +97,7 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failure of a batch. `cause` is the value of a `Cause`, and `version` the model's."""
+    """Failure of a batch. `cause` is the value of a `Cause`, `item`, or a cause of a later release. `version` is the model's."""
 
     cause: str
     message: str
@@ -120,11 +120,11 @@ class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
 
 
 _run = msgspec.msgpack.Decoder(WireRun)
-_failure = msgspec.msgpack.Decoder(WireFailure)
 _unanswered = msgspec.msgpack.Decoder(list[WireUnanswered])
 _passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool, int]])
 _refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int, str, int]])
 _positions = msgspec.msgpack.Decoder(list[int])
+read_failure = msgspec.msgpack.Decoder(WireFailure).decode
 read_rollout = msgspec.msgpack.Decoder(Rollout).decode
 read_drain = msgspec.msgpack.Decoder(Drain).decode
 read_notice = msgspec.msgpack.Decoder(Notice).decode
@@ -207,11 +207,6 @@ def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:
     """Pack the failure of a lease's batch."""
     cause, message, worker, shown = failure.cause.value, failure.message, failure.worker, failure.shown
     return encode(WireFailure(cause, message, worker, shown, lease.slot.runs.version, lease.batch_id, failure.places))
-
-
-def read_failure(packed: bytes) -> WireFailure:
-    """Read a packed failure. Its `cause` may be `item`, or one of a later release."""
-    return _failure.decode(packed)
 
 
 def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:

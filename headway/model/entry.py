@@ -147,5 +147,4 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: str = ""
 
     def without_input(self) -> DeadLetter:
-        """Return the letter for listing, without input and parameters."""
         return msgspec.structs.replace(self, entry=msgspec.structs.replace(self.entry, input="", parameters=b""))

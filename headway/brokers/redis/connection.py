@@ -279,7 +279,7 @@ class RedisConnection:
 
     @property
     def clustered(self) -> bool:
-        """True if keys lie on several servers, so a step can't use any two keys."""
+        """True if keys lie on several servers, so a step can't use just any two keys."""
         return self._calls.mode == "cluster"
 
     @property

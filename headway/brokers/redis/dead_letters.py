@@ -77,7 +77,6 @@ class RedisDeadLetters(DeadLetters):
         return await self._counted(2)
 
     async def _counted(self, which: int) -> Mapping[str, int]:
-        """Sum up one number in the answers of `letters` by model."""
         names = [name for name in self._queues for _ in range(self._shards)]
         counts = Counter[str]()
         for name, numbers in zip(names, await self._listed(0), strict=True):

@@ -61,7 +61,6 @@ class Lookup:
         self._router.forget([(tenant, id)])
 
     async def knows(self, tenant: str, id: str) -> bool:
-        """Return True if any queue has the task or its outcome."""
         return await self._found(tenant, id, _name_of) is not None
 
     async def queue_with(self, tenant: str, id: str) -> QueueName:

@@ -159,7 +159,6 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return looked - self._named_at[name] > FORGET_AFTER
 
     def beside(self, queue: Queue, name: QueueName) -> Queue:
-        """Return the queue of another name in the same shard."""
         self.learn([name])
         return self[name][queue.shard]
 

@@ -42,7 +42,6 @@ class Receipt(msgspec.Struct, frozen=True):
 
     @property
     def packed(self) -> tuple[object, ...]:
-        """Arguments of the server's functions."""
         pack = wire.NONCE.pack
         names = [pack(nonce) + f"{tenant}\0{id}".encode() for tenant, id, nonce in self.submissions]
         return self.gateway, self.last, len(names), len(self.outputs), *names, *self.outputs

@@ -97,7 +97,6 @@ class Budgets:
         return kept
 
     def room(self) -> int:
-        """Bytes of room for large entries."""
         servers, memory = self._connection.servers, self._connection.smallest_memory
         room = min(self._queue_bytes, int(ROOM_SHARE * memory) * servers) if memory else self._queue_bytes
         return room // max(self._queues(), 1) if self._connection.clustered else room
@@ -208,7 +207,6 @@ class Queue:
         return self._steps.clock.now()
 
     def stream_of(self, gateway: str) -> str:
-        """Return the key of the stream with a gateway's replies."""
         return f"{self._key}r:{gateway}"
 
     async def close(self) -> None:
@@ -349,7 +347,6 @@ class Queue:
         return replace(reply, failure=failures.lost_output())
 
     async def knows(self, key: bytes) -> bool:
-        """Return True if a task or its outcome is here."""
         standing, *fields = await self._call("recall", key)
         return bool(fields) or _STATES[standing] is not None
 

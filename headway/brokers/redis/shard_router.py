@@ -53,8 +53,7 @@ class ShardRouter:
 
     @property
     def alone(self) -> bool:
-        """True if each model has only one queue."""
-        return self._shards == 1
+        return self._shards == 1  # Then there is no choice.
 
     async def close(self) -> None:
         await end(self._counting)
@@ -72,7 +71,7 @@ class ShardRouter:
             await asyncio.wait({self._counting})
 
     async def census(self, rest: float) -> float:
-        """Start a new census if it is due. Returns the seconds until the next call, which are `rest` or CENSUS_AGE."""
+        """Start a new census if it is due. Returns the seconds until the next call, which are infinite if there is no choice."""
         await self.count()
         return math.inf if self.alone else max(rest, CENSUS_AGE)
 

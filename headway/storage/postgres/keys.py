@@ -96,7 +96,6 @@ class PostgresKeys(PostgresStore, KeyStore):
 
 
 async def _next(session: Session) -> int:
-    """Take the revision for a change, and mark it."""
     revision: int = await session.fetchval(NEXT)
     await session.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
     await session.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)

@@ -114,7 +114,6 @@ class SqliteKeys(SqliteStore, KeyStore):
 
 
 def _next(connection: sqlite3.Connection) -> int:
-    """Take the revision for a change, and mark it."""
     [revision] = connection.execute(NEXT).fetchone()
     connection.execute("INSERT INTO headway_key_changes VALUES (?, ?)", (revision, new_mark()))
     connection.execute("DELETE FROM headway_key_changes WHERE revision <= ?", (revision - MARKS,))

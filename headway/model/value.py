@@ -98,12 +98,9 @@ class ValueKind(enum.Enum):
     """Kinds of values that a target takes or gives."""
 
     TEXT = "text"
-    JSON = "json"
-    """Any JSON values, including texts."""
-    BYTES = "bytes"
-    """Binary data, written in base64 where only text fits."""
-    TENSORS = "tensors"
-    """Arrays of numbers, each with a name, a datatype and a shape."""
+    JSON = "json"  # Any JSON values, including texts.
+    BYTES = "bytes"  # Binary data, written in base64 where only text fits.
+    TENSORS = "tensors"  # Arrays of numbers, each with a name, a datatype and a shape.
 
 
 class KindFacts(NamedTuple):

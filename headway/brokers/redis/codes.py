@@ -12,54 +12,37 @@ from headway.core.retention import KeptLimits
 class RefusalCode(enum.IntEnum):
     """Reasons of the functions to refuse an entry."""
 
-    TOO_LONG = 0
-    """The queue is too long for the entry's deadline."""
-    SHED = 1
-    """The queue is too long for the entry's tier, but not for the highest."""
-    SCARCE = 2
-    """The server is short of memory."""
-    CONFLICT = 3
-    """Another submission is live under this id."""
-    MISUSE = 4
-    """The idempotency key or chosen id was used for another request."""
+    TOO_LONG = 0  # The queue is too long for the entry's deadline.
+    SHED = 1  # The queue is too long for the entry's tier, but not for the highest.
+    SCARCE = 2  # The server is short of memory.
+    CONFLICT = 3  # Another submission is live under this id.
+    MISUSE = 4  # The idempotency key or chosen id was used for another request.
     NO_TASK = 5
     CANCELLED = 6
-    TOO_LARGE = 7
-    """The output is too large to be kept. Its size in bytes replaces the wait."""
-    CULPRIT = 8
-    """The same input lately failed alone. Its error replaces the wait."""
-    ROOM = 9
-    """The tenant's large entries take all the room they may have."""
-    LOST = 10
-    """The stored-apart input is gone."""
-    UNDIGESTED = 11
-    """The stored-apart input may be a known culprit, so its digest is needed."""
-    MOVED = 12
-    """Another queue of the model knows the request. The ending of its prefix replaces the wait."""
-    APART = 13
-    """The quarantine of the entry's caller is too long."""
-    TOO_MANY = 14
-    """The entry comes with more others than can be answered in time. The number that can be replaces the wait."""
-    TOO_MANY_APART = 15
-    """The same in the quarantine of the entry's caller."""
-    OVER = 16
-    """The entry's first rate limit is exceeded. Its further limits have the codes above."""
+    TOO_LARGE = 7  # The output is too large to be kept. Its size in bytes replaces the wait.
+    CULPRIT = 8  # The same input lately failed alone. Its error replaces the wait.
+    ROOM = 9  # The tenant's large entries take all the room they may have.
+    LOST = 10  # The stored-apart input is gone.
+    UNDIGESTED = 11  # The stored-apart input may be a known culprit, so its digest is needed.
+    MOVED = 12  # Another queue of the model knows the request. The ending of its prefix replaces the wait.
+    APART = 13  # The quarantine of the entry's caller is too long.
+    TOO_MANY = 14  # The entry comes with more others than can be answered in time. The possible number replaces the wait.
+    TOO_MANY_APART = 15  # The same in the quarantine of the entry's caller.
+    OVER = 16  # The entry's first rate limit is exceeded. Its further limits have the codes above.
 
 
 class Worth(enum.IntEnum):
     """Worth of an outcome to later requests."""
 
     WORTHLESS = 0
-    VERDICT = 1
-    """The model rejects the input."""
+    VERDICT = 1  # The model rejects the input.
     ANSWER = 2
 
 
 class Standing(enum.IntEnum):
     """State of an entry."""
 
-    AT_END = 0
-    """The entry has its outcome or is unknown."""
+    AT_END = 0  # The entry has its outcome or is unknown.
     WAITING = 1
     RUNNING = 2
 

@@ -96,7 +96,7 @@ class Reaping:
         now = asyncio.get_running_loop().time()
         if calm and queue in self._stirred:
             due = min(due, REAP_EVERY)
-        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # Make this call together with other periodic calls.
+        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # Joins other periodic calls.
             due = until_tick(rest) + max(math.floor(due / rest + EARLY) - 1, 0) * rest
         self._due_at[queue] = now + due
         self._watched_until[queue] = now if calm else now + STIRS_SECONDS

@@ -132,7 +132,7 @@ class Nodes(NamedTuple):
 
 
 def nodes(url: str, timeout: float) -> Nodes:
-    """Return the servers behind a URL. Their clients' commands have a timeout in seconds. Raises like `connect`."""
+    """Return the servers behind a URL. `timeout` is in seconds, for each command. Raises like `connect`."""
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
     given = dict(parse_qsl(parts.query))
@@ -204,7 +204,7 @@ def _sentinel_login(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options for TLS. The files are tried here, because the first connection would be late for an error."""
+    """Return the options for TLS. The files are tried here, because an error of the first connection would come late."""
     options: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_check_hostname", "true").lower() != "false"}
     options |= {name: given[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in given}
     try:

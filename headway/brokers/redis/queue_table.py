@@ -74,7 +74,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self._bound(model)
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """Have entries of the models that pad ride with others of like weight."""
+        """Make entries of the models that pad ride with entries of similar weight."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):
@@ -117,7 +117,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self.learn(names)
 
     async def look(self, at_once: bool = False) -> None:
-        """Add the queues that the servers list, if a look is due or must happen `at_once`. No process may know these queues."""
+        """Add the queues that the servers list, if a look is due or must happen `at_once`. Some may be unknown to all processes."""
         now = asyncio.get_running_loop().time()
         if at_once or now >= self._look_at:
             self._look_at = now + LIST_QUEUES_EVERY

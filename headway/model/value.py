@@ -45,7 +45,7 @@ and Tensors are arrays."""
 
 
 class TokenCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Number of tokens `used` for one input, of which the `prompt` is the input itself."""
+    """Number of tokens used for one input. `prompt` is the part for the input itself."""
 
     used: int
     prompt: int = 0

@@ -247,7 +247,7 @@ async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str],
 
 
 async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
-    """Return the seconds since a Sentinel last looked at each of the replicas that are up."""
+    """Return the longest time in seconds since a Sentinel looked at a replica that is up."""
     rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
     ages = [int(replica["info-refresh"]) / 1000 for replica in map(_named, rows) if replica["flags"] == "slave"]
     return max(ages, default=0.0)

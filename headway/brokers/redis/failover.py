@@ -19,7 +19,7 @@ import contextlib
 import math
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -75,7 +75,7 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
     _check(nodes.kind, within, to, only)
     servers = _Servers(nodes)
     try:
-        async with servers:
+        async with aclosing(servers):
             with _ended_by_signals(servers, say):
                 if nodes.kind == "cluster":
                     await _of_cluster(servers, within, say, only)
@@ -157,10 +157,7 @@ class _Servers:
         self.last, self.replicas = _shown(nodes.hosts[0]), set[str]()
         self._made: dict[tuple[Address, bool], Redis] = {}
 
-    async def __aenter__(self) -> _Servers:
-        return self
-
-    async def __aexit__(self, *raised: object) -> None:
+    async def aclose(self) -> None:
         for client in self._made.values():
             await client.aclose()
 

@@ -1,7 +1,6 @@
 """Multipart forms (multipart/form-data), parsed as they arrive: no file is ever whole in memory.
 
-The overhead around the parts is bounded, and no byte is looked at more than a few times, so a form can't hold up the event
-loop.
+The overhead around the parts is bounded, and no byte is read more than a few times, so a form can't hold up the event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from urllib.parse import unquote
 from headway.errors import BadRequest
 
 MOST_PARTS = 32
-"""Maximum number of parts of a form."""
 _MOST_HEAD = 8_190
 """Longest header of a part, and longest text before the first part, in bytes."""
 _KIND = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
@@ -25,13 +23,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class FormPart(NamedTuple):
-    """One part of a form.
-
-    Attributes:
-        name: name of the field.
-        filename: name of the file; None if the part isn't a file.
-        content: yields the content as it arrives. Raises BadRequest.
-    """
+    """One part of a form. `filename` is None if the part isn't a file. Reading `content` may raise BadRequest."""
 
     name: str
     filename: str | None
@@ -71,7 +63,6 @@ async def parts(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> Asy
 
 
 def _names(head: bytes) -> tuple[str, str | None]:
-    """Return the field name and the file name in a part's header."""
     disposition = _DISPOSITION.search(head.decode("utf-8", "replace"))
     parameters = {
         match[1].lower(): _ESCAPED.sub(r"\1", match[2]) if match[2] is not None else match[3]

@@ -28,25 +28,15 @@ MOST_ZEROS = 64
 """Maximum size of an example made of zeros, in numbers."""
 
 Specs = tuple[TensorSpec, ...]
-"""Input or output tensors of one model; empty if they are not known."""
+"""Input or output tensors of one model, or empty if they aren't known."""
 _ANY: dict[str, Any] = {
     "type": ["array", "object", "number", "boolean", "string"],
     "description": "Nested arrays of numbers or texts. Several tensors are an object of such arrays by name.",
 }
-_ANY_DATA: dict[str, Any] = {
-    "type": "array",
-    "description": "The elements, nested by the shape or flat.",
-}
 
 
 class Kinds(NamedTuple):
-    """Facts about one model for the document.
-
-    Attributes:
-        takes, gives: kinds of its inputs and outputs; None if not known.
-        inputs, outputs: its tensors; empty if it has none, or they are not public.
-        per_call: parameters that all requests of a batch share; empty if they are not public.
-    """
+    """What the document says about one model. `takes` and `gives` are None if not known; the rest is empty if it isn't public."""
 
     takes: ValueKind | None
     gives: ValueKind | None
@@ -76,13 +66,7 @@ _UNKNOWN = (errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.S
 
 
 class Example(msgspec.Struct, frozen=True):
-    """Example request, which the service answers with 200.
-
-    Attributes:
-        kinds: what its model takes and gives.
-        input: its input as a JSON value; None if no valid input is known.
-        model: name of the model; empty to leave it to the default.
-    """
+    """Example request that the service answers with 200. `input` is a JSON value, or None if unknown. `model` may be empty."""
 
     kinds: Kinds = TEXTS
     input: Any = "hello"
@@ -90,7 +74,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 def example_of(kinds: Kinds, own: Any, model: str) -> Example:
-    """Return an example for a model. `own` is the example that its target gives, as a JSON value; None if it gives none."""
+    """Return an example for a model. `own` is its target's example as a JSON value, or None."""
     usual = {ValueKind.TEXT: "hello", ValueKind.BYTES: "aGVsbG8=", None: "hello"}
     if own is None:
         own = zeros(kinds.inputs) if kinds.takes is ValueKind.TENSORS else usual.get(kinds.takes)
@@ -101,33 +85,28 @@ _HELLO = Example()
 
 
 def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> dict[str, Any]:
-    """Return the OpenAPI document.
-
-    Arguments:
-        settings: current settings.
-        kinds: one for each model; if empty, there is one model of texts.
-        example: request that works, to be shown in the form of each route that can take it.
-    """
+    """Return the OpenAPI document, with `example` in the form of each route that can take it. `kinds` has one element for each
+    model. Without any, there is one model of texts."""
     models = tuple(dict.fromkeys(kinds)) or (TEXTS,)
     taken = _names((model.takes for model in models), "TextInput", "TensorInput")
     given = _names((model.gives for model in models), "TextOutput", "TensorOutput")
     octets = {model.takes for model in models} == {ValueKind.BYTES}
     tensors = any(ValueKind.TENSORS in (model.takes, model.gives) for model in models)
     numbers = " For a model with one tensor, the numbers of its rows, little-endian." if tensors else ""
-    fixed = _fixed_facts(settings)
+    max_rows = max(model.max_batch_size for model in settings.served.values())
     contract = msgspec.json.decode(Path(__file__).with_name("contract.json").read_bytes())
     facts = {
-        **fixed,
+        **_fixed_facts(settings),
         **_refusals(),
         **_examples(settings, example),
         "taken": _any_of(taken),
         "given": _any_of(given),
         "octets_taken": f"The input itself{'' if octets else ', in UTF-8 if the model takes texts'}.{numbers}",
         "parameters_told": f"Handed to the model as it is.{_per_call_hint(models)}",
-        **_tensor_schemas(models, settings),
-        **protocol_parts(_filled(contract["parts"]["oip_texts"], fixed), tensors),
+        "tensors_taken": schema((model.inputs for model in models if model.takes is ValueKind.TENSORS), max_rows),
+        "tensors_given": schema((model.outputs for model in models if model.gives is ValueKind.TENSORS), max_rows),
     }
-    for name, part in contract["parts"].items():
+    for name, part in (contract["protocol"]["tensors" if tensors else "texts"] | contract["parts"]).items():
         facts[name] = _filled(part, facts)
     facts["native_responses"] = _responses("{}", facts["problem"])
     facts["openai_responses"] = _responses("OpenAI_{}", facts["openai_problem"])
@@ -142,7 +121,6 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
 
 
 def _per_call_hint(models: Iterable[Kinds]) -> str:
-    """Say which parameters all requests of a batch share; empty if none."""
     shared = [model.per_call for model in models if model.per_call]
     if not shared:
         return ""
@@ -152,11 +130,8 @@ def _per_call_hint(models: Iterable[Kinds]) -> str:
 
 
 def _filled(value: Any, facts: dict[str, Any]) -> Any:
-    """Fill facts into a value of the file.
-
-    "${name}" becomes the fact of that name, or its text inside a longer string. A member "..." of an object lists facts
-    that are merged into the object.
-    """
+    """Fill facts into a value of the file: "${name}" becomes the fact of that name, or its text inside a longer string. A member
+    "..." of an object lists facts that are merged into the object."""
     if isinstance(value, str):
         whole = _FACT.fullmatch(value)
         return facts[whole[1]] if whole else _FACT.sub(lambda match: str(facts[match[1]]), value)
@@ -175,7 +150,6 @@ def _filled(value: Any, facts: dict[str, Any]) -> Any:
 
 
 def _fixed_facts(settings: Settings) -> dict[str, Any]:
-    """Return the facts that don't change while the process runs."""
     several = bool(settings.models)
     left_out = "Required, because there are several models; GET /v1/models lists them."
     if settings.default:
@@ -207,16 +181,17 @@ def _fixed_facts(settings: Settings) -> dict[str, Any]:
         "bulk_files": settings.bulk_max_files,
         "bulk_jobs": settings.bulk_max_jobs,
         "kept_s": f"{settings.result_ttl_s:g}",
+        "datatypes": [datatype for datatype in SIZES if datatype != JSON],
+        "most_tensors": MOST_TENSORS,
+        "most_axes": MOST_AXES,
         "settled": {name: {"description": "Repeated from the request."} for name in SETTLED},
     }
 
 
 _TEXT = {"type": "string", "pattern": r"^[^\u0000]*$", "description": "Any text without U+0000."}
-"""Schema of a text as an input."""
 
 
 def _refusals() -> dict[str, Any]:
-    """Return the error responses of each kind of route, by status."""
     return {
         "refusals": _by_status("{}", *_NATIVE),
         "task_refusals": _by_status("{}", *_COMMON, errors.NOT_FOUND),
@@ -231,12 +206,11 @@ def _refusals() -> dict[str, Any]:
 
 
 def _by_status(form: str, *codes: str) -> dict[str, Any]:
-    """Return references to the error responses for `codes`, by status. If codes share a status, the first counts."""
+    """Return references to the error responses for `codes`, by status. The first of codes that share a status counts."""
     return {str(errors.STATUS[code]): {"$ref": _RESPONSES + form.format(code)} for code in reversed(codes)}
 
 
 def _responses(form: str, refusal: dict[str, Any]) -> dict[str, Any]:
-    """Return the response for each error code in an API's form."""
     titles: dict[int, list[str]] = {}
     for code in errors.CODES.values():
         titles.setdefault(code.status, []).append(code.title)
@@ -247,7 +221,6 @@ def _responses(form: str, refusal: dict[str, Any]) -> dict[str, Any]:
 
 
 def _errors() -> list[dict[str, Any]]:
-    """Describe each error code."""
     return [
         {
             "error": code.shown or name,
@@ -262,7 +235,7 @@ def _errors() -> list[dict[str, Any]]:
 
 
 def _examples(settings: Settings, example: Example) -> dict[str, Any]:
-    """Return the example of each API's request; an empty object if no valid one is known."""
+    """Return the example of each API's request, or an empty object if no valid one is known."""
     input, kinds = example.input, example.kinds
     takes, gives = kinds.takes, kinds.gives
     text = takes in (ValueKind.TEXT, None) and isinstance(input, str)
@@ -292,17 +265,8 @@ def _hides_models(settings: Settings) -> bool:
     return bool(settings.models and (settings.keys or settings.jwt))
 
 
-def _tensor_schemas(models: Iterable[Kinds], settings: Settings) -> dict[str, Any]:
-    """Return the schemas of the tensors that models take and give."""
-    models, max_rows = list(models), max(model.max_batch_size for model in settings.served.values())
-    return {
-        "tensors_taken": schema((model.inputs for model in models if model.takes is ValueKind.TENSORS), max_rows),
-        "tensors_given": schema((model.outputs for model in models if model.gives is ValueKind.TENSORS), max_rows),
-    }
-
-
 def _names(kinds: Iterable[ValueKind | None], text: str, tensors: str) -> list[str]:
-    """Return the names of the schemas for value kinds. A text is a JSON value, too."""
+    """Return the names of the schemas for value kinds. A text is also a JSON value."""
     known = {ValueKind.JSON: "JsonValue", ValueKind.BYTES: "Octets", ValueKind.TENSORS: tensors}
     names = {text if kind is None else known.get(kind, text) for kind in kinds}
     return ["JsonValue"] if "JsonValue" in names else sorted(names)
@@ -319,38 +283,8 @@ def schema(models: Iterable[Specs], max_rows: int) -> dict[str, Any]:
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
-def protocol_parts(texts: dict[str, Any], tensors: bool) -> dict[str, Any]:
-    """Return the parts of the Open Inference Protocol's schemas that depend on whether any model has tensors.
-
-    Arguments:
-        texts: schema of the data of a text input or output.
-        tensors: True if a model has tensors.
-    """
-    if not tensors:
-        each = {"type": "array", "items": {**texts, "maxItems": 1}, "minItems": 1, "maxItems": texts["maxItems"]}
-        return {
-            "oip_datatypes": [BYTES],
-            "oip_most_tensors": 1,
-            "oip_shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "maxItems": 2},
-            "oip_data": {"oneOf": [texts, each], "description": "One text for each element."},
-            "oip_told": texts,
-            "oip_wanted": {"type": "string", "enum": ["OUTPUT"]},
-            "oip_outputs": "OUTPUT, or empty. The parameter binary_data asks for the binary form.",
-        }
-    axes = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MOST_AXES}
-    return {
-        "oip_datatypes": [datatype for datatype in SIZES if datatype != JSON],
-        "oip_most_tensors": MOST_TENSORS,
-        "oip_shape": {**axes, "description": "The first axis is the number of rows."},
-        "oip_data": _ANY_DATA,
-        "oip_told": _ANY_DATA,
-        "oip_wanted": {"type": "string"},
-        "oip_outputs": "The outputs to return; empty for all. The parameter binary_data of an output asks for its binary form.",
-    }
-
-
 def zeros(specs: Specs) -> Any:
-    """Return a row of zeros in native JSON; None if it would be long, or the tensors are not known."""
+    """Return a row of zeros in native JSON, or None if it would be long, or the tensors are not known."""
     if not specs or sum(count_of(_row(spec)) for spec in specs) > MOST_ZEROS:
         return None
     rows = {spec.name: _nested(_row(spec), _zero(spec)) for spec in specs}
@@ -358,15 +292,7 @@ def zeros(specs: Specs) -> Any:
 
 
 def protocol_inputs(specs: Specs, value: Any) -> list[dict[str, Any]] | None:
-    """Convert a value in native JSON to inputs of the Open Inference Protocol.
-
-    Arguments:
-        specs: the model's input tensors.
-        value: one row, or several; for a model with several inputs an object by name.
-
-    Returns:
-        The inputs; None if they are not known.
-    """
+    """Convert native JSON, one row or several, to inputs of the Open Inference Protocol. Return None if `specs` don't fit."""
     given = value if isinstance(value, dict) else {spec.name: value for spec in specs[:1]}
     if not specs or any(spec.name not in given for spec in specs):
         return None

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from headway.doors.readiness import AT_ZERO, SERVING, CachedReadiness
-from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.requests import Request, RouteAnswer, as_json
 from headway.http.routing import Route
 
 _AWAITED = "none; one is wanted, and on its way"
@@ -19,11 +17,8 @@ _WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than there should be
 def routes(
     readiness: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
 ) -> list[Route]:
-    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
-
-    Clients, who may be anybody, get no numbers and no names. Operators get the number of workers, why models failed to load,
-    and the `troubles`: which stores don't answer.
-    """
+    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`. Clients, who may be anybody, get no numbers and
+    no names. Operators get the number of workers, why models failed to load, and the `troubles`: which stores don't answer."""
 
     async def live(request: Request) -> RouteAnswer:
         return _answer(request, 200, "ok", {"process": "ok"})
@@ -37,7 +32,6 @@ def routes(
 
 
 def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
-    """Return the checks without numbers and names."""
     public: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
     if "workers" in checks:
         known = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")
@@ -55,4 +49,4 @@ def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) ->
     headers = {"cache-control": "no-store"}
     if code != 200:
         headers["retry-after"] = "1"
-    return RouteAnswer(msgspec.json.encode(content), code, headers, JSON)
+    return as_json(content, code, headers)

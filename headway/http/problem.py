@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from http import HTTPStatus
 
 import msgspec
 
@@ -30,14 +29,12 @@ Encoded = tuple[dict[str, str], bytes]
 """Header fields and body of an answer. The fields are ASCII and include the content type, but not the fields of the framing."""
 
 EncodeError = Callable[[AnyError, str], Encoded]
-"""Encode any error in the form of one API. Never raises.
-
-Arguments: the error, whose message may contain lone surrogates, and the request id as clients see it, `req_…`.
-"""
+"""Encode any error in the form of one API. Never raises. The arguments are the error, whose message may contain lone surrogates,
+and the request id as clients see it, `req_…`."""
 
 
 def retry_seconds(error: AnyError) -> float | None:
-    """Return the seconds after which to retry: as the error says, or 1 if only its status asks for one."""
+    """Return the seconds after which to retry: as the error says, or 1 if only its status asks for a retry."""
     if error.retry_after is None and STATUS[error.code] in (429, 503):
         return 1.0
     return error.retry_after
@@ -100,26 +97,3 @@ def problem_header(error: AnyError) -> dict[str, str]:
 def encode_problem(error: AnyError, shown: str) -> Encoded:
     """Encode an error as a problem document; see EncodeError."""
     return problem_header(error), problem_body(problem(error, shown))
-
-
-def frame_error(
-    code: str, shown: str, encoded: Encoded, *, date: bytes, close: bool = False, fields: bytes = b""
-) -> bytes:
-    """Return the complete HTTP/1.1 response for an error.
-
-    Arguments:
-        code: error code of `headway.errors`, which decides the status.
-        shown: request id as clients see it, `req_…`.
-        encoded: header fields and body of the error.
-        date: value of the Date header.
-        close: True to add `Connection: close`.
-        fields: further header lines, each with its line ending.
-    """
-    named, body = encoded
-    status = STATUS[code]
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date.decode()}\r\nx-request-id: {shown}"]
-    lines.extend(f"{name}: {value}" for name, value in named.items())
-    if close:
-        lines.append("connection: close")
-    lines.append(f"content-length: {len(body)}\r\n")
-    return b"%b%b\r\n%b" % ("\r\n".join(lines).encode("ascii"), fields, body)

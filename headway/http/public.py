@@ -1,6 +1,6 @@
 """Ordinary routes of the public port: health, tasks, models, bulk jobs, the OpenAPI document and its page.
 
-Inference routes are listed here only to answer a wrong method with 405. Their requests are answered on the fast path.
+Inference routes are listed here only to answer a wrong method with 405. The fast path answers their requests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import base64
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import time
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,10 +20,11 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.served_model import ServedModel
 from headway.http import openapi, probes, tasks
 from headway.http.inference import routes as inference_routes
-from headway.http.openai import models
+from headway.http.openai.errors import encode_error
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
-from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.requests import JSON, Request, RouteAnswer, as_json, refusal
 from headway.http.routing import Authentication, NoRoute, Route, Router
+from headway.model import Principal
 from headway.oip.rest import models as oip_models
 from headway.oip.rest.models import ShownModels
 from headway.runtime.request_id import new_id
@@ -42,12 +44,13 @@ _HINTS = {
 def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
     """Build the routes of the public port. `bulk` is None if bulk jobs are not served."""
     gateway, known = entrance.gateway, Authentication(entrance)
-    contract, readiness = _Contract(gateway), CachedReadiness(ready)
+    contract, models, readiness = _Contract(gateway), _Models(gateway), CachedReadiness(ready)
     return Router(
         [
             *probes.routes(readiness, for_clients=True),
             *tasks.routes(gateway, known),
-            *models.routes(gateway, known),
+            Route("/v1/models", known(models.list_all)),
+            Route("/v1/models/{id:path}", known(models.get)),
             *(() if bulk is None else _bulk_routes(bulk, known)),
             Route("/openapi.json", contract.document),
             Route("/docs", contract.page),
@@ -64,8 +67,36 @@ def _bulk_routes(bulk: BulkJobs, known: Authentication) -> list[Route]:
     return routes(bulk, known, new_id)
 
 
+class _Models:
+    """Routes of OpenAI's API for the models that a principal may use."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._since = int(time())
+
+    async def list_all(self, request: Request) -> RouteAnswer:
+        data = [self._described(model) for model in self._names(request.principal)]
+        return as_json({"object": "list", "data": data})
+
+    async def get(self, request: Request) -> RouteAnswer:
+        id, names = request.params["id"], self._names(request.principal)
+        if not id:
+            raise NoRoute
+        if id in names:
+            return as_json(self._described(id))
+        failure = self._gateway.served.absence(id, request.principal.models)
+        return refusal(request.id, failure, encode_error)
+
+    def _names(self, principal: Principal) -> list[str]:
+        return self._gateway.served.visible(principal.models)
+
+    def _described(self, model: str) -> dict[str, Any]:
+        content = {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
+        return {**content, "status": "failed"} if model in self._gateway.served.failed else content
+
+
 class _Contract:
-    """Routes of the OpenAPI document and its page. The document is cached until what it says of the models changes."""
+    """Routes of the OpenAPI document and its page. The document is cached until the models change in a way that it shows."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from functools import cached_property
+from typing import Any
 from urllib.parse import parse_qs, unquote
+
+import msgspec
 
 from headway import errors
 from headway.errors import AnyError, RequestError
@@ -24,27 +27,11 @@ class ClientLeft(Exception):
 class Request:
     """Request to an ordinary route.
 
-    Arguments:
-        head: head of the request.
-        path: path as it was sent.
-        query: query as it was sent.
-        id: request id as clients see it, `req_…`.
-        client: address and port of the client; None if it has none.
-        encode_error: encodes errors in the form of the path's API.
-        shut: set when the port closes, to end waits for news.
-        cut: closes the connection at once.
-        want: called when the handler waits for more of the body.
-
-    Attributes:
-        method: method in capitals.
-        path: path without percent-encoding.
-        fields: header fields in order, names in lower case.
-        params: values of the placeholders in the route's path.
-        principal: who asks, on routes with authentication.
-        session: session of a browser that has signed in; empty if there is none.
-        more: makes further header fields for any answer.
-        gone: True once nobody waits for the answer.
-    """
+    `id` is as clients see it, `req_…`. `client` is the client's address and port, or None. `encode_error` encodes errors in the
+    form of the path's API. `shut` is set when the port closes, to end waits for news. `cut` closes the connection at once. `want`
+    is called when the handler waits for more of the body. `path` is decoded, and names in `fields` are in lower case. `params`
+    are the values of the placeholders in the route's path. Routes with authentication set `principal`, and `session` if a browser
+    has signed in. `more` makes further header fields for any answer. `gone` is True once nobody waits for it."""
 
     def __init__(
         self,
@@ -76,11 +63,9 @@ class Request:
 
     @cached_property
     def query(self) -> Mapping[str, list[str]]:
-        """Values of each query parameter."""
         return parse_qs(self.raw_query, keep_blank_values=True)
 
     def param(self, name: str) -> str | None:
-        """Return the last value of a query parameter; None if it is missing."""
         return self.query.get(name, (None,))[-1]
 
     def feed(self, content: bytes) -> int:
@@ -90,12 +75,10 @@ class Request:
         return len(self._body)
 
     def end(self) -> None:
-        """Called once the body is complete."""
         self._complete = True
         self._news.set()
 
     def leave(self) -> None:
-        """Called once nobody waits for the answer."""
         self.gone = True
         self._news.set()
 
@@ -125,14 +108,7 @@ class Request:
 
 
 class RouteAnswer:
-    """Answer of an ordinary route.
-
-    Arguments:
-        body: its body.
-        status: its status.
-        headers: header fields, without the fields of the framing.
-        media_type: type of the body; None if `headers` has it, or there is no body.
-    """
+    """Answer of an ordinary route. `headers` lack the fields of the framing. `media_type` is None if `headers` have it."""
 
     def __init__(
         self,
@@ -147,11 +123,13 @@ class RouteAnswer:
             self.headers["content-type"] = media_type
 
 
-class StreamedAnswer(RouteAnswer):
-    """Answer that is sent piece by piece until its client leaves or the pieces end.
+def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> RouteAnswer:
+    """Make a JSON answer."""
+    return RouteAnswer(msgspec.json.encode(content), status, headers, JSON)
 
-    `pieces` makes the pieces. `ended` is called once when the answer has ended, or its client has left.
-    """
+
+class StreamedAnswer(RouteAnswer):
+    """Answer that is sent piece by piece until its client leaves or the pieces end. Then `ended` is called once."""
 
     def __init__(
         self,
@@ -175,7 +153,7 @@ def refusal(id: str, error: AnyError, encode: EncodeError = encode_problem) -> R
 
 
 def without_reason(error: RequestError) -> Failure:
-    """Return an error that a handler has raised, as ordinary routes answer it: without the label of its reason."""
+    """Return an error that a handler has raised, without the label of its reason."""
     return Failure(error.code, error.message, error.retry_after)
 
 

@@ -38,13 +38,8 @@ class WrongMethod(Exception):
 
 
 class Route:
-    """A path, its methods, and the handler for them.
-
-    Arguments:
-        path: path in which `{name}` stands for one segment, and `{name:path}` for any number of them.
-        handler: answers the requests.
-        methods: accepted methods; HEAD is added to GET.
-    """
+    """A path, its methods, and the handler for them. In the path, `{name}` stands for one segment, and `{name:path}` for any
+    number of segments. HEAD is added to GET."""
 
     def __init__(self, path: str, handler: Handler, methods: Sequence[str] = ("GET",)) -> None:
         self.path, self.handler = path, handler
@@ -56,16 +51,14 @@ class Route:
         self._form = re.compile(form)
 
     def match(self, path: str) -> Mapping[str, str] | None:
-        """Return the values of the path's placeholders; None if the path is another one."""
+        """Return the values of the path's placeholders, or None if the path is another one."""
         match = self._form.fullmatch(path)
         return None if match is None else match.groupdict()
 
 
 class Router:
-    """All routes of a port. The first match answers a request.
-
-    `hints` are further words for the 404 message, by prefixes of the path. The first match is used.
-    """
+    """All routes of a port. The first match answers a request. `hints` are further words for the 404 message, by prefixes of the
+    path; here too the first match counts."""
 
     def __init__(self, routes: Iterable[Route], hints: Mapping[tuple[str, ...], str] | None = None) -> None:
         self._routes, self._hints = tuple(routes), hints or {}
@@ -124,17 +117,15 @@ def _wrong_method(request: Request, allowed: Iterable[str]) -> RouteAnswer:
 
 
 class Authentication:
-    """Wraps handlers of the public port: only known principals within their rate limits pass.
+    """Wraps handlers of the public port so that only known principals within their rate limits pass.
 
-    Credentials are checked before the body is read. Requests count towards their principal's rate limits on routes that say
-    so, and towards its limit of polls on all others.
-    """
+    Credentials are checked before the body is read. On most routes, a request counts for its principal's limit of polls."""
 
     def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance
 
     def __call__(self, handler: Handler, *, counts: bool = False) -> Handler:
-        """Wrap a handler. `counts`: True if each call counts as a request, not as a poll."""
+        """Wrap a handler. `counts` is True if each call counts as a request, not as a poll."""
 
         async def checked(request: Request) -> RouteAnswer:
             return self._refusal(request, counts) or await handler(request)
@@ -142,7 +133,7 @@ class Authentication:
         return checked
 
     def _refusal(self, request: Request, counts: bool) -> RouteAnswer | None:
-        """Return the answer to a request that doesn't pass; else set the request's `principal` and return None."""
+        """Return the answer to a request that doesn't pass; otherwise set the request's `principal` and return None."""
         authorization = next((value for name, value in request.fields if name == b"authorization"), b"")
         entrance = self._entrance
         try:

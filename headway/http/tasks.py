@@ -2,9 +2,9 @@
 
 A tenant sees only its own tasks. Unknown tasks, forgotten tasks and those of other tenants all get the same 404.
 
-A wait ends with the outcome, after its time, when the client leaves, or when this process shuts down. Polls don't count
-as requests, because the request itself was charged. They have a limit of their own (`Limiter.poll`), because each costs
-the broker a call or two; a large outcome counts as several polls.
+A wait ends with the outcome, after its time, when the client leaves, or when this process shuts down. Polls don't count as
+requests, because the request itself was charged. They have a limit of their own (`Limiter.poll`), because each costs the broker a
+call or two. A large outcome counts as several polls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headway.errors import BACKEND_ERROR, AnyError, BadRequest, BrokerUnavailabl
 from headway.gateway.gateway import Gateway
 from headway.http.inference.octets import OCTETS, Form, octet_pieces, read_accept
 from headway.http.problem import Problem, escaped, problem
-from headway.http.requests import JSON, Request, RouteAnswer, StreamedAnswer, refuse, without_reason
+from headway.http.requests import JSON, Request, RouteAnswer, StreamedAnswer, as_json, refuse, without_reason
 from headway.http.routing import Authentication, Route
 from headway.model import EntryState, Failure, Reply
 from headway.runtime.race import race
@@ -95,7 +95,7 @@ class _Tasks:
         if state is None:
             raise NotFound(failures.no_task().message)
         if isinstance(state, EntryState):
-            return _as_json(Result(ID_PREFIX + id, "PENDING"), {"retry-after": "1"})
+            return as_json(Result(ID_PREFIX + id, "PENDING"), headers={"retry-after": "1"})
         raw = read_accept(request.fields, Form.JSON) is Form.OCTETS
         response = await self._outcome(state, id, raw)
         if not gateway.broker.kept.keeps(state):  # Too large to store: only a client that waited for it gets it.
@@ -103,16 +103,12 @@ class _Tasks:
         return response
 
     async def _follow(self, request: Request, tenant: str, id: str, wait: float) -> Reply | None:
-        """Wait for the outcome of a task. Return None if the wait ends before it."""
         outcome, *_ = await race(self._gateway.follow(tenant, id, wait), request.left(), request.shut.wait())
         return None if outcome is None else outcome.result()
 
     async def _outcome(self, reply: Reply, id: str, raw: bool) -> RouteAnswer:
-        """Answer with an outcome; `raw` sends the output itself as the body. Large answers are sent in turns of the tenant.
-
-        Raises:
-            BadRequest: the output is tensors that can't be sent in this form.
-        """
+        """Answer with an outcome. With `raw`, the body is the output itself. Large answers are sent in turns of the tenant.
+        Raises BadRequest if the output is tensors that can't be sent in this form."""
         gateway, shown, output = self._gateway, ID_PREFIX + id, reply.output
         failure: AnyError
         if output is not None:
@@ -133,10 +129,10 @@ class _Tasks:
         else:
             failure = failures.failure_of(reply)
         failure = Failure(failure.code, escaped(failure.message), failure.retry_after)
-        return _as_json(Result(shown, "FAILED", error=problem(failure, shown)))
+        return as_json(Result(shown, "FAILED", error=problem(failure, shown)))
 
     async def _pieces(self, pieces: Iterator[bytes], tenant: str, media_type: str) -> RouteAnswer:
-        """Answer with a body made of pieces. A large one is not joined, because copying 15 MB holds up the event loop."""
+        """Answer with a body made of pieces. A large body is not joined, because copying 15 MB holds up the event loop."""
         answer, turns = LargeAnswer(pieces, None), self._gateway.turns
         await answer.made(turns, tenant)
         if answer.length <= PIECE:
@@ -159,7 +155,3 @@ def _wait(request: Request) -> float:
     if len(values) > 1 or _WAIT.fullmatch(values[0]) is None:
         raise BadRequest(f"wait is {values[0][:60]!r}; expected one number of seconds, for example ?wait=20")
     return min(float(values[0]), LONGEST_WAIT)
-
-
-def _as_json(result: Result, fields: dict[str, str] | None = None) -> RouteAnswer:
-    return RouteAnswer(msgspec.json.encode(result), 200, fields, JSON)

@@ -1,7 +1,7 @@
 """Codecs of inference routes: the form of an API's requests, answers and errors. This module has the three native ones.
 
 A codec decodes each body into an exchange (`doors/exchange.py`), and encodes answers and errors. Most requests to native
-routes are one text, answered with one JSON object: `read` and `write` are their fast path, which makes no exchange.
+routes are one text, answered with one JSON object. `read` and `write` are their fast path, which makes no exchange.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ from headway.http.server.head import OpenHead
 from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
 
 SHORT_ANSWER = UNHELD // 4
-"""Maximum number of characters of several outputs to write at once. Quotas don't count so few."""
+"""Maximum number of characters of several outputs to write at once. Quotas ignore so few."""
 
 _NONE = msgspec.Raw(b"[]")
-"""Placeholder for outputs that are written piece by piece."""
 
 
 def _never(*arguments: object) -> NoReturn:
@@ -51,22 +50,12 @@ def _never(*arguments: object) -> NoReturn:
 class Codec(msgspec.Struct, frozen=True):
     """Codec of one inference route.
 
-    Attributes:
-        open: chooses the reader of a request's body from its head; None if all bodies are for `read_json`.
-        read: reads a body with one text into (model or None, input, parameters as a JSON object or empty). Raises
-            RequestError; OtherInput if the input may be good for `read_value`.
-        write: writes the answer to such a body.
-        read_value: reads a body whose input is any JSON value, or a list of several, and its version.
-        write_many: writes the answer with several outputs as the array `outputs`.
-        read_long: reads a long body in steps, as `read_value` does.
-        encode_error: encodes errors in the form of the API.
-        limit_lines: writes the header fields about the principal's rate limits.
-        compressed: True if bodies may be compressed.
-        tasks: True if requests may become tasks; otherwise `Prefer` is ignored.
-        way: method and path of the route, for instance `POST /v1/inference`.
-        input: name of the input's member in a body.
-        usual: fast path of requests with one text.
-    """
+    `open` chooses the reader of a body from its head; without it, all bodies are for `read_json`. `read` reads a body with one
+    text into (model or None, input, parameters as a JSON object or empty). It raises RequestError, and OtherInput if `read_value`
+    may accept the input. `read_value` and `read_long` read a body whose input is any JSON value, or a list of several, and its
+    version. `write` writes the answer with one output, and `write_many` the answer with the array `outputs`. `limit_lines` writes
+    the header fields about rate limits. If `compressed`, bodies may be. Unless requests may become `tasks`, `Prefer` is ignored.
+    `way` is the method and path of the route, and `input` the member that has the input."""
 
     open: OpenHead | None = None
     read: ReadText = _never
@@ -108,7 +97,6 @@ class Codec(msgspec.Struct, frozen=True):
         return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
 
     def write_one(self, outcome: Outcome) -> Written:
-        """Write the answer to a request with one input."""
         [output] = outcome.outputs
         if is_large(output):
             return JSON, value_within(self._write_body(self.write, outcome, HOLE), output)
@@ -117,7 +105,6 @@ class Codec(msgspec.Struct, frozen=True):
         return JSON, self._write_body(self.write, outcome, values.embedded(output))
 
     def write_all(self, outcome: Outcome) -> Written:
-        """Write the answer to a request with a list of inputs."""
         outputs = outcome.outputs
         if set(map(type, outputs)) == {str} and sum(map(len, outputs)) <= SHORT_ANSWER:
             return JSON, self._write_body(self.write_many, outcome, outputs)
@@ -129,7 +116,7 @@ class Codec(msgspec.Struct, frozen=True):
 
 
 NO_ROUTE = Codec()
-"""Codec of a connection without a request to an inference route."""
+"""Codec of a connection that has had no request to an inference route."""
 
 
 def _fitting(known: KnownModels, model: str, input: Value | list[Value], wrong: OtherInput) -> Value | list[Value]:
@@ -238,38 +225,25 @@ _encode = msgspec.json.Encoder().encode
 
 def inference(settings: Settings) -> Codec:
     """Make the codec of `/v1/inference`."""
-    return Codec(
-        None,
-        body_reader(_Inference, settings),
-        _write_inference,
-        value_reader(_AnyInference, settings),
-        _write_many,
-        long_value_reader(_AnyInference, settings),
-    )
+    return _native(_Inference, _AnyInference, _write_inference, settings, write_many=_write_many)
 
 
 def plain(settings: Settings) -> Codec:
     """Make the codec of `/api/inference`."""
-    return Codec(
-        None,
-        body_reader(_Plain, settings),
-        _write_plain,
-        value_reader(_AnyPlain, settings),
-        read_long=long_value_reader(_AnyPlain, settings),
-    )
+    return _native(_Plain, _AnyPlain, _write_plain, settings)
 
 
 def predict(settings: Settings) -> Codec:
     """Make the codec of `/v1/predict`."""
-    texts = Codec(
-        None,
-        body_reader(_Predict, settings),
-        _write_predict,
-        value_reader(_AnyPredict, settings),
-        read_long=long_value_reader(_AnyPredict, settings),
-        input="input_data",
-    )
+    texts = _native(_Predict, _AnyPredict, _write_predict, settings, input="input_data")
     return replace(texts, open=open_octets(read_text, texts.read_json, texts.read_json_in_steps, texts.write_one))
+
+
+def _native(kind: type[Any], any_kind: type[Any], write: WriteText, settings: Settings, **more: Any) -> Codec:
+    """Make a codec whose bodies with one text are of `kind`, and all others of `any_kind`."""
+    read, read_value = body_reader(kind, settings), value_reader(any_kind, settings)
+    read_long = long_value_reader(any_kind, settings)
+    return Codec(read=read, write=write, read_value=read_value, read_long=read_long, **more)
 
 
 def _write_inference(

@@ -17,9 +17,8 @@ from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.listening import SPARE
 
 UPLOADS = b"/v1/files"
-"""Target for file uploads."""
 FORM = 1 << 16
-"""Bytes that the form of an upload may have in addition to its file."""
+"""Number of bytes that the form of an upload may have in addition to its file."""
 
 
 class InferenceContext(ConnectionContext):
@@ -61,14 +60,12 @@ class InferenceContext(ConnectionContext):
             traces.refused(way, head.single, id, error, begun)
 
     def trace_answer(self, request: Request, status: int, begun: float) -> None:
-        """Record the span of an ordinary route that answers with an error, if the client sent a trace context."""
         if self.refusal_traces is None or status < 400:
             return
         if fields := select_fields(request.fields, TRACE_FIELDS, TRACE_FIELDS):
             self.refusal_traces.answered(request.method, request.path, fields, request.id, status, begun)
 
     def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:
-        """Record the span of a request that is refused after its head was accepted."""
         if self.refusal_traces is not None:
             self.refusal_traces.refused_below(options.trace, options.way, id, error, begun)
 

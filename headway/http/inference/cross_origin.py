@@ -32,7 +32,7 @@ class Origins:
         self._known = {origin.strip().lower().encode() for origin in text.split(",")}
 
     def marks(self, head: Head) -> bytes:
-        """Return the header lines that let a page read the answer to its request; empty if its origin is not allowed."""
+        """Return the header lines that let a page read the answer to its request, or empty if its origin is not allowed."""
         origin = _last(head, b"origin")
         if not origin or not (self._any or origin.lower() in self._known):
             return b""
@@ -40,7 +40,6 @@ class Origins:
         return b"access-control-allow-origin: " + allowed + _EXPOSE
 
     def refusal(self, head: Head) -> RequestError:
-        """Return the error for a page whose origin is not allowed."""
         shown = _last(head, b"origin")[:100].decode("latin-1")
         return RequestError(f"pages of {shown!r} may not ask here: it is not in --cors-origins", code=FORBIDDEN)
 
@@ -58,5 +57,5 @@ def preflight_answer(head: Head, shown: str, date: bytes, ending: bytes) -> byte
 
 
 def _last(head: Head, field: bytes) -> bytes:
-    """Return the last value of a header field; empty if it was not sent."""
+    """Return the last value of a header field, or empty if it was not sent."""
     return next((value for name, value in reversed(head.fields) if name == field), b"")

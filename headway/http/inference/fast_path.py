@@ -1,7 +1,7 @@
 """Fast path: answers inference routes on the connection itself. All other routes go to their handlers.
 
 A request costs one lookup of the principal, one decode, one `enter`, one encode and one write, with no task, future or
-timer. `data_received` and `RequestInHand.answer` are long functions to save calls: every call would cost each request.
+timer. `data_received` and `RequestInHand.answer` are long functions because every call would slow each request.
 """
 
 from __future__ import annotations
@@ -26,18 +26,12 @@ from headway.model import Principal
 
 _ZERO = ord("0")
 _UNASKED = object()
-"""Model of a request that can't take a lane. Equal to no lane's model."""
+"""Model of a request that can't take a lane. It equals no lane's model."""
 
 
 class FastPathConnection(Connection):
-    """Connection of the public port.
-
-    Attributes:
-        inference: state shared with the listener's other connections.
-        known: head that the next request may repeat.
-        principal: principal of the last request, whose tenant the connection counts towards.
-        origin: see RequestOptions.
-    """
+    """Connection of the public port, which counts for the tenant of the last `principal`. The next request may repeat the head
+    `known`. For `origin` see RequestOptions."""
 
     far = FAR
 
@@ -51,7 +45,7 @@ class FastPathConnection(Connection):
         self.origin: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the connection, or refuse it if there are too many, in total or from its client."""
+        """Refuse the connection if there are too many, in total or from its client."""
         super().connection_made(transport)
         if self.phase == IDLE and self in self.inference.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
@@ -61,7 +55,7 @@ class FastPathConnection(Connection):
                 self.reject(self.inference.quotas.too_many())
 
     def data_received(self, data: bytes) -> None:
-        """Handle received bytes. A complete request with a known head is submitted at once if its lane is open."""
+        """Handle received bytes. Submit a complete request with a known head at once if its lane is open."""
         known = self.known
         if self.phase != IDLE or not data.startswith(known.before):
             super().data_received(data)
@@ -130,7 +124,6 @@ class FastPathConnection(Connection):
             request.begin(head)
 
     def _answer_preflight(self, request: RouteInHand, origins: Origins, head: Head) -> None:
-        """Answer a CORS preflight request."""
         self.in_hand = request
         if not request.marks:
             self.refuse(origins.refusal(head), head)
@@ -191,7 +184,6 @@ class FastPathConnection(Connection):
             self.transport.write(CONTINUE)
 
     def _repeat(self, body: bytes) -> None:
-        """Start a complete request with the known head."""
         known, inference = self.known, self.inference
         known.open_by = None
         head = known.head
@@ -209,13 +201,8 @@ class FastPathConnection(Connection):
         request.ask(body)
 
     def _repeat_large(self, digits: bytes, data: bytes, begun: int) -> bool:
-        """Start a request with the known head and a large body. Return False if its head has to be parsed.
-
-        Arguments:
-            digits: length of the body, as in the head.
-            data: bytes that have arrived.
-            begun: where the body begins in `data`.
-        """
+        """Start a request with the known head and a large body. Return False if its head has to be parsed. `digits` are the
+        length of the body as in the head, and the body begins at `begun` in the received `data`."""
         length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
         inference, principal, received = self.inference, self.principal, len(data) - begun
         known, entrance, reader = self.known, inference.entrance, self.reader
@@ -249,11 +236,7 @@ class FastPathConnection(Connection):
         return pieces
 
     def _belong(self, principal: Principal) -> None:
-        """Count the connection towards its principal's tenant.
-
-        Raises:
-            RequestError: the tenant has too many connections, so this one closes.
-        """
+        """Count the connection for its principal's tenant. Raises RequestError if the tenant has too many, so this one closes."""
         try:
             self.inference.quotas.belong(self, principal.tenant)
         except RequestError:
@@ -262,7 +245,7 @@ class FastPathConnection(Connection):
         self.principal, self.known.open_by = principal, None
 
     def _count_for_tenant(self, head: Head) -> None:
-        """Count the connection towards the tenant of a request to an ordinary route. The route itself authenticates."""
+        """Count the connection for the tenant of a request to an ordinary route. The route itself authenticates."""
         authorization = head.single.get(b"authorization", b"")
         principal = None
         if authorization:

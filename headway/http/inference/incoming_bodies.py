@@ -22,7 +22,7 @@ from headway.http.server.head import too_large
 from headway.runtime.memory_reuse import unfilled
 
 _WASTE = 1 << 16
-"""Bytes to read at once when they are dropped."""
+"""Number of bytes to read at once only to drop them."""
 
 
 class BodyPieces:
@@ -40,7 +40,6 @@ class BodyPieces:
         self._room = unfilled(length)
 
     def append(self, piece: bytes | memoryview) -> None:
-        """Add the next piece."""
         if self._room is None:
             self._pieces.append(bytes(piece))
         else:
@@ -49,11 +48,10 @@ class BodyPieces:
             self._taken = end
 
     def room(self) -> memoryview | None:
-        """Return the room that is still empty; None if none was reserved."""
+        """Return the room that is still empty, or None if none was reserved."""
         return None if self._room is None else memoryview(self._room)[self._taken :]
 
     def fill(self, count: int) -> None:
-        """Note that `count` bytes were written to the room."""
         self._taken += count
 
     def take(self) -> bytes:
@@ -63,7 +61,6 @@ class BodyPieces:
         return body
 
     def clear(self) -> None:
-        """Drop the pieces."""
         self._pieces.clear()
         self._room, self._taken = None, 0
 
@@ -75,7 +72,6 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._connection, self._pieces = connection, pieces
 
     def begin(self) -> None:
-        """Receive the next bytes, until the body is complete."""
         self._receive_by(self)
 
     def _receive_by(self, protocol: asyncio.BaseProtocol) -> None:
@@ -126,16 +122,7 @@ STEP = 1 << 17
 
 
 class Unpacker:
-    """Decompresses a body, a little at a time.
-
-    Arguments:
-        body: compressed body.
-        coding: one of CODINGS.
-        settings: `max_body_bytes` bounds the decompressed body.
-
-    Attributes:
-        size: bytes decompressed so far.
-    """
+    """Decompresses a body of one of CODINGS, a little at a time. `size` counts the bytes decompressed so far."""
 
     def __init__(self, body: bytes, coding: str, settings: Settings) -> None:
         self._body, self._coding, self._settings = body, coding, settings
@@ -147,11 +134,7 @@ class Unpacker:
         self.size = 0
 
     def step(self) -> bool:
-        """Decompress at most STEP bytes. Return True once the body is complete.
-
-        Raises:
-            RequestError: the body is not compressed in this way, or too large.
-        """
+        """Decompress at most STEP bytes. Return True once the body is complete. Raises RequestError if damaged or too large."""
         unpacker, coding, room = self._unpacker, self._coding, STEP
         while room and not unpacker.eof:
             data = unpacker.unconsumed_tail or self._body[self._at : self._at + STEP]
@@ -174,5 +157,4 @@ class Unpacker:
         return unpacker.eof
 
     def whole(self) -> bytes:
-        """Return the decompressed body."""
         return b"".join(self._pieces)

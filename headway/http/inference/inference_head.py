@@ -24,7 +24,6 @@ HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
 """Head of an answer: opening, request id, further lines twice, and the length of the body."""
 
 CODINGS = ("gzip", "x-gzip", "deflate")
-"""Values of Content-Encoding that some routes accept."""
 
 _PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
 _SECONDS = re.compile(rb"[0-9]{1,30}")
@@ -33,17 +32,10 @@ _SECONDS = re.compile(rb"[0-9]{1,30}")
 class InferenceHead(msgspec.Struct, eq=False, frozen=True):
     """Content of the head of an inference request.
 
-    Attributes:
-        read: reads the body.
-        authorization: value of Authorization; empty if it was not sent.
-        id: UUID that the client chose; empty if it chose none.
-        expects: True if the client waits for `100 Continue` before it sends the body.
-        repeatable: True if the client may repeat this head, and it means the same with any Content-Length.
-        wish: the client's wish for a task; None if it waits for the answer.
-        wait: seconds that a client with this wish waits for the answer.
-        coding: Content-Encoding of the body; empty for none.
-        read_long: reads a long body in steps; None if `read` is fast for any body.
-    """
+    `authorization` and `coding` are the values of their header fields. `id` is the UUID that the client chose. All three may be
+    empty. `expects` is True if the client waits for `100 Continue` before it sends the body. `repeatable` is True if the client
+    may repeat the head with any Content-Length. A client with a `wish` for a task first waits `wait` seconds for the answer.
+    `read_long` is None if `read` is fast for any body."""
 
     codec: Codec
     options: RequestOptions
@@ -66,13 +58,8 @@ def read_inference_head(
     origin: str | None,
     only: Collection[str] = (),
 ) -> InferenceHead:
-    """Read the head of an inference request for `codec`.
-
-    `origin`: see RequestOptions. `only`: the models that the credential may use; empty for all.
-
-    Raises:
-        RequestError: a header field or the target is wrong, or the body would be too large.
-    """
+    """Read the head of an inference request for `codec`. For `origin` see RequestOptions. `only` are the models that the
+    credential may use, or empty for all. Raises RequestError if a field or the target is wrong, or the body would be too large."""
     settings = context.settings
     single, id, wish, wait = head.single, read_id(head.single), None, 0.0
     timeout = settings.longest_request_s
@@ -105,7 +92,7 @@ def read_inference_head(
 
 
 def _coding(value: bytes, compressed: bool) -> str:
-    """Return the coding that a Content-Encoding names; empty for none. `compressed`: True if the route accepts any."""
+    """Return the coding that a Content-Encoding names, or empty for none. `compressed` is True if the route accepts any."""
     coding = value.strip().lower().decode("latin-1")
     if coding in ("", "identity"):
         return ""
@@ -125,22 +112,16 @@ def several_as_task() -> BadRequest:
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Wish of a client that accepts a task id as the answer.
-
-    Attributes:
-        wait: seconds that it prefers to wait for the answer itself.
-        applied: value of `Preference-Applied`.
-    """
+    """Wish of a client that accepts a task id as the answer. It prefers to wait `wait` seconds for the answer itself. `applied`
+    is the value of `Preference-Applied`."""
 
     wait: float
     applied: bytes
 
 
 def read_prefer(value: bytes) -> Wish | None:
-    """Read `respond-async` and `wait` from the value of `Prefer`. Return None if the client waits for the answer.
-
-    Other and malformed preferences are ignored. If one is repeated, the first counts.
-    """
+    """Read `respond-async` and `wait` from the value of `Prefer`. Return None if the client waits for the answer. Other and
+    malformed preferences are ignored. If one is repeated, the first counts."""
     preferences: dict[bytes, bytes] = {}
     for preference in _PREFERENCE.findall(value):
         name, _, word = preference.partition(b";")[0].partition(b"=")
@@ -154,7 +135,7 @@ def read_prefer(value: bytes) -> Wish | None:
 
 
 MOST_DIGITS = 9
-"""Maximum number of digits of Content-Length in a head that is remembered."""
+"""Maximum number of digits of Content-Length in a remembered head."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _UNREAD = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _UNUSUAL = Usual(unusual, NO_ROUTE.write, b"", NO_ROUTE.write_one)
@@ -167,19 +148,10 @@ def _nobody() -> Principal | None:
 class KnownHead(msgspec.Struct, eq=False):
     """Head of one request, or of all requests that repeat it on the same connection.
 
-    Attributes:
-        marks: header lines for every answer, each with its line ending.
-        head: what the head says.
-        lane: lane of its requests.
-        usual: fast path of its requests with one text.
-        kind: header lines of answers that `usual` writes.
-        open_by: `gateway.facts` for which requests may enter the lane without further checks; None if they may not.
-        still: returns the current principal of its credential.
-        before: bytes of the head before the value of Content-Length. `()` until remembered: no bytes start with that.
-        after: bytes of the head after that value.
-        begin, latest: where the value begins, and where `after` ends at the latest.
-        skipped: length of `after`.
-    """
+    Every answer gets the header lines `marks`. Requests enter `lane`, without further checks while `open_by` is `gateway.facts`.
+    `usual` is the fast path of requests with one text, and `kind` the header lines of its answers. `still` returns the current
+    principal of the credential. A repeated head begins with `before`, which initially is `()`, so that nothing begins with it.
+    The value of Content-Length follows at `begin`, and then `after`, which has `skipped` bytes and ends by `latest`."""
 
     codec: Codec
     marks: bytes
@@ -196,10 +168,8 @@ class KnownHead(msgspec.Struct, eq=False):
     skipped: int = 0
 
     def remember(self, raw: bytes, limit: int, still: Callable[[], Principal | None]) -> bool:
-        """Remember the bytes `raw` of the head, which must stay below `limit` with any Content-Length.
-
-        Return False if requests that repeat it have to be parsed.
-        """
+        """Remember the bytes `raw` of the head, which must stay below `limit` with any Content-Length. Return False if requests
+        that repeat it have to be parsed."""
         match = _LENGTH.search(raw)
         if match is None or len(raw) + MOST_DIGITS > limit:
             return False

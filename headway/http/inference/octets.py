@@ -1,7 +1,6 @@
 """Raw octets: bodies that are the input itself, with the model in the query, and answers that are the output itself.
 
-The answer is the output itself if `Accept` asks for `application/octet-stream`. It also is if both body and output are octets,
-unless `Accept` asks for JSON.
+The answer is the output itself if `Accept` asks for octets, or if body and output are octets and `Accept` doesn't ask for JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Form(enum.Enum):
     JSON = "json"
     OCTETS = "octets"
     AS_OUTPUT = "as output"
-    """Octets if the output is octets, else JSON."""
+    """Octets if the output is octets, otherwise JSON."""
 
 
 def read_accept(fields: Sequence[tuple[bytes, bytes]], otherwise: Form) -> Form:
@@ -77,12 +76,8 @@ def _quality(word: bytes) -> float:
 
 
 def octets_of(output: Value) -> bytes:
-    """Return an output as octets: a text in UTF-8, another JSON value as JSON, a single tensor of numbers as its data.
-
-    Raises:
-        UnicodeEncodeError: a text contains a lone surrogate.
-        BadRequest: the output is any other tensors.
-    """
+    """Return an output as octets: a text in UTF-8, another JSON value as JSON, a single tensor of numbers as its data. Raises
+    UnicodeEncodeError if a text contains a lone surrogate, and BadRequest for any other tensors."""
     if isinstance(output, Tensors):
         return octets_of_tensors(output)
     return output.encode() if isinstance(output, str) else values.octets(output)
@@ -100,14 +95,8 @@ def octet_pieces(output: Value) -> Iterator[bytes]:
 def open_octets(
     text: Callable[[bytes], str], read_json: ReadRequest, read_long: ReadInSteps, write: WriteAnswer
 ) -> OpenHead:
-    """Make `Codec.open` for a route that also takes octets, and answers with them.
-
-    Arguments:
-        text: reads a body of octets for a model that takes texts.
-        read_json: reads a JSON body.
-        read_long: reads a long JSON body.
-        write: writes a JSON answer.
-    """
+    """Make `Codec.open` for a route that also takes octets, and answers with them. `text` reads a body of octets for a model that
+    takes texts. `read_json`, `read_long` and `write` read and write JSON."""
 
     def write_octets(outcome: Outcome) -> Written:
         [output] = outcome.outputs

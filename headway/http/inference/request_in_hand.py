@@ -39,16 +39,9 @@ _OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
 class RequestInHand(msgspec.Struct, eq=False):
     """Request to an inference route; see `headway.http.server.connection.InHand`.
 
-    Attributes:
-        principal: who asks; NOBODY until known.
-        begun: monotonic seconds at which its body was complete.
-        plain: True if `known.usual` may write a short text answer, and the connection stays open.
-        exchange: the decoded request; None if the answer needs nothing of it.
-        pieces: the body so far.
-        long: set while a long body is read in turns.
-        handoff: set if the request may become a task.
-        fan_out: set if the request has several inputs.
-        large: set while a large answer is made and sent.
+    `principal` is NOBODY until the client is known. `begun` is the monotonic time at which the body was complete. `plain` is True
+    if `known.usual` may write a short text answer, and the connection stays open. `exchange` is None if the answer needs nothing
+    of it. `long` is set while a long body is read in turns, and `large` while a large answer is made and sent.
     """
 
     connection: Connection
@@ -153,21 +146,18 @@ class RequestInHand(msgspec.Struct, eq=False):
         self.fan_out = entrance.submit(self, principal, self.id, exchange, owner)
 
     def charge_and_deny(self, error: RequestError) -> None:
-        """Charge and refuse a request that turned out wrong after its body was read."""
         over = self.inference.entrance.charge_wrong(self.principal, self.id)
         self.deny(over or error, over is not None)
 
     def deny(self, error: RequestError, counted: bool = False) -> None:
-        """Refuse a request whose body was read. `counted`: True if the refusal is counted already."""
+        """Refuse a request whose body was read; `counted` if the refusal is counted already."""
         self.inference.trace_refused(self.known.head.options, self.shown, error, monotonic())
         self.write_error(error)
         self.inference.refused(error, None if counted else self.tier)
         self.connection.finish()
 
-    # The reply.
-
     def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: Sequence[TokenCount | None] = ()) -> None:
-        """Write the answer. `outputs` and their `tokens` are for a request with several inputs."""
+        """Write the answer. Only a request with several inputs has `outputs` and `tokens`."""
         connection = self.connection
         if connection.in_hand is not self:
             return
@@ -301,8 +291,6 @@ class RequestInHand(msgspec.Struct, eq=False):
         except Exception as exc:
             self.connection.fault(exc)
 
-    # The end.
-
     def end(self, now: float = 0.0) -> None:
         """End the request after its answer; `now` is monotonic seconds, or 0 to read the clock."""
         connection = self.connection
@@ -370,7 +358,6 @@ class LongBody:
         self._alarm = request.inference.loop.call_later(timeout, self._expire)
 
     def begin(self, body: bytes) -> None:
-        """Start to decode the complete body."""
         request = self._request
         if coding := request.known.head.coding:
             self._wait(partial(self._unpack, Unpacker(body, coding, request.inference.settings)))
@@ -378,7 +365,6 @@ class LongBody:
             self._wait(partial(self._take, body))
 
     def end(self) -> None:
-        """Stop."""
         self._alarm.cancel()
         self._request.long = None
 
@@ -410,7 +396,6 @@ class LongBody:
             connection.fault(exc)
 
     def _take(self, body: bytes) -> None:
-        """Start to decode a body that is not compressed."""
         if self._ended:
             return
         request = self._request
@@ -420,7 +405,7 @@ class LongBody:
         self._go_on(steps, request.principal, 0)
 
     def _go_on(self, steps: Steps[Exchange], principal: Principal, size: int) -> None:
-        """Decode for one turn; `size` bytes outside strings were decoded before. They are charged even if the request has ended."""
+        """Decode for one turn, after `size` bytes outside strings. These are charged even if the request has ended."""
         request = self._request
         entrance, connection = request.inference.entrance, request.connection
         if self._ended:
@@ -465,12 +450,7 @@ class LongBody:
 class LargeSending:
     """Makes a large answer, and then sends it, a little in each turn of its client. Stops if the request ends.
 
-    Arguments:
-        request: the request.
-        answer: body of the answer.
-        kind: header lines that describe the body.
-        marks: further header lines, which an error answer gets too.
-    """
+    The header lines `kind` describe the body. An error answer gets only the lines `marks`."""
 
     __slots__ = ("_kind", "_marks", "_request", "answer")
 
@@ -520,10 +500,7 @@ class LargeSending:
             request.end()
 
     def _write(self, piece: bytes) -> None:
-        """Write a piece. If the client doesn't read it at once, measure its speed over the whole answer.
-
-        The bytes of several outputs are charged by their fan-out.
-        """
+        """Write a piece. If the client doesn't read it at once, measure its speed over the whole answer, unless a fan-out does."""
         connection, answer = self._request.connection, self.answer
         alone = self._request.fan_out is None
         connection.unsent = answer.length if alone else 0
@@ -535,18 +512,9 @@ class LargeSending:
 
 
 class AsyncHandoff:
-    """Turns a request into a task once its client has waited long enough and the gateway has admitted it.
+    """Turns a request into a task once its client has waited `wait` seconds and the gateway has admitted it.
 
-    A refusal comes before admission, so it is answered as an ordinary error.
-
-    Arguments:
-        loop: event loop for the timer.
-        wait: seconds that the client waits for the answer.
-        hand_over: turns the request into a task. Called at most once, and not after `end`.
-
-    Attributes:
-        due: True once the client has waited long enough.
-    """
+    A refusal comes before admission, so it is an ordinary error. `hand_over` is called at most once, and not after `end`."""
 
     __slots__ = ("_admitted", "_pending", "_timer", "due")
 
@@ -557,13 +525,12 @@ class AsyncHandoff:
         self._timer = None if self.due else loop.call_later(wait, self._expire)
 
     def admitted(self) -> None:
-        """Called once the gateway has admitted the request."""
         self._admitted = True
         if self.due:
             self._hand_over()
 
     def end(self) -> None:
-        """Called once the request is answered, or its client has left."""
+        """Never hand over from now on. Called once the request is answered, or its client has left."""
         self._pending = None
         if self._timer is not None:
             self._timer.cancel()

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.http.inference.codecs import Codec, inference, plain, predict
-from headway.http.openai.chat import chat
-from headway.http.openai.completions import completions
-from headway.http.openai.embeddings import embeddings
+from headway.http.openai.chat import chat_reader
+from headway.http.openai.completions import completions_reader
+from headway.http.openai.embeddings import embeddings_reader
 from headway.http.openai.errors import encode_path_error, encode_stray_error
-from headway.http.openai.responses import responses
+from headway.http.openai.members import openai_codec
+from headway.http.openai.responses import responses_reader
 from headway.http.problem import EncodeError, encode_problem
 from headway.http.server.head import RequestTarget
 from headway.oip.rest.answers import encode_error as encode_oip_error
@@ -25,26 +26,23 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/inference": inference,
     "/api/inference": plain,
     "/v1/predict": predict,
-    "/v1/completions": completions,
-    "/v1/chat/completions": chat,
-    "/v1/responses": responses,
-    "/v1/embeddings": embeddings,
+    "/v1/completions": lambda settings: openai_codec(completions_reader(settings)),
+    "/v1/chat/completions": lambda settings: openai_codec(chat_reader(settings)),
+    "/v1/responses": lambda settings: openai_codec(responses_reader(settings)),
+    "/v1/embeddings": lambda settings: openai_codec(embeddings_reader(settings)),
     "/v2/models/{model:path}/versions/{version}/infer": infer,
     "/v2/models/{model:path}/infer": infer,
     "/v2/infer": infer,
 }
-"""Functions that make the codecs, by path.
-
-A placeholder `{model}` matches any text without a slash, which may contain %2F; `{model:path}` matches slashes too. If
-several routes match a path, the first counts.
-"""
+"""Makers of the codecs, by path. A placeholder `{model}` matches any text without a slash, which may contain %2F; `{model:path}`
+matches slashes too. If several routes match a path, the first counts."""
 
 _BULK = ("batches", "files")
 """OpenAI's routes that are served if there is a folder for bulk jobs (`bulk_dir`)."""
 _UNSERVED = (
     "assistants", "audio", "conversations", "fine_tuning", "images", "moderations", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
-"""OpenAI's routes that are not served here. They answer 404 in the form that its clients understand."""
+"""OpenAI's routes that are not served here. They answer 404 in the form that OpenAI's clients understand."""
 
 ERROR_FORMS: Mapping[str, EncodeError] = {
     "/v2": encode_oip_error,
@@ -81,7 +79,7 @@ class Routes:
         self._forms = [(path.encode(), form) for path, form in ERROR_FORMS.items()]
 
     def find(self, target: bytes) -> tuple[Codec, RequestTarget] | None:
-        """Return the codec for a request target, and the target's variable parts; None if it isn't an inference route."""
+        """Return the codec for a request target, and the target's variable parts, or None if it isn't an inference route."""
         path, query = _split(target)
         codec = self._exact.get(unquote_to_bytes(path) if b"%" in path else path)
         if codec is not None:
@@ -95,7 +93,6 @@ class Routes:
         return None
 
     def error_form(self, target: bytes) -> EncodeError:
-        """Return the encoder of errors for any request target."""
         path, _ = _split(target)
         for prefix, form in self._forms:
             if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/"):

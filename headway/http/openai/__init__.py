@@ -5,7 +5,6 @@ chat         POST /v1/chat/completions, and chat templates
 answers      answers of both, as JSON or as server-sent events
 responses    POST /v1/responses
 embeddings   POST /v1/embeddings
-models       GET /v1/models
 bulk         /v1/files and /v1/batches
 bulk_lines   lines of batch files
 members      members of request bodies

@@ -1,7 +1,7 @@
 """Answers of completions and chats: one choice for each output, as a JSON object or as server-sent events.
 
-A model's output arrives as a whole, so a stream has one event for each choice. An output is a text, or an object with
-`text` and optionally `usage` and `finish_reason`.
+A model's output arrives as a whole, so a stream has one event for each choice. An output is a text, or an object with `text` and
+optionally `usage` and `finish_reason`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from headway.doors.exchange import JSON, Outcome, ReadText, Usual, WriteText, Wr
 from headway.model import Tensors, TokenCount, Value
 
 EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-"""Header lines of a stream."""
 
 FINISHED = "stop"
 TEXT = "text_completion"
@@ -38,7 +37,7 @@ class Usage(msgspec.Struct, gc=False):
 
 
 class RichText(msgspec.Struct, gc=False):
-    """Output of a target: its text, and what it says about it."""
+    """Output of a target: its text, and what the target says about it."""
 
     text: str
     usage: Usage | None = None
@@ -95,15 +94,8 @@ _decode = msgspec.json.Decoder(RichText).decode
 
 
 class ChoicesWriter(msgspec.Struct):
-    """Writer of the answer to one request.
-
-    Attributes:
-        model: name of the model, as the client sent it.
-        chat: True for an answer to a chat.
-        stream: True for server-sent events.
-        usage: True if a stream ends with an event about usage.
-        choices: choices of each prompt. The prompt's tokens count once for all of them.
-    """
+    """Writer of the answer to one request. `model` is the name that the client sent. With `stream`, the answer is server-sent
+    events, which end with their usage if `usage`. Each prompt has `choices` choices; its tokens count once for all of them."""
 
     model: str
     chat: bool
@@ -143,7 +135,7 @@ class ChoicesWriter(msgspec.Struct):
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
     def usual(self, read: ReadText) -> Usual | None:
-        """Return the fast path for requests with one choice that `read` reads; None if a stream ends with its usage."""
+        """Return the fast path for requests with one choice that `read` reads, or None if a stream ends with its usage."""
         write = self._text_writer(msgspec.UNSET if self.chat or self.stream else Usage())
         if not self.stream:
             return Usual(read, write, JSON, self)
@@ -195,10 +187,8 @@ class ChoicesWriter(msgspec.Struct):
 
 
 def rich_text(output: Value, tokens: TokenCount | None = None) -> RichText:
-    """Return the text of an output, and what the target says about it.
-
-    `tokens` is the usage if the target reports it apart from its output. Raises RequestError for tensors that JSON can't hold.
-    """
+    """Return the text of an output, and what the target says about it. `tokens` is the usage if the target reports it apart from
+    its output. Raises RequestError for tensors that JSON can't hold."""
     usage = None if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt)
     if isinstance(output, str):
         return RichText(output, usage)
@@ -215,7 +205,7 @@ def rich_text(output: Value, tokens: TokenCount | None = None) -> RichText:
 
 
 def _sum(each: Sequence[Usage | None], choices: int) -> Usage | None:
-    """Add up the usages that are known; None if none is. A prompt's tokens count once for all of its choices."""
+    """Add up the known usages, or None if none is known. A prompt's tokens count once for all of its choices."""
     known = [usage for usage in each if usage is not None]
     if not known:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headway.bulk.folder import FileWriter, why
+from headway.bulk.folder import why
 from headway.bulk.jobs import BulkJobs
 from headway.doors.bodies import decode_problem
 from headway.errors import (
@@ -24,11 +24,11 @@ from headway.errors import (
     RequestError,
     StoreUnavailable,
 )
-from headway.http.form import FormPart, parts
+from headway.http.form import parts
 from headway.http.openai.bulk_lines import READERS
 from headway.http.openai.errors import encode_error
 from headway.http.problem import Encoded
-from headway.http.requests import JSON, Handler, Request, RouteAnswer, StreamedAnswer, refusal, without_reason
+from headway.http.requests import Handler, Request, RouteAnswer, StreamedAnswer, as_json, refusal, without_reason
 from headway.http.routing import Authentication, Route
 from headway.model import Failure
 from headway.model.bulk import BulkFile, BulkJob, JobStatus
@@ -40,7 +40,7 @@ FILES, BATCHES = "/v1/files", "/v1/batches"
 PURPOSE = "batch"
 _KEPT = "expires_after"
 _MOST_FILES, _MOST_BATCHES = 10_000, 100
-"""Longest lists of files and of batches."""
+"""Maximum length of a list of files, and of a list of batches."""
 _MOST_FIELD = 1_024
 _HEX = re.compile(r"[0-9a-f]{32}")
 _WHOLE = re.compile(r"[0-9]{1,9}")
@@ -84,7 +84,7 @@ def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> 
 
 
 def _openai_errors(handler: Handler) -> Handler:
-    """Wrap a handler so that it answers errors in OpenAI's form. Only the log says where storage that is out of reach is."""
+    """Wrap a handler so that it answers errors in OpenAI's form. Only the log says which storage is out of reach, and why."""
 
     async def answer(request: Request) -> RouteAnswer:
         try:
@@ -104,16 +104,9 @@ def _encode_error(error: AnyError, shown: str) -> Encoded:
     return encode_error(error, shown, "not_found" if error.code == NOT_FOUND else "")
 
 
-def _as_json(content: Any) -> RouteAnswer:
-    """Return the answer with a JSON object."""
-    return RouteAnswer(msgspec.json.encode(content), media_type=JSON)
-
-
 def _page(request: Request, prefix: str, default: int, maximum: int) -> tuple[str, int]:
-    """Return the cursor and the page size of a list request. Raises BadRequest.
-
-    The cursor's object may have been deleted: ids begin with their time, which tells what is older.
-    """
+    """Return the cursor and the page size of a list request. Raises BadRequest. The cursor's object may have been deleted: ids
+    begin with their time, so the cursor alone tells which objects are older."""
     if request.param("order") not in (None, "desc"):
         raise BadRequest("`order` must be desc or left out: lists are always newest first - at `$.order`")
     after = request.param("after") or ""
@@ -128,7 +121,6 @@ def _page(request: Request, prefix: str, default: int, maximum: int) -> tuple[st
 
 
 def _not_kept(member: str) -> BadRequest:
-    """Return the error for a request that sets how long a file is kept."""
     return BadRequest(f"files are kept for as long as the service says (keep_days); leave it out - at `$.{member}`")
 
 
@@ -137,7 +129,7 @@ def _listed(objects: Sequence[dict[str, Any]], limit: int) -> RouteAnswer:
     data = objects[:limit]
     ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     more = {"first_id": ends[0], "last_id": ends[1], "has_more": len(objects) > limit}
-    return _as_json({"object": "list", "data": data, **more})
+    return as_json({"object": "list", "data": data, **more})
 
 
 class _Files:
@@ -155,11 +147,11 @@ class _Files:
     async def get_or_delete(self, request: Request) -> RouteAnswer:
         file = await self._file(request)
         if request.method != "DELETE":
-            return _as_json(_file_object(file))
+            return as_json(_file_object(file))
         if not await self._jobs.store.remove_file(file.tenant, file.id):
             raise BadRequest("a batch that has not ended reads this file; cancel the batch, or wait for its end")
         await self._jobs.folder.remove_file(file.id)
-        return _as_json({"id": file.id, "object": "file", "deleted": True})
+        return as_json({"id": file.id, "object": "file", "deleted": True})
 
     async def download(self, request: Request) -> RouteAnswer:
         file = await self._file(request)
@@ -200,7 +192,9 @@ class _Files:
                 async for part in parts(request.headers, request.pieces()):
                     if part.name == "file" and name is None:
                         name = part.filename or "file"
-                        await _write(part, writer, count)
+                        async for piece in part.content:
+                            count(len(piece))
+                            await writer.write((piece,))
                     elif part.name.partition("[")[0] == _KEPT:
                         raise _not_kept(_KEPT)
                     else:
@@ -210,9 +204,8 @@ class _Files:
                     raise BadRequest(f"expected `{PURPOSE}`, the only purpose that is served - at `$.purpose`")
                 if name is None or not writer.size:
                     raise BadRequest("the form has no file, or an empty one - at `$.file`")
-                file = BulkFile(id, tenant, _UNSAFE.sub("", name)[:255], writer.size, purpose,
-                    self._jobs.wall(),
-                )  # fmt: skip
+                name = _UNSAFE.sub("", name)[:255]
+                file = BulkFile(id, tenant, name, writer.size, purpose, self._jobs.wall())
                 await writer.commit()
                 if not await self._jobs.store.add_file(file, self._jobs.most):
                     await self._jobs.folder.remove_file(file.id)
@@ -220,13 +213,7 @@ class _Files:
         finally:
             ended()
             await writer.discard()
-        return _as_json(_file_object(file))
-
-
-async def _write(part: FormPart, writer: FileWriter, count: Callable[[int], None]) -> None:
-    async for piece in part.content:
-        count(len(piece))
-        await writer.write((piece,))
+        return as_json(_file_object(file))
 
 
 def _file_object(file: BulkFile) -> dict[str, Any]:
@@ -292,12 +279,12 @@ class _Batches:
             message = f"{limit} of your batches have not ended (one is allowed per 100 MiB of bulk_max_bytes); wait for one, or cancel one"
             raise RequestError(message, code=RATE_LIMITED, retry_after=60.0)
         self._jobs.feeder.tell()
-        return _as_json(_batch_object(job, wall))
+        return as_json(_batch_object(job, wall))
 
     def _answer(self, job: BulkJob | None, id: str) -> RouteAnswer:
         if job is None:
             raise NotFound(f"no such batch: {id[:80]}")
-        return _as_json(_batch_object(job, self._jobs.wall()))
+        return as_json(_batch_object(job, self._jobs.wall()))
 
 
 async def _read_batch(request: Request) -> _BatchRequest:

@@ -39,7 +39,6 @@ READERS: Mapping[str, Callable[[Settings], Reader]] = {
     "/v1/chat/completions": chat_reader,
     "/v1/embeddings": embeddings_reader,
 }
-"""Functions that make the reader of bodies, by endpoint."""
 
 _EXPIRED = {
     "code": "batch_expired",
@@ -48,9 +47,8 @@ _EXPIRED = {
 _OPTIONS = RequestOptions(0.0)
 _MOST_CUSTOM_ID = 512
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""Byte order marks of UTF-16."""
 _HERE = msgspec.Raw(b"null")
-"""Placeholder for the body, which may be large and is copied only once, in its place."""
+"""Placeholder for the body, which may be large and is copied only once, into its place."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -147,7 +145,7 @@ class OpenAILines(LineForm):
         return line
 
     def _exchange(self, job: BulkJob, line: _Line) -> Steps[Exchange]:
-        """Decode the body of a line. Raises RequestError if the line can't run, NotYet if nobody knows its model yet."""
+        """Decode the body of a line. Raises RequestError if the line can't run, and NotYet if nobody knows its model yet."""
         if line.url != job.endpoint:
             raise BadRequest(f"expected {job.endpoint}, the endpoint of the batch - at `$.url`")
         only = frozenset(job.models)
@@ -172,7 +170,6 @@ class OpenAILines(LineForm):
         return exchange
 
     def _check(self, model: str, inputs: Sequence[Value]) -> Failure | None:
-        """Return the failure of a line with an input that the model doesn't take; None if it takes all."""
         for part, input in enumerate(inputs):
             if (failure := self._served.check(model, input)) is not None:
                 return failures.of_input(part, len(inputs), failure)
@@ -188,9 +185,7 @@ class OpenAILines(LineForm):
         try:
             _, written = exchange.write(Outcome(shown, outputs, 0.0, version, [reply.tokens for reply in replies]))
             for piece in (written,) if isinstance(written, bytes) else written:
-                pieces.append(
-                    piece.translate(None, b"\r\n")
-                )  # An output's JSON may contain line breaks as white space.
+                pieces.append(piece.translate(None, b"\r\n"))  # An output's JSON may contain line breaks as white space.
                 size += len(piece)
                 if size >= AT_ONCE:
                     size = 0
@@ -221,7 +216,7 @@ class OpenAILines(LineForm):
 
 
 def _custom_id(text: bytes) -> str | None:
-    """Return the `custom_id` of a line that may be invalid otherwise; None if there is none."""
+    """Return the `custom_id` of a line that may be invalid otherwise, or None if there is none."""
     try:
         return _decode_known(text).custom_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
 """Codec of POST /v1/chat/completions. A template turns the messages into one text for the model.
 
-The template `plain` writes a line `role: content` for each message, and `assistant:` at the end. Any other is a file with a
-Jinja template, as models on the Hugging Face Hub have. It runs in Jinja's sandbox and sees only the messages.
+The template `plain` writes a line `role: content` for each message, and `assistant:` at the end. Any other template is a Jinja
+file, as models on the Hugging Face Hub have. It runs in Jinja's sandbox and sees only the messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from headway.doors.exchange import UNUSUAL, Exchange, Reader, unusual
 from headway.errors import BadRequest, PayloadTooLarge, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.codecs import Codec
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
     Converse,
@@ -35,7 +34,6 @@ from headway.http.openai.members import (
     drop_user,
     long_reader,
     member,
-    openai_codec,
     parameters_reader,
     read_members,
     read_plain,
@@ -54,21 +52,16 @@ Render = Callable[[Sequence[Message]], str]
 """Render messages as one text. Raises BadRequest for messages that the template refuses."""
 
 RenderInSteps = Callable[[Sequence[Message]], Steps[str]]
-"""Render a long conversation in steps."""
 
 _SETTING = "chat_template"
 _LINE = "{role}: {content}\n".format_map
 _ALWAYS = {"add_generation_prompt": True, "bos_token": "", "eos_token": ""}
 _PIECES = 64
-"""Pieces of a text to render between two yields."""
+"""Number of pieces of a text to render between two yields."""
 
 
 def load_template(chosen: str) -> Render:
-    """Load the template that the setting names.
-
-    Raises:
-        SettingError: the file can't be read or isn't a template, or Jinja is not installed.
-    """
+    """Load the template that the setting names. Raises SettingError if the file isn't a readable template, or Jinja is missing."""
     template = _load(chosen)
     if template is None:
         return _plain
@@ -107,7 +100,7 @@ def _not_taken(exc: Exception) -> BadRequest:
 
 
 def _load(chosen: str) -> Any:
-    """Return the Jinja template; None for `plain`. Raises SettingError."""
+    """Return the Jinja template, or None for `plain`. Raises SettingError."""
     if chosen == PLAIN:
         return None
     try:
@@ -122,8 +115,9 @@ def _load(chosen: str) -> Any:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _as_json
-    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as exc:
@@ -138,14 +132,6 @@ def _plain(messages: Sequence[Message]) -> str:
 
 def _refuse(message: str) -> NoReturn:
     raise ValueError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _as_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _unusable(chosen: str, reason: str, hint: str) -> SettingError:
@@ -195,17 +181,12 @@ _PLAIN = frozenset(_Plain.__struct_fields__)
 MOST_PARTS = 1024
 """Maximum number of parts of a message in a long conversation."""
 TOGETHER = 256
-"""Messages to read between two yields."""
+"""Number of messages to read between two yields."""
 
 T = TypeVar("T")
 
 _take_messages = member(list[_Sent])
 _take_format = member(Format)
-
-
-def chat(settings: Settings) -> Codec:
-    """Make the codec. Raises SettingError if a template can't be used."""
-    return openai_codec(chat_reader(settings))
 
 
 def chat_reader(settings: Settings) -> Reader:
@@ -218,7 +199,7 @@ def chat_reader(settings: Settings) -> Reader:
         members = read_members(body)
         is_plain, model = members.keys() <= _PLAIN, take_text(members, "model")
         name, raw = model or known.default, members.get("messages")
-        text = check_text(render_for(name)(_messages(members)))
+        text = check_text(render_for(name)(_messages_of(_take_messages(members, "messages"))))
         if raw is not None:
             members["messages"] = raw
         count = choices(members, limit)
@@ -248,7 +229,6 @@ def _read_plain(render: Render, stream: bool, body: bytes) -> tuple[str | None, 
 
 
 def _converse(settings: Settings) -> Converse:
-    """Make the function that renders long conversations."""
     render_for = templates(settings, load_long_template)
 
     def converse(members: Members, known: KnownModels) -> Steps[tuple[str, msgspec.Raw]]:
@@ -256,13 +236,7 @@ def _converse(settings: Settings) -> Converse:
         yield from check_messages(bytes(raw), "messages")
         model = take_text({**members}, "model") or known.default
         sent = _take_messages({"messages": raw}, "messages")
-        check_parts(sent or (), "messages")
-        yield 0
-        messages = [] if sent else _messages_of(None)
-        for place, message in enumerate(sent or ()):
-            messages.append(_message(place, message))
-            if place % TOGETHER == 0 or isinstance(message.content, list):
-                yield 0
+        messages = (yield from read_in_steps(sent, "messages", _message)) if sent else _messages_of(None)
         text = yield from render_for(model)(messages)
         yield 0
         return check_text(text), raw
@@ -270,13 +244,20 @@ def _converse(settings: Settings) -> Converse:
     return converse
 
 
-def check_parts(sent: Sequence[Any], name: str) -> None:
-    """Check that no message has too many parts. Raises PayloadTooLarge."""
+def read_in_steps(sent: Sequence[Any], name: str, read: Callable[[int, Any], Message]) -> Steps[list[Message]]:
+    """Read the messages of a long conversation. Raises RequestError, also if a message has too many parts."""
     for place, message in enumerate(sent):
         if isinstance(message.content, list) and len(message.content) > MOST_PARTS:
             raise PayloadTooLarge(
                 f"{len(message.content)} parts; at most {MOST_PARTS} are allowed, so join some - at `$.{name}[{place}].content`"
             )
+    yield 0
+    messages: list[Message] = []
+    for place, message in enumerate(sent):
+        messages.append(read(place, message))
+        if place % TOGETHER == 0 or isinstance(message.content, list):
+            yield 0
+    return messages
 
 
 def templates(settings: Settings, load: Callable[[str], T]) -> Callable[[str], T]:
@@ -284,10 +265,6 @@ def templates(settings: Settings, load: Callable[[str], T]) -> Callable[[str], T
     default = load(settings.chat_template)
     by_model = {name: load(model.chat_template) for name, model in settings.served.items()}
     return lambda model: by_model.get(model, default)
-
-
-def _messages(members: Members) -> list[Message]:
-    return _messages_of(_take_messages(members, "messages"))
 
 
 def _messages_of(sent: Sequence[_Sent] | None) -> list[Message]:
@@ -306,16 +283,8 @@ def _message(place: int, sent: _Sent) -> Message:
 
 
 def text_of(content: str | list[Part], where: str, kinds: Collection[str]) -> str:
-    """Return the text of a message.
-
-    Arguments:
-        content: the text, or parts whose texts are joined by line breaks.
-        where: path of the message in the body, for errors.
-        kinds: types of text parts.
-
-    Raises:
-        BadRequest: a part isn't text.
-    """
+    """Return the text of a message, or the texts of its parts, joined by line breaks. `where` is the message's path in the body.
+    Raises BadRequest if the type of a part isn't among `kinds`."""
     if isinstance(content, str):
         return content
     for at, part in enumerate(content):

@@ -11,7 +11,6 @@ from headway.doors.bodies import check_text
 from headway.doors.exchange import Exchange, Reader, unusual
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.codecs import Codec
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
     MOST_TEXTS,
@@ -20,7 +19,6 @@ from headway.http.openai.members import (
     drop_user,
     long_reader,
     member,
-    openai_codec,
     parameters_reader,
     read_members,
     read_plain,
@@ -33,7 +31,6 @@ from headway.http.openai.members import (
 from headway.model import RequestOptions
 
 MOST_CHOICES = 128
-"""Maximum number of choices for one prompt."""
 
 _UNSERVED = {
     "logprobs": "log probabilities are not served, as the model gives text only; leave it out",
@@ -55,11 +52,6 @@ _PLAIN = frozenset(_Plain.__struct_fields__)
 _take_stream_options = member(_StreamOptions)
 
 
-def completions(settings: Settings) -> Codec:
-    """Make the codec."""
-    return openai_codec(completions_reader(settings))
-
-
 def completions_reader(settings: Settings) -> Reader:
     """Make the reader of request bodies."""
     limit = min(MOST_TEXTS, settings.max_queue)
@@ -70,7 +62,8 @@ def completions_reader(settings: Settings) -> Reader:
         is_plain, model = members.keys() <= _PLAIN, take_text(members, "model") or known.default
         prompts = take_inputs(members, "prompt", limit, check_text)
         count = choices(members, limit // len(prompts))
-        _drop_best_of(members, count)
+        if bytes(members.get("best_of", b"")) == b"%d" % count:  # Then it has no effect.
+            del members["best_of"]
         write = writer(members, model, False, count)
         drop_user(members, known[model])
         if not members.keys().isdisjoint(_UNSERVED):
@@ -98,12 +91,6 @@ def choices(members: Members, room: int) -> int:
     if count > room:
         raise PayloadTooLarge(f"n is {count}; with these prompts at most {room} fit into one request - at `$.n`")
     return count
-
-
-def _drop_best_of(members: Members, count: int) -> None:
-    """Drop `best_of` if it equals the number of choices, which makes it meaningless."""
-    if bytes(members.get("best_of", b"")) == b"%d" % count:
-        del members["best_of"]
 
 
 def writer(members: Members, model: str, chat: bool, count: int) -> ChoicesWriter:

@@ -17,12 +17,10 @@ from headway.doors.bodies import check_text
 from headway.doors.exchange import JSON, Exchange, Outcome, Reader, Written
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.codecs import Codec
 from headway.http.openai.members import (
     MOST_TEXTS,
     drop_user,
     long_reader,
-    openai_codec,
     parameters_reader,
     read_members,
     take_inputs,
@@ -57,11 +55,6 @@ _numbers = msgspec.json.Decoder(list[float]).decode
 _rich_embedding = msgspec.json.Decoder(_RichEmbedding).decode
 
 
-def embeddings(settings: Settings) -> Codec:
-    """Make the codec."""
-    return openai_codec(embeddings_reader(settings))
-
-
 def embeddings_reader(settings: Settings) -> Reader:
     """Make the reader of request bodies."""
     limit = min(MOST_TEXTS, settings.max_queue)
@@ -82,21 +75,15 @@ def embeddings_reader(settings: Settings) -> Reader:
         if "user" in members:
             drop_user(members, known[name])
         write = _Writer(name, encoding == BASE64, dimensions)
-        if len(inputs) == 1:
-            return Exchange(model, inputs[0], parameters(members), options, write)
-        return Exchange(model, [*inputs], parameters(members), options, write)
+        input: Value | list[Value] = inputs[0] if len(inputs) == 1 else [*inputs]
+        return Exchange(model, input, parameters(members), options, write)
 
     return Reader(make, long_reader(make, settings, "input"))
 
 
 class _Writer(msgspec.Struct, frozen=True):
-    """Writer of the answer to one request.
-
-    Attributes:
-        model: name of the model, as the client sent it.
-        packed: True to send an embedding as base64 of float32 numbers.
-        dimensions: how many numbers the client expects; None for any.
-    """
+    """Writer of the answer to one request. `model` is the name that the client sent. If `packed`, embeddings are base64 of
+    float32 numbers. `dimensions` is None if the client expects any number."""
 
     model: str
     packed: bool
@@ -116,10 +103,9 @@ class _Writer(msgspec.Struct, frozen=True):
                 numbers, counted = _read(output)
                 count, embedding = len(numbers), _packed(numbers) if self.packed else numbers
             if self.dimensions is not None and self.dimensions != count:
-                message = (
+                raise BadRequest(
                     f"the model gives {count} numbers, and not {self.dimensions}; leave it out - at `$.dimensions`"
                 )
-                raise BadRequest(message)
             yield b"," if index else b""
             yield _encode(_Embedding("embedding", index, embedding))
             used = None if counted else reported[index]
@@ -127,10 +113,8 @@ class _Writer(msgspec.Struct, frozen=True):
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
     def _of_tensors(self, output: Tensors, position: int, inputs: int) -> tuple[int, int, str | msgspec.Raw]:
-        """Return the count of an output's numbers, 0 for its tokens, and its embedding as it is sent.
-
-        `position` is the position of its input among `inputs`, for errors. Raises RequestError.
-        """
+        """Return the count of an output's numbers, 0 for its tokens, and its embedding as it is sent. The output belongs to the
+        input at `position` of `inputs`. Raises RequestError."""
         try:
             tensor = _one_embedding(output)
             if self.packed:

@@ -1,6 +1,6 @@
-"""Members of OpenAI's request bodies. Those that the API knows are decoded one by one; all others become parameters.
+"""Members of OpenAI's request bodies, and the header fields that OpenAI's clients send.
 
-Also reads the header fields that OpenAI's clients send.
+Members that the API knows are decoded one by one; all others become parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ MOST_TEXTS = 2048
 """Maximum number of texts in one request. OpenAI has the same limit, and some of its clients make lists of exactly that length."""
 
 MOST_MESSAGES = 4096
-"""Maximum number of messages in one conversation."""
 MOST_VALUES = 1 << 15
 """Maximum number of JSON values in all messages together. A message has two, and each of its parts two more."""
 
@@ -47,7 +46,7 @@ _NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'"none"', b'"auto"', b'[
 """Values that ask for nothing, so they are accepted for unserved members. `logprobs: 0` does ask for something."""
 
 Unserved = Mapping[str, str]
-"""Members that would change the form of the answer and are not served; each with what to do instead."""
+"""Unserved members, which would change the form of the answer, and what clients should do instead."""
 
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
@@ -73,7 +72,7 @@ class Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
 
 def read_plain(decode: Callable[[bytes], Any], stream: bool, body: bytes) -> Any:
-    """Read a Plain body whose member `stream` is as given. Raises UNUSUAL for any other body."""
+    """Read a Plain body whose member `stream` has this value. Raises UNUSUAL for any other body."""
     try:
         if not body.isascii():
             body.decode()
@@ -86,7 +85,7 @@ def read_plain(decode: Callable[[bytes], Any], stream: bool, body: bytes) -> Any
 
 
 def member(kind: Any) -> Callable[[Members, str], Any]:
-    """Make a function that removes and returns a member of this type; None if it is missing or null."""
+    """Make a function that removes and returns a member of this type, or None if it is missing or null."""
     decode = msgspec.json.Decoder(kind | None).decode
 
     def take(members: Members, name: str) -> Any:
@@ -109,7 +108,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 def take_number(members: Members, name: str) -> int | None:
-    """Remove and return a whole number, as 3 or as 3.0; None if it is missing or null. Raises BadRequest."""
+    """Remove and return a whole number, as 3 or as 3.0, or None if it is missing or null. Raises BadRequest."""
     figure = _take_figure(members, name)
     if figure is None or isinstance(figure, int):
         return figure
@@ -119,11 +118,8 @@ def take_number(members: Members, name: str) -> int | None:
 
 
 def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], str]) -> list[str]:
-    """Remove and return a member that is a text, or a list of 1 to `limit` texts.
-
-    Raises:
-        RequestError: it is anything else, or missing, or `check` refuses a text.
-    """
+    """Remove and return a member that is a text, or a list of 1 to `limit` texts. Raises RequestError if it is missing or
+    anything else, or if `check` refuses a text."""
     raw = members.get(name)
     written = b"" if raw is None else bytes(raw)
     if written[:1] == b'"':
@@ -205,14 +201,8 @@ def _object(members: Members) -> bytes:
 
 
 def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Converse | None = None) -> ReadInSteps:
-    """Make a reader of long bodies from the reader of others, which gets placeholders for long members.
-
-    Arguments:
-        make: reader of other bodies.
-        settings: limits of parameters.
-        name: member with the texts or messages.
-        converse: renders messages; None if the API has none.
-    """
+    """Make a reader of long bodies from `make`, the reader of other bodies, which gets placeholders for long members. The member
+    `name` has the texts or messages. `converse` renders messages, if the API has any."""
     limit, max_texts = settings.max_parameters, min(MOST_TEXTS, settings.max_queue)
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
@@ -246,7 +236,7 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
 
 
 def _count(text: bytes, limit: int) -> Steps[int]:
-    """Return the number of elements of a long array, or `limit` + 1 if there are more; 1 for anything else."""
+    """Return the number of elements of a long array, or `limit` + 1 if there are more, or 1 for anything else."""
     if text[:1] != b"[" or _TOKENS.match(text):  # `take_inputs` refuses token arrays.
         return 1
     elements = yield from split(text, limit)
@@ -254,7 +244,6 @@ def _count(text: bytes, limit: int) -> Steps[int]:
 
 
 def _joined(members: Members, limit: int) -> Steps[bytes]:
-    """Return long parameters as a JSON object. Raises BadRequest."""
     if len(members) > limit:
         raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are allowed")
     text = _object(members)

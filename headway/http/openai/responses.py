@@ -19,18 +19,8 @@ from headway.doors.exchange import JSON, Exchange, Outcome, Reader, Written
 from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.codecs import Codec
 from headway.http.openai.answers import EVENTS, RichText, rich_text
-from headway.http.openai.chat import (
-    TOGETHER,
-    Message,
-    Part,
-    check_parts,
-    load_long_template,
-    load_template,
-    templates,
-    text_of,
-)
+from headway.http.openai.chat import Message, Part, load_long_template, load_template, read_in_steps, templates, text_of
 from headway.http.openai.members import (
     Converse,
     Format,
@@ -40,7 +30,6 @@ from headway.http.openai.members import (
     drop_user,
     long_reader,
     member,
-    openai_codec,
     parameters_reader,
     read_members,
     refuse,
@@ -63,7 +52,6 @@ _UNSERVED = {
     "top_logprobs": "log probabilities are not served, as the model gives text only; leave it out",
 }
 _DROPPED = ("store", "stream_options", "parallel_tool_calls", "max_tool_calls", "truncation")
-"""Members that have no effect here."""
 
 _HOLE = HOLE.encode()
 _UNSET: dict[str, Any] = {
@@ -79,7 +67,6 @@ _UNSET: dict[str, Any] = {
 }
 """Members that the answer repeats from the request, with their defaults. Some clients accept no null for a number."""
 _TEXTS = ("input_text", "output_text", "text")
-"""Types of text parts."""
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Reasons for an incomplete response, by the target's `finish_reason`."""
@@ -121,8 +108,8 @@ _encode = msgspec.json.Encoder().encode
 _ONE_ITEM = msgspec.Raw(b'""')
 
 
-def responses(settings: Settings) -> Codec:
-    """Make the codec. Raises SettingError if a chat template can't be used."""
+def responses_reader(settings: Settings) -> Reader:
+    """Make the reader of request bodies. Raises SettingError if a chat template can't be used."""
     parameters = parameters_reader(settings)
     render_for = templates(settings, load_template)
 
@@ -144,11 +131,10 @@ def responses(settings: Settings) -> Codec:
         write = _Writer(model, stream, {**SETTLED, **echoed, "metadata": metadata or {}})
         return Exchange(model, text, parameters(members), options, write)
 
-    return openai_codec(Reader(make, long_reader(make, settings, "input", _converse(settings))))
+    return Reader(make, long_reader(make, settings, "input", _converse(settings)))
 
 
 def _converse(settings: Settings) -> Converse:
-    """Make the function that renders long conversations."""
     render_for = templates(settings, load_long_template)
 
     def converse(members: Members, known: KnownModels) -> Steps[tuple[str, msgspec.Raw]]:
@@ -167,7 +153,6 @@ def _converse(settings: Settings) -> Converse:
 
 
 def _messages(members: Members) -> list[Message]:
-    """Return the messages of instructions and input."""
     instructions, sent = take_text(members, "instructions"), _take_input(members, "input")
     messages = [] if not instructions else [{"role": "system", "content": instructions}]
     if isinstance(sent, str):
@@ -182,13 +167,8 @@ def _messages_in_steps(members: Members) -> Steps[list[Message]]:
     sent = _take_input({**members}, "input")
     if not isinstance(sent, list):
         return _messages(members)
-    check_parts(sent, "input")
-    messages = _messages({**members, "input": _ONE_ITEM})[:-1]
-    for place, item in enumerate(sent):
-        messages.append(_message(place, item))
-        if place % TOGETHER == 0 or isinstance(item.content, list):
-            yield 0
-    return messages
+    instructions = _messages({**members, "input": _ONE_ITEM})[:-1]
+    return [*instructions, *(yield from read_in_steps(sent, "input", _message))]
 
 
 def _message(place: int, item: _Item) -> Message:
@@ -214,13 +194,8 @@ def _text_options(members: Members, model: ServedModel) -> Any:
 
 
 class _Writer(msgspec.Struct, frozen=True):
-    """Writer of the answer to one request.
-
-    Attributes:
-        model: name of the model, as the client sent it.
-        stream: True for server-sent events.
-        echoed: members of the answer that only depend on the request.
-    """
+    """Writer of the answer to one request. `model` is the name that the client sent. With `stream`, the answer is server-sent
+    events. `echoed` are the members of the answer that only depend on the request."""
 
     model: str
     stream: bool

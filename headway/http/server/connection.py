@@ -88,20 +88,9 @@ class InHand(Protocol):
 class Connection(asyncio.Protocol):
     """Connection that leaves all requests to ordinary routes. `FastPathConnection` adds the inference routes.
 
-    Arguments:
-        context: state shared with the listener's other connections.
-
-    Attributes:
-        far: bytes a client may send ahead of its answers.
-        brief: True if a refusal closes it at once, because too many connections linger.
-        gate: pauses and resumes reading from the client.
-        in_hand: request that is not answered yet.
-        phase: see the module.
-        served: True once it has had a request.
-        owner, reserved, unfetched: see `headway.gateway.client_quotas.CountedConnection`.
-        since: monotonic start of the current time-out, in seconds.
-        unread: answers that the client has not read.
-        unsent: bytes of a large answer that are made but not yet written.
+    `far` is how many bytes a client may send ahead of its answers, and `since` the monotonic start of the current time-out. A
+    `brief` connection closes at once after a refusal, because too many linger. `unsent` are bytes of a large answer that are made
+    but not yet written. `owner`, `reserved` and `unfetched` are those of `headway.gateway.client_quotas.CountedConnection`.
     """
 
     far = MOST_BUFFERED
@@ -127,13 +116,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def silent(self) -> bool:
-        """True if no request is in progress."""
         return self.in_hand is None
 
     # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the connection, or refuse it if there are too many."""
+        """Refuse the connection if there are too many."""
         self.transport = transport
         # Call `pause_writing` as soon as the kernel doesn't take a byte at once: then nothing more is read from the client.
         transport.set_write_buffer_limits(high=0)
@@ -291,13 +279,8 @@ class Connection(asyncio.Protocol):
     # Refusals.
 
     def refuse(self, error: RequestError, head: Head, counted: bool = False) -> None:
-        """Refuse the request in hand before its body is read. The connection stays open if the body is short.
-
-        Arguments:
-            error: the error to answer with.
-            head: head of the request.
-            counted: True if the refusal is counted already.
-        """
+        """Refuse the request in hand before its body is read. The connection stays open if the body is short. `counted` is True
+        if the refusal is counted already."""
         request = _owed(self)
         self.context.trace_head(head, request.shown, error, self.since)
         if head.expects or not 0 <= head.length <= MOST_BUFFERED:
@@ -353,10 +336,8 @@ class Connection(asyncio.Protocol):
             self.drop()
 
     def drop(self) -> None:
-        """Drop the bytes that arrived after the last answer, and read more in the connection's next turn.
-
-        Without turns, a client that keeps sending megabytes would take the event loop from all others.
-        """
+        """Drop the bytes that arrived after the last answer, and read more in the connection's next turn. Without turns, a client
+        that keeps sending megabytes would take the event loop from all others."""
         self.reader.drop()
         if self.phase == LINGERING:
             self.gate.hold()
@@ -407,9 +388,8 @@ class Connection(asyncio.Protocol):
     def _keep_ahead(self) -> None:
         """Keep bytes that were sent ahead of the answer in hand, and read on to notice when the client leaves.
 
-        A connection that holds too many stops reading. If its owner holds too many, they are dropped and the answer
-        in hand is the connection's last.
-        """
+        A connection that holds too many stops reading. If its owner holds too many, the bytes are dropped and the connection
+        closes after the answer in hand."""
         ahead = self.reader.waiting
         quotas = self.context.quotas
         if ahead > max(UNCOUNTED, self.reserved) and not quotas.reserve(self, ahead):
@@ -429,15 +409,10 @@ class Connection(asyncio.Protocol):
 class RouteInHand(msgspec.Struct, eq=False):
     """Request to an ordinary route, or bytes that aren't a valid request; see InHand.
 
-    Attributes:
-        encode_error: encodes errors in the form of its API.
-        marks: header lines for every answer to it, each with its line ending.
-        request: what its route sees; None if no route gets it.
-        expects: True while the client waits for `100 Continue` before it sends the body.
-        upload: limit of its body in bytes, if its route allows more than usual; otherwise 0.
-        sending: True once a streamed answer has begun.
-        written: set once the client has read everything written so far; None until somebody waits for that.
-    """
+    Every answer to it has the header lines `marks`, each with its line ending. `request` is None if no route gets it. `upload` is
+    the limit of its body in bytes if its route allows more than usual; otherwise 0. `expects` is True while the client waits for
+    `100 Continue`, and `sending` once a streamed answer has begun. `written` is set once the client has read everything so
+    far."""
 
     connection: Connection
     id: str
@@ -455,7 +430,6 @@ class RouteInHand(msgspec.Struct, eq=False):
         return ID_PREFIX + self.id
 
     def begin(self, head: Head) -> None:
-        """Start the route that answers the request."""
         connection, context = self.connection, self.connection.context
         limit = context.max_body_of(head)
         if head.length > limit:

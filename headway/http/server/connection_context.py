@@ -26,7 +26,7 @@ GRACE = 1.0
 """Idle seconds after which a closing listener closes a connection."""
 
 LARGE = 1 << 16
-"""Bytes from which a body or an answer counts as large, and is processed in turns: it may take tens of milliseconds."""
+"""Size in bytes from which a body or an answer counts as large, and is processed in turns: it may take tens of milliseconds."""
 SLOWEST = 16_384
 """Lowest rate, in bytes per second, at which a client may read its answer or send an upload."""
 
@@ -34,23 +34,12 @@ SLOWEST = 16_384
 class ConnectionContext:
     """State shared by a listener's connections.
 
-    Attributes:
-        answer: answers requests to ordinary routes.
-        label: name of the port in the log.
-        spare: file descriptors that connections have to leave for other uses.
-        fd_ceiling: lowest descriptor number at which a connection is refused.
-        fd_brief_at: lowest descriptor number at which a refused connection closes at once instead of lingering.
-        hangups: watches clients that are not read from.
-        turns: turns of connections that have sent many requests at once.
-        drops: turns of lingering connections, whose bytes are read and dropped.
-        encode_error: encodes errors of requests that match no inference route.
-        scheme: URL scheme of the port.
-        closing: True if every answer is its connection's last.
-        shut: set once the port has closed: idle connections close, and requests that wait for news are answered.
-        quotas: quotas of the clients. A connection without an owner is not counted.
-        connections: open connections.
-        tasks: ordinary routes that are running.
-    """
+    Ordinary connections leave `spare` file descriptors for other uses: connections are refused from the descriptor number
+    `fd_ceiling` on, and from `fd_brief_at` on they close at once instead of lingering. Connections that have sent many requests
+    at once wait for `turns`, and lingering ones, whose bytes are dropped, for `drops`. `encode_error` encodes errors of requests
+    that match no inference route. If `closing`, every answer is its connection's last. `shut` is set once the port has closed:
+    idle connections close, and requests that wait for news are answered. `quotas` ignore connections without an owner. `tasks`
+    are the running ordinary routes."""
 
     label = "admin"
     spare = 8
@@ -85,7 +74,6 @@ class ConnectionContext:
         """Share at most this many connections among clients, because there are no descriptors for more."""
 
     def max_body_of(self, head: Head) -> int:
-        """Return the largest body in bytes that a request to an ordinary route may have."""
         return self.max_body
 
     def refresh(self) -> None:
@@ -102,25 +90,22 @@ class ConnectionContext:
         self.shut.set()
 
     def left(self) -> None:
-        """Called by each connection that has ended."""
         if not self.connections:
             self._left.set()
 
     async def emptied(self) -> None:
-        """Wait until no connection is left."""
         while self.connections:
             self._left.clear()
             await self._left.wait()
 
     def refused(self, error: RequestError, tier: str | None) -> None:
-        """Count a refusal under a tier, unless `tier` is None because it is counted already."""
+        """Count a refusal under a tier, unless it is counted already and `tier` is None."""
         if isinstance(error, OtherProtocol):
             self._hints.tell(error.kind)
         if tier is not None:
             self.counters.refusals[error.reason or error.code.lower(), tier, ""] += 1
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start the task that answers a request to an ordinary route."""
         task = self.loop.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -44,13 +44,11 @@ class Hangups:
         self._poll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def forget(self, descriptor: int) -> None:
-        """Stop watching a socket, if it is watched."""
         if self._watched.pop(descriptor, None) is not None and self._poll is not None:
             with contextlib.suppress(OSError):  # It is closed.
                 self._poll.unregister(descriptor)
 
     def close(self) -> None:
-        """Stop watching all sockets."""
         if self._poll is not None:
             self._loop.remove_reader(self._poll.fileno())
             self._poll.close()
@@ -68,13 +66,8 @@ class Hangups:
 
 
 class ReadGate:
-    """Pauses and resumes reading from one client.
-
-    Attributes:
-        descriptor: file descriptor of the socket; -1 if there is none.
-        held: True while reading is paused, for whatever reason.
-        paused: True while reading is paused and the client is watched for a hang-up.
-    """
+    """Pauses and resumes reading from one client. `descriptor` is that of the socket, or -1. `held` is True while reading is
+    paused, for whatever reason, and `paused` while the client is also watched for a hang-up."""
 
     __slots__ = ("_hangups", "_transport", "descriptor", "held", "paused")
 
@@ -84,13 +77,11 @@ class ReadGate:
         self.held = self.paused = False
 
     def hold(self) -> None:
-        """Pause reading."""
         if not self.held:
             self.held = True
             self._transport.pause_reading()
 
     def release(self) -> None:
-        """Resume reading."""
         if self.held:
             self.held = False
             if not self._transport.is_closing():
@@ -110,7 +101,6 @@ class ReadGate:
             self.release()
 
     def forget(self) -> None:
-        """Stop watching for a hang-up."""
         if self.paused:
             self.paused = False
             self._hangups.forget(self.descriptor)
@@ -128,11 +118,7 @@ def bound(transport: asyncio.BaseTransport) -> None:
 
 
 class Unread:
-    """Written bytes that the client of one connection has not read.
-
-    Attributes:
-        since: monotonic seconds at which the oldest of them was written; 0.0 if there are none.
-    """
+    """Written bytes that a connection's client hasn't read. `since` is the monotonic time of the oldest, or 0.0."""
 
     __slots__ = ("_left", "_moved", "_total", "since")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl
 
 import httptools
+import msgspec
 
 from headway.doors.fields import TRACE_FIELDS, select_fields, shorten
 from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, PayloadTooLarge, RequestError
@@ -24,13 +25,12 @@ if TYPE_CHECKING:
 
 END = b"\r\n\r\n"
 
-
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
 _HANDSHAKE = re.compile(rb"\x16\x03[\x00-\x04]")
 """Start of a TLS handshake: type and version of its record."""
 _HTTP2 = b"PRI * HTTP/2"
-"""Start of an HTTP/2 connection, as gRPC clients open one."""
+"""Start of an HTTP/2 connection, which gRPC clients open."""
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
@@ -38,7 +38,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::
 MOST_MEMBERS = 100
 """Maximum number of members of a query: parsing a header full of them takes several milliseconds, which no limit charges for."""
 _MOST_DIGITS = 20
-"""Digits of the largest Content-Length that 64 bits hold."""
+"""Number of digits of the largest Content-Length that 64 bits hold."""
 
 _NAMES = b"/v1/models/", b"/v2/models/"
 """Prefixes of paths that name a model. The name may contain a slash written as %2F, because it is never used as a path."""
@@ -53,15 +53,9 @@ _LOOKED_AT = _LISTS | {
 class Head:
     """Head of one request.
 
-    Attributes:
-        method: method in capitals.
-        target: target, exactly as in the request line.
-        version: `1.0` or `1.1`.
-        fields: header fields in order, names in lower case.
-        single: values of the fields in `_LOOKED_AT`. Lines of a list are joined by commas.
-        length: bytes of the body; 0 if there is none, -1 if it is chunked.
-        keep: True if the connection may serve another request.
-        expects: True if the client waits for `100 Continue` before it sends the body.
+    `target` is exactly as in the request line, and the names in `fields` are in lower case. `single` has the values of the fields
+    in `_LOOKED_AT`; lines of a list are joined by commas. The body has `length` bytes, or -1 if it is chunked. The connection may
+    serve another request if `keep`. The client waits for `100 Continue` before it sends the body if `expects`.
     """
 
     __slots__ = ("expects", "fields", "keep", "length", "method", "single", "target", "version")
@@ -85,30 +79,22 @@ class OtherProtocol(BadRequest):
         self.kind = kind
 
 
-class _HeaderEvents:
+class _HeaderEvents(msgspec.Struct, eq=False):
     """Parser callbacks that collect the header fields."""
 
-    __slots__ = ("complete", "fields")
-
-    def __init__(self) -> None:
-        self.fields: list[tuple[bytes, bytes]] = []
-        self.complete = False
+    fields: list[tuple[bytes, bytes]] = []
+    complete: bool = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields.append(
-            (name.lower(), value.strip(b" \t"))
-        )  # Blanks around a value aren't part of it (RFC 9110, section 5.5).
+        # Blanks around a value aren't part of it (RFC 9110, section 5.5).
+        self.fields.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self.complete = True
 
 
 def read_head(raw: bytes) -> Head:
-    """Parse one complete head, including the empty line at its end.
-
-    Raises:
-        RequestError: the head is malformed or ambiguous, so the connection has to close.
-    """
+    """Parse one complete head, with its empty line. Raises RequestError if it is malformed or ambiguous."""
     line = _REQUEST_LINE.match(raw)
     if line is None:
         raise _bad_line(raw)
@@ -160,14 +146,8 @@ def _check_fields(head: Head) -> None:
 
 
 def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
-    """Return the error of an incomplete head that can't become valid; None if it still can.
-
-    Without this check, a client that speaks another protocol would wait for the header time-out.
-
-    Arguments:
-        partial: all bytes of the head so far.
-        seen: how many of them an earlier call has accepted.
-    """
+    """Return the error of an incomplete head that can't become valid, or None if it still can. An earlier call has accepted the
+    first `seen` bytes. Without this check, a client that speaks another protocol would wait for the header time-out."""
     newline = partial.find(b"\r\n")
     if newline < 0 or seen <= newline + 1:
         good = _LINE_SO_FAR.fullmatch(partial) if newline < 0 else _REQUEST_LINE.match(partial)
@@ -204,7 +184,7 @@ def too_large(limit: int) -> PayloadTooLarge:
 
 
 def too_many_members(query: bytes) -> BadRequest | None:
-    """Return the error for a query, or for a whole target, with more than MOST_MEMBERS members; None if there are fewer."""
+    """Return the error for a query, or for a whole target, with more than MOST_MEMBERS members, or None."""
     if (members := query.count(b"&") + 1) <= MOST_MEMBERS:
         return None
     return BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")
@@ -220,24 +200,15 @@ _NAMED = ("model", "model_id", "version")
 
 
 class RequestTarget(NamedTuple):
-    """Variable parts of the target of a request to an inference route.
-
-    Attributes:
-        names: decoded values of the placeholders in the route's path.
-        query: query, exactly as in the request line.
-    """
+    """Variable parts of the target of a request to an inference route: the decoded placeholders of the route's path, and the
+    query exactly as in the request line."""
 
     names: Mapping[str, str]
     query: bytes
 
     def refuse_named(self, instead: str) -> None:
-        """Refuse a query that names a model or a version on a route that takes them from elsewhere.
-
-        Unknown members are ignored. `instead` ends the message: what to do instead.
-
-        Raises:
-            BadRequest: the query names one, or has too many members.
-        """
+        """Refuse a query that names a model or a version on a route that takes them from elsewhere. Unknown members are ignored.
+        `instead` ends the message. Raises BadRequest, also if the query has too many members."""
         if not self.query:
             return
         if (error := too_many_members(self.query)) is not None:
@@ -250,4 +221,4 @@ class RequestTarget(NamedTuple):
 
 
 OpenHead = Callable[[Head, RequestTarget, RequestOptions, "CodecContext"], "tuple[RequestOptions, Reader | None]"]
-"""Return the final options of a request and the reader of its body; None for `Codec.read_json`. Raises RequestError."""
+"""Return the final options of a request and the reader of its body, or None for `Codec.read_json`. Raises RequestError."""

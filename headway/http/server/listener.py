@@ -34,22 +34,16 @@ if TYPE_CHECKING:
     from headway.doors.entrance import Entrance
 
 SWEEP = 0.5
-"""Seconds between two inspections of all connections; less if a configured time-out is shorter."""
+"""Seconds between two inspections of all connections, unless a configured time-out is shorter."""
 REST = 1.0
 """Seconds between two inspections while there are no connections."""
 
 
 class Listener(ListeningPort):
-    """A listening port.
+    """A listening port. Port 0 lets the system choose.
 
-    Arguments:
-        host, port: address to bind; port 0 lets the system choose.
-        prefix: prefix of the names of both settings, for error messages.
-        settings: limits and time-outs.
-        make_context: builds the context that the connections share; called within the event loop.
-        connect: makes a connection from that context.
-        certificates: TLS certificates; None for plain HTTP.
-    """
+    Error messages name both settings with `prefix`. `make_context`, called within the event loop, builds the context that the
+    connections share, and `connect` makes a connection from it."""
 
     takes_address = True
     """True if listeners of this kind bind an address of this machine."""
@@ -71,7 +65,7 @@ class Listener(ListeningPort):
 
     @classmethod
     def public(cls, entrance: Entrance, answer: Handler, certificates: Certificates | None = None) -> Listener:
-        """Make the listener for clients: inference routes take the fast path, `answer` has all others."""
+        """Make the listener for clients. Inference routes take the fast path, and `answer` has all other routes."""
         from headway.http.inference.context import InferenceContext
         from headway.http.inference.fast_path import FastPathConnection
 
@@ -88,7 +82,6 @@ class Listener(ListeningPort):
         counters: GatewayCounts,
         certificates: Certificates | None = None,
     ) -> Listener:
-        """Make the listener for operators."""
         return cls(
             settings.admin_host,
             settings.admin_port,
@@ -104,7 +97,6 @@ class Listener(ListeningPort):
         return 0 if self._context is None else len(self._context.connections)
 
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
-        """Prepare for connections, and return the factory of their protocols."""
         context = self._context = self._make_context()
         protocol: Callable[[], asyncio.Protocol] = partial(self._connect, context)
         if self._certificates is not None:
@@ -120,20 +112,16 @@ class Listener(ListeningPort):
             self._context.fit(descriptor_ceiling(self._context.spare) - open_descriptors())
 
     def retire(self) -> None:
-        """Close each open connection with its next answer, but still accept new ones.
-
-        Idle connections stay open, because closing one could cross a request on its way.
-        """
+        """Close each open connection with its next answer, but still accept new ones. Idle connections stay open, because closing
+        one could cross a request on its way."""
         if self._context is not None:
             self._context.retire()
         for connection in self._connections():
             connection.retire()
 
     async def drain(self) -> None:
-        """Stop accepting, close each connection after its next answer, and return once none is left.
-
-        A connection that has been idle for a while closes without an answer.
-        """
+        """Stop accepting, close each connection after its next answer, and return once none is left. A connection that has been
+        idle for a while closes without an answer."""
         context = self._context
         if context is None:
             return
@@ -145,7 +133,6 @@ class Listener(ListeningPort):
         await context.emptied()
 
     async def close(self) -> None:
-        """Cut the remaining connections."""
         await super().close()
         context = self._context
         if context is not None:
@@ -177,25 +164,15 @@ class Listener(ListeningPort):
         if context is None:
             return REST
         context.refresh()
-        context.fd_ceiling, context.fd_brief_at = (
-            descriptor_ceiling(context.spare),
-            descriptor_ceiling(context.spare // 2),
-        )
+        context.fd_ceiling = descriptor_ceiling(context.spare)
+        context.fd_brief_at = descriptor_ceiling(context.spare // 2)
         if context.connections:
-            self._sweep_soon(context, monotonic())
-        return _interval(context)
-
-    def _sweep_soon(self, context: ConnectionContext, now: float) -> None:
-        """Sweep once everything that arrived before `now` is read. After a pause of this process clients only look silent."""
-        loop = context.loop
-        loop.call_soon(loop.call_soon, self.sweep, now)  # Timers run before reads, so wait for two turns of the loop.
+            # After a pause of this process clients only look silent. Sweep once everything that has arrived is read: timers run
+            # before reads, so wait for two turns of the loop.
+            context.loop.call_soon(context.loop.call_soon, self.sweep, monotonic())
+        longest = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
+        return max(0.01, min(longest, context.read_timeout / 2, context.keep_alive / 2))
 
 
 def _refuse_plain(connection: Connection) -> None:
     connection.reject(BadRequest("plain HTTP came to a port that speaks TLS; ask https:// instead of http://"))
-
-
-def _interval(context: ConnectionContext) -> float:
-    longest = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
-    timeout = min(context.read_timeout, context.keep_alive)
-    return max(0.01, min(longest, timeout / 2))

@@ -10,9 +10,8 @@ from typing import Any
 
 from headway.http.inference.context import InferenceContext
 from headway.http.inference.fast_path import FastPathConnection
+from headway.http.server.head import END
 from headway.http.server.listener import Listener
-
-END = b"\r\n\r\n"
 
 
 class MemoryListener(Listener):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 import httptools
+import msgspec
 
 from headway.errors import HEADERS_TOO_LARGE, BadRequest, RequestError
 from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_large, too_long
@@ -20,23 +21,19 @@ _WRAPPING = 8
 """Maximum number of bytes on the wire per byte of content. A chunk of one byte needs six."""
 
 FREE_PIECES = 2_048
-"""Pieces that any body may have, however small they are."""
+"""Number of pieces that any body may have, however small they are."""
 PIECE_BYTES = 64
-"""Average bytes that further pieces must have. Clients send hundreds in a chunk, and more."""
+"""Minimum size of further pieces in bytes, on average. Clients send chunks of hundreds of bytes and more."""
 _CUT_PIECES = 16
-"""Pieces that a cut at an empty line counts as."""
+"""Number of pieces that a cut at an empty line counts as."""
 _STRETCH = 8_192
 """Bytes fed to the parser between two checks. They can contain a thousand pieces."""
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 
 class Chunks:
-    """Decoder of one chunked body. It bounds the overhead on the wire, and the work for tiny pieces.
-
-    Arguments:
-        limit: largest content in bytes.
-        slack: bytes of chunk extensions and trailers that any body may have.
-    """
+    """Decoder of one chunked body with up to `limit` bytes of content. It bounds the overhead on the wire, and the work for tiny
+    pieces. Any body may have `slack` bytes of chunk extensions and trailers."""
 
     __slots__ = ("_events", "_limit", "_parser", "_raw", "_slack", "_tail")
 
@@ -51,16 +48,11 @@ class Chunks:
 
     @property
     def done(self) -> bool:
-        """True once the body is complete."""
         return self._events.complete
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the content of the next bytes of the body, and the bytes that follow its end.
-
-        Raises:
-            RequestError: the body is malformed, larger than `limit` bytes, has far too much overhead, or far too small
-                pieces.
-        """
+        """Return the content of the next bytes of the body, and the bytes that follow its end. Raises RequestError if the body is
+        malformed, or larger than `limit` bytes, or has far too much overhead, or far too small pieces."""
         # A body can only end with an empty line. Cutting there keeps the next request from the parser.
         whole, events = self._tail + data, self._events
         cut = len(self._tail)
@@ -109,26 +101,18 @@ class Chunks:
             raise too_large(self._limit)
 
 
-class _BodyEvents:
+class _BodyEvents(msgspec.Struct, eq=False):
     """Parser callbacks. They hold no reference to their Chunks, because such a cycle would keep a body alive.
 
-    Attributes:
-        pieces: content since the last `feed`.
-        size: bytes of content in total.
-        count: work so far, in pieces.
-        complete: True once the body has ended.
-        begun: True if the current chunk's announced size has yet to be checked.
-        begun_with: bytes of the current chunk that have arrived.
-    """
+    `pieces` are the content since the last `feed`. `size` and `count` are the bytes and the pieces of work in total. `begun` is
+    True while the current chunk's announced size has yet to be checked. `begun_with` counts that chunk's bytes so far."""
 
-    __slots__ = ("begun", "begun_with", "complete", "count", "pieces", "size")
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self.size = 0
-        self.count = 0
-        self.complete = self.begun = False
-        self.begun_with = 0
+    pieces: list[bytes] = []
+    size: int = 0
+    count: int = 0
+    complete: bool = False
+    begun: bool = False
+    begun_with: int = 0
 
     def on_chunk_header(self) -> None:
         self.begun, self.begun_with = True, 0
@@ -147,23 +131,17 @@ class _BodyEvents:
 
 
 MOST_BUFFERED = 65_536
-"""Bytes a client may send ahead of its answers, and the longest refused body that is read to keep the connection open."""
+"""Bytes that a client may send ahead of its answers, and the longest refused body that is read to keep the connection open."""
 CHUNKED = -1
 """Length of a body that is sent in chunks."""
 _END = len(END)
 
 
 class HttpReader:
-    """Reader of the requests of one connection.
+    """Reader of the requests of one connection. A head may have `max_header` bytes.
 
-    Arguments:
-        max_header: maximum size in bytes of a head.
-
-    Attributes:
-        buffer: bytes to read next.
-        ahead: bytes that arrived while `buffer` was full.
-        missing: unread bytes of the current body; CHUNKED if its length isn't known.
-        open: True if the current body is not complete.
+    `buffer` is read next, and `ahead` arrived while `buffer` was full. `missing` counts the unread bytes of the current body, or
+    is CHUNKED if its length isn't known. `open` is True while that body is incomplete.
     """
 
     __slots__ = ("_chunks", "_max_header", "_seen", "ahead", "buffer", "missing", "open")
@@ -179,14 +157,11 @@ class HttpReader:
 
     @property
     def waiting(self) -> int:
-        """Number of bytes that have arrived but are not read."""
         return len(self.buffer) + (len(self.ahead) if self.ahead else 0)
 
     def receive(self, data: bytes, answering: bool) -> bool:
-        """Buffer the bytes that arrived. Return False if the buffer is full, so that they have to wait in `ahead`.
-
-        `answering`: True while a request is being answered, so that no head is read.
-        """
+        """Buffer the bytes that arrived. Return False if the buffer is full, so that they have to wait in `ahead`. `answering` is
+        True while a request is being answered, so that no head is read."""
         buffer = self.buffer
         if self.ahead or (len(buffer) > MOST_BUFFERED and answering and not self.open):
             self.ahead = self.ahead or bytearray()
@@ -205,11 +180,8 @@ class HttpReader:
         return True
 
     def read_head(self) -> tuple[Head, bytes] | None:
-        """Return the next head, parsed and as bytes; None if it is not complete.
-
-        Raises:
-            RequestError: it is malformed, ambiguous or too long, so the connection has to close.
-        """
+        """Return the next head, parsed and as bytes, or None if it is incomplete. Raises RequestError if it is malformed, ambiguous
+        or too long, so the connection has to close."""
         buffer = self.buffer
         if buffer.startswith(b"\r"):
             buffer = self.buffer = past_blank(buffer)
@@ -258,6 +230,5 @@ class HttpReader:
         self.buffer, self.ahead = self.buffer[:keep], None
 
     def close(self) -> None:
-        """Drop all unread bytes and the current body."""
         self.drop()
         self.open, self._chunks = False, None

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from headway.http.problem import Encoded, frame_error
+from headway.errors import STATUS
+from headway.http.problem import Encoded
 from headway.http.requests import RouteAnswer
 from headway.http.server.connection_context import LARGE, ConnectionContext
 
@@ -18,11 +19,7 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class Writer:
-    """Writer of one connection's answers.
-
-    Attributes:
-        last: True if the connection closes after the next answer.
-    """
+    """Writer of one connection's answers. If `last`, the connection closes after the next answer."""
 
     __slots__ = ("_context", "_transport", "last")
 
@@ -36,9 +33,9 @@ class Writer:
         return self.last or self._context.closing
 
     def write_error(self, code: str, shown: str, encoded: Encoded, fields: bytes) -> None:
-        """Write an error answer; see `headway.http.problem.frame_error`."""
-        date = self._context.date
-        self._transport.write(frame_error(code, shown, encoded, date=date, close=self.ends, fields=fields))
+        """Write an error answer. `fields` are further header lines, each with its line ending."""
+        named, body = encoded
+        self._transport.write(self.frame(STATUS[code], {**named, "content-length": str(len(body))}, shown, fields) + body)
 
     def write_answer(self, response: RouteAnswer, shown: str, marks: bytes, method: str) -> None:
         """Write the answer of an ordinary route to a request with this `method`; see `frame` for `marks`."""

@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def released(outputs: Sequence[Value]) -> Iterator[Value]:
-    """Yield the outputs in order and keep no reference to them, so that each can be freed as soon as it is written."""
+    """Yield the outputs in order without keeping references, so that each can be freed as soon as it is written."""
     remaining = list(reversed(outputs))
     del outputs
     while remaining:
@@ -70,17 +70,9 @@ def is_large(output: Value) -> bool:
 
 
 def json_pieces(output: Value) -> Iterator[bytes]:
-    """Yield an output as JSON text.
-
-    Raises:
-        UnicodeEncodeError: a text contains a lone surrogate.
-        RequestError: JSON cannot hold the tensors.
-    """
+    """Yield an output as JSON text. Raises UnicodeEncodeError for a lone surrogate, and RequestError for tensors beyond JSON."""
     if isinstance(output, str):
-        if len(output) <= PIECE:
-            yield _encode(output)
-        else:
-            yield from text_pieces(output)
+        yield from text_pieces(output)
     elif isinstance(output, Tensors):
         yield from tensor_pieces(output)
     else:
@@ -88,7 +80,7 @@ def json_pieces(output: Value) -> Iterator[bytes]:
 
 
 def items_of(outputs: Sequence[Value]) -> Iterator[Iterator[bytes]]:
-    """Yield the JSON pieces of each of several outputs; see `json_pieces`. An error says which input it belongs to."""
+    """Yield the JSON pieces of each of several outputs; see `json_pieces`. Errors say to which input they belong."""
     if isinstance(outputs[0], Tensors):  # Then all are: a model gives one kind of values.
         return map(_placed, released(outputs), itertools.count(), itertools.repeat(len(outputs)))
     return map(json_pieces, released(outputs))
@@ -146,13 +138,8 @@ def value_within(document: bytes, output: Value) -> Iterator[bytes]:
 
 
 def array_within(document: bytes, name: str, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield a JSON object with one of its members filled in.
-
-    Arguments:
-        document: the object, in which the member `name` is an empty array and no earlier member is an object.
-        name: name of the member.
-        items: JSON pieces of each array element.
-    """
+    """Yield a JSON object with `items`, each in JSON pieces, as the member `name`. In `document`, that member is an empty array,
+    and no earlier member is an object."""
     head, member, tail = document.partition(b'"%b":[' % name.encode())
     yield head + member
     separator = b""
@@ -164,24 +151,17 @@ def array_within(document: bytes, name: str, items: Iterable[Iterable[bytes]]) -
 
 
 TURN = 0.001
-"""Seconds of making pieces in one turn of the loop; the last piece may take longer."""
+"""Seconds to make pieces in one turn of the loop. The last piece may take longer."""
 
 WORTH_SENDING = 1 << 16
-"""Average bytes of a piece from which pieces are sent separately; smaller ones are joined, which copies them."""
+"""Average size of pieces in bytes from which they are sent separately. Smaller pieces are joined, which copies them."""
 
 
 class LargeAnswer:
-    """Body of a large answer.
+    """Body of a large answer. `room` is the quota for the outputs of several inputs, or None for a single input.
 
-    Arguments:
-        pieces: makes the body.
-        room: quota for the outputs of several inputs; None for a single input.
-        clock: monotonic seconds.
-
-    Attributes:
-        length: bytes that are made but not sent.
-        total: bytes of the whole body, once it is made.
-        left_since: monotonic seconds at which the client fell behind in reading; 0.0 if it hasn't.
+    `length` counts the bytes that are made but not sent, and `total` those of the whole body, once it is made. `left_since` is the
+    monotonic time at which the client fell behind in reading, or 0.0 if it hasn't.
     """
 
     __slots__ = ("_clock", "_made", "_pieces", "_room", "left_since", "length", "total")
@@ -195,11 +175,8 @@ class LargeAnswer:
         self.left_since = 0.0
 
     def make(self) -> bool:
-        """Make more of it, for one turn of the loop. Return True once it is complete.
-
-        Raises:
-            RequestError, UnicodeEncodeError: it cannot be sent; RequestError also if it gets too large.
-        """
+        """Make more of the answer, for one turn of the loop. Return True once it is complete. Raises RequestError or
+        UnicodeEncodeError if it cannot be sent, and RequestError if it gets too large."""
         end = self._clock() + TURN
         new: list[bytes] = []
         whole = True
@@ -221,7 +198,7 @@ class LargeAnswer:
         return whole
 
     def take(self) -> bytes:
-        """Remove and return the next piece to send; empty if there is none."""
+        """Remove and return the next piece to send, or empty if there is none."""
         if not self._made:
             return b""
         piece = self._made.popleft()
@@ -231,7 +208,6 @@ class LargeAnswer:
         return piece
 
     async def whole(self, turns: FairTurns, tenant: str) -> bytes:
-        """Make the whole answer, as `made` does, and return it in one piece."""
         await self.made(turns, tenant)
         return b"".join(self._made)
 
@@ -241,14 +217,13 @@ class LargeAnswer:
             await _turn(turns, tenant)
 
     async def sent(self, turns: FairTurns, tenant: str) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces of an answer that is made, each in a turn of the tenant."""
+        """Yield the pieces of a complete answer, each in a turn of the tenant."""
         while self._made:
             yield self.take()
             await _turn(turns, tenant)
 
 
 async def _turn(turns: FairTurns, tenant: str) -> None:
-    """Wait for the tenant's turn."""
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     turns.wait(tenant, partial(_begin, turn))
     await turn

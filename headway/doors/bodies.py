@@ -1,7 +1,7 @@
 """JSON bodies of inference requests: decoders and checks for every codec, and error messages.
 
-A body is decoded once; whatever is wrong with it becomes a BadRequest that names the member and what was expected. Of
-duplicate members the last counts, here and in the workers alike.
+A body is decoded once. Anything wrong with it becomes a BadRequest that names the member and what was expected. Of duplicate
+members the last counts, as it does in the workers.
 """
 
 from __future__ import annotations
@@ -68,12 +68,8 @@ _NUL = "the input contains U+0000, which not every model can hold; remove it"
 
 
 def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[str | None, str, bytes]]:
-    """Make a function that reads JSON bodies into (model or None, input, parameters); see `Codec.read`.
-
-    Arguments:
-        kind: msgspec Struct with `model`, `input`, and `parameters` as Raw.
-        settings: bounds of inputs and parameters.
-    """
+    """Make a function that reads JSON bodies into (model or None, input, parameters); see `Codec.read`. `kind` is a msgspec
+    Struct with `model`, `input`, and `parameters` as Raw."""
     decode, max_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
     def read(body: bytes) -> tuple[str | None, str, bytes]:
@@ -101,11 +97,8 @@ ParsedBody = tuple[str | None, Value | list[Value], bytes, str]
 def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], ParsedBody]:
     """Make a function that reads JSON bodies with one input of any JSON type, or with several; see `Codec.read_value`.
 
-    Arguments:
-        kind: msgspec Struct with `model`, `version`, `model_version`, and (as Raw, by default ABSENT) `input`, `inputs`
-            and `parameters`. A ClassVar stands for what a route doesn't take.
-        settings: bounds of inputs and parameters.
-    """
+    `kind` is a msgspec Struct with `model`, `version`, `model_version`, and (as Raw, by default ABSENT) `input`, `inputs` and
+    `parameters`. A ClassVar stands for what a route doesn't take."""
     limit = min(MOST_INPUTS, settings.max_queue)
     decode, max_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
@@ -169,7 +162,7 @@ def _long_value(text: bytes, name: str) -> Steps[Value]:
 
 
 def members_in_steps(body: bytes) -> Steps[dict[str, bytes]]:
-    """Return the members of a long body, all of it checked. Raises BadRequest."""
+    """Check a long body, and return its members. Raises BadRequest."""
     text = bytes(body).strip(b" \t\r\n")  # A large one is a bytearray.
     try:
         if not text.isascii():
@@ -203,10 +196,8 @@ def _has_lone_surrogate(text: bytes) -> Steps[bool]:
 
 
 def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str, bytes]], Any]:
-    """Make a function that builds a struct from the members of a long body without decoding the fields in `raw`.
-
-    The function raises BadRequest. Fields in `raw` that `kind` lacks are ignored.
-    """
+    """Make a function that builds a struct from the members of a long body without decoding the fields in `raw`, of which `kind`
+    may lack some. The function raises BadRequest."""
     decode = msgspec.json.Decoder(kind).decode
     names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     kept = [(field, names[field]) for field in raw if field in names]
@@ -250,7 +241,7 @@ def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]
 
 
 def _version(parsed: Any) -> str:
-    """Return the version that a body asks for by either member; empty for any."""
+    """Return the version that a body asks for by either member, or empty for any."""
     version, named = parsed.version, parsed.model_version
     if "" in (version, named):
         raise BadRequest(
@@ -262,7 +253,6 @@ def _version(parsed: Any) -> str:
 
 
 def _several(raw: msgspec.Raw, limit: int) -> list[Value]:
-    """Return the values of a JSON array of at most `limit` inputs."""
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.read(text))}` - at `$.inputs`")
@@ -292,7 +282,6 @@ def _texts(text: bytes) -> list[Any]:
 
 
 def _several_in_steps(text: bytes, limit: int) -> Steps[list[bytes]]:
-    """Return the elements of a long JSON array of 1 to `limit` inputs."""
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.of_json(text))}` - at `$.inputs`")
     elements = yield from split(text, limit)
@@ -330,12 +319,8 @@ def checked_parameters(raw: msgspec.Raw, limit: int) -> bytes:
 
 
 def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
-    """Return the parameters of a request, undecoded; none if they are null.
-
-    Raises:
-        BadRequest: they are not an object, more than `limit`, nested too deeply, or not readable for a worker.
-        msgspec.MsgspecError: they are not valid JSON.
-    """
+    """Return the parameters of a request, undecoded, or none if they are null. Raises BadRequest if they are not an object, more
+    than `limit`, nested too deeply, or not readable for a worker, and msgspec.MsgspecError if they are not valid JSON."""
     if text == b"null":
         return {}
     if text[:1] != b"{":
@@ -350,7 +335,7 @@ def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
 
 
 def decode_problem(exc: Exception, body: bytes) -> str:
-    """Return why a body, or a part of one, cannot be decoded, as its client may read it."""
+    """Return the message for a client whose body, or a part of it, cannot be decoded."""
     if isinstance(exc, UnicodeDecodeError):
         return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
     if isinstance(exc, RecursionError):
@@ -370,7 +355,7 @@ def decode_problem(exc: Exception, body: bytes) -> str:
 
 
 def suggestion(problem: str, body: bytes) -> str:
-    """Return what to append to the message `problem` of a body that lacks a member or puts several inputs into one; or nothing."""
+    """Return a hint to append to the message `problem` if a body lacks a member or puts several inputs into one; or ""."""
     if _SEVERAL.fullmatch(problem):
         return f"; {_ELSEWHERE['instances']}"
     if (missing := _MISSING.fullmatch(problem)) is None or len(body) > _MOST_BYTES:
@@ -390,11 +375,7 @@ def suggestion(problem: str, body: bytes) -> str:
 
 
 def to_tensors(known: KnownModels, model: str, input: Value | list[Value]) -> Value | list[Value]:
-    """Convert one JSON value, or each of several, to tensors that the model takes.
-
-    Raises:
-        RequestError: the model doesn't take such a value.
-    """
+    """Convert a JSON value, or each of several, to tensors that the model takes. Raises RequestError if it takes no such value."""
     return finish(to_tensors_in_steps(known, model, input))
 
 

@@ -24,7 +24,7 @@ from headway.ports import Identity, WatchedIdentity
 from headway.runtime.request_id import NewId
 
 CHARGED = 1 << 16
-"""Bytes of JSON outside strings that cost as much as one more request."""
+"""Number of bytes of JSON outside strings that cost as much as one more request."""
 
 
 class RepliesSink(ReplySink, Protocol):
@@ -36,19 +36,8 @@ class RepliesSink(ReplySink, Protocol):
 
 
 class Entrance:
-    """Entrance of requests into one gateway.
-
-    Arguments:
-        gateway: where requests go.
-        identity: authenticates them.
-        new_id: makes request ids.
-        refusal_traces: traces of refused requests; None if none are recorded.
-
-    Attributes:
-        tiers: names of the tiers.
-        anonymous: True if no credentials are asked for.
-        rate_limits: writer of the RateLimit header fields.
-    """
+    """Entrance of requests into one gateway. `refusal_traces` is None if refused requests are not traced. `anonymous` is True if
+    there are no credentials. `rate_limits` writes the RateLimit header fields."""
 
     def __init__(
         self, gateway: Gateway, identity: Identity, new_id: NewId, refusal_traces: RefusalTraces | None = None
@@ -62,11 +51,7 @@ class Entrance:
         self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
 
     def identify(self, authorization: bytes) -> Principal:
-        """Return the principal of an `Authorization` value, which is empty if none was sent.
-
-        Raises:
-            RequestError: the credential is not known, or it can't be checked yet.
-        """
+        """Return the principal of an `Authorization` value. Raises RequestError if it isn't known, or can't be checked yet."""
         principal = self._identify(authorization)
         if principal is None:
             raise bad_credential(authorization)
@@ -102,7 +87,7 @@ class Entrance:
             self.gateway.limiter.refund(self.gateway.counted(principal.limits))
 
     def charge_pages(self, principal: Principal, size: int) -> None:
-        """Charge the JSON of a long body to its principal's limits: `size` is its bytes outside strings."""
+        """Charge the JSON of a long body, `size` bytes outside strings, to its principal's limits."""
         if principal.limits and size >= CHARGED:
             self.gateway.limiter.charge_pages(self.gateway.counted(principal.limits), size // CHARGED)
 
@@ -114,7 +99,7 @@ class Entrance:
         return over
 
     def principal_for(self, exchange: Exchange, principal: Principal) -> Principal:
-        """Return the principal with its limit for the request's model, which becomes the default model if none is named."""
+        """Return the principal with its limit for the request's model. If none is named, set the default model."""
         if not exchange.model:
             exchange.model = self.gateway.served.default_of(principal.models)
         return principal.asking(exchange.model) if principal.of_models else principal
@@ -122,20 +107,11 @@ class Entrance:
     def submit(
         self, sink: RepliesSink, principal: Principal, id: str, exchange: Exchange, owner: str, max_bytes: int = 0, why: str = ""
     ) -> FanOut | None:  # fmt: skip
-        """Hand a request, and with it the only reference to its input, to the gateway.
+        """Submit a request that has a model, with the only reference to its input, to the gateway. For `principal` see
+        `principal_for`.
 
-        Arguments:
-            sink: gets the reply or replies.
-            principal: see `principal_for`.
-            id: id of the request.
-            exchange: the request, its model resolved.
-            owner: client that several outputs are charged to while they are held.
-            max_bytes: bytes that several outputs may take together; 0 for half of what all clients may hold.
-            why: where that bound comes from.
-
-        Returns:
-            The fan-out of a request with several inputs.
-        """
+        While several outputs are held, they are charged to the client `owner`. Together they may have `max_bytes` bytes, or half
+        of what all clients may hold if that is 0; `why` explains the bound. Return the fan-out of several inputs."""
         gateway, model = self.gateway, exchange.model or ""
         input, exchange.input = exchange.input, ""
         if isinstance(input, list):

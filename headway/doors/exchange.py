@@ -1,7 +1,7 @@
 """Exchange: the common shape of every request between its decoded body and its answer.
 
-A reader turns a body into an exchange, whose `write` function holds whatever the answer needs. An HTTP route makes one reader
-per head, and uses it for every body that follows an equal head on the connection.
+A reader turns a body into an exchange, whose `write` function holds whatever the answer needs. An HTTP route makes one reader for
+each head, and uses it for every body that follows an equal head on the connection.
 """
 
 from __future__ import annotations
@@ -29,31 +29,21 @@ _MARKS = {
 
 
 def outcome_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
-    """Return header fields, or metadata, that tell of a replayed or cached outcome, and of one that was not stored."""
+    """Return header fields, or metadata, that say whether an outcome was replayed or cached, or couldn't be stored."""
     shared = () if reply.shared is None else _MARKS.get((reply.shared, reply.kept), ())
     return (*shared, ("x-headway-kept", "no")) if reply.unkept else shared
 
 
 JSON = b"content-type: application/json\r\n"
-"""Content-Type header line of a JSON answer."""
 
 Written = tuple[bytes, bytes | Iterator[bytes]]
-"""Header lines of an answer, with their line ends and including Content-Type; and its body.
-
-The body of an answer with several outputs is an iterator of pieces that are quick to make. It raises the errors of `WriteAnswer`.
-"""
+"""Header lines of an answer, with their line ends and including Content-Type, and its body. With several outputs, the body is an
+iterator of pieces that are quick to make. It raises the errors of `WriteAnswer`."""
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """Outcome of a request whose inputs all have an output.
-
-    Attributes:
-        id: request id as clients see it.
-        outputs: one for each input, in order.
-        milliseconds: time from the complete request to its answer.
-        version: version of the model that answered.
-        tokens: tokens that each input used; None if not reported.
-    """
+    """Outcome of a request whose inputs all have an output. `id` is as clients see it. `outputs` and `tokens` have one element
+    for each input; tokens are None if not reported. `milliseconds` passed from the complete request to its answer."""
 
     id: str
     outputs: Sequence[Value]
@@ -63,28 +53,21 @@ class Outcome(msgspec.Struct, gc=False):
 
 
 WriteAnswer = Callable[[Outcome], Written]
-"""Write the answer to a request.
-
-Raises RequestError if the API cannot express an output, UnicodeEncodeError if one contains a lone surrogate.
-"""
+"""Write the answer to a request. Raises RequestError if the API can't express an output, UnicodeEncodeError for lone surrogates."""
 
 
 ReadText = Callable[[bytes], tuple[str | None, str, bytes]]
 """Read a body with one text into (model or None, input, parameters). Raises RequestError for any other body."""
 WriteText = Callable[[str, Any, float, str, TokenCount | None], bytes]
-"""Write the body of an answer. The arguments are the members of an Outcome with one output, or several on routes that take lists;
-an output that isn't a text comes as Raw. Raises UnicodeEncodeError for a lone surrogate."""
+"""Write the body of an answer. The arguments are the members of an Outcome with one output, or several on routes that take lists.
+An output that isn't a text comes as Raw. Raises UnicodeEncodeError for a lone surrogate."""
 
 
 class Usual(msgspec.Struct, frozen=True):
     """Fast path of a head whose requests differ only in their text, so nothing has to be kept for each request.
 
-    Attributes:
-        read: reads a body; `unusual` if this head has no fast path for reading.
-        write: writes an answer with a plain text.
-        kind: header lines of such an answer that describe its content.
-        write_any: writes any other answer.
-    """
+    `read` is `unusual` if the head has no fast path for reading. `write` writes an answer with a plain text, with the header
+    lines `kind`. `write_any` writes any other answer."""
 
     read: ReadText
     write: WriteText
@@ -93,7 +76,7 @@ class Usual(msgspec.Struct, frozen=True):
 
 
 UNUSUAL = BadRequest("the body has another reader")
-"""Raised for a body that `Usual.read` leaves to the general reader; no client sees it."""
+"""Raised for a body that `Usual.read` leaves to the general reader. No client sees it."""
 
 
 def unusual(body: bytes) -> NoReturn:
@@ -104,16 +87,9 @@ def unusual(body: bytes) -> NoReturn:
 class Exchange(msgspec.Struct):
     """One request between its body and its answer.
 
-    Attributes:
-        model: None for the default model.
-        input: one input, or a list whose members each become an entry.
-        parameters: a JSON object, or empty.
-        options: options of the request.
-        write: writes the answer.
-        id: the client's own id for the request, if a failure must mention it; else empty.
-        final: True if an answer on a stream must say that it is the last.
-        usual: fast path for requests like this one; None if each may ask for something else.
-    """
+    `model` is None for the default model. Each member of a list `input` becomes an entry. `parameters` is a JSON object, or
+    empty. `id` is the client's own id if a failure must mention it, or empty. `final` is True if an answer on a stream
+    must say that it is the last. `usual` is the fast path for requests like this one, or None."""
 
     model: str | None
     input: Value | list[Value]
@@ -130,20 +106,14 @@ ReadRequest = Callable[[bytes, RequestOptions, KnownModels], Exchange]
 
 
 class CodecContext(msgspec.Struct, frozen=True):
-    """Facts about the service that readers of requests need.
-
-    Attributes:
-        settings: limits, time-outs, tiers and the default model.
-        known: what each model takes and gives.
-        counters: counts requests of clients that retry.
-    """
+    """Facts about the service that readers of requests need. `counters` count requests of clients that retry."""
 
     settings: Settings
     known: KnownModels
     counters: GatewayCounts
 
     def seen_by(self, only: Collection[str]) -> CodecContext:
-        """Return a copy that shows only the models in `only`, which a credential is limited to; empty: all."""
+        """Return a copy that shows only the models in `only`, which a credential is limited to, or empty for all."""
         return replace(self, known=self.known.seen_by(only)) if only else self
 
 
@@ -152,18 +122,13 @@ ReadInSteps = Callable[[bytes, RequestOptions, KnownModels], Steps[Exchange]]
 
 
 class Reader(NamedTuple):
-    """Reader of the bodies under one head.
-
-    Attributes:
-        at_once: reads a body in one go.
-        in_steps: reads a long one in steps; None if reading costs next to nothing, as for octets.
-    """
+    """Reader of the bodies under one head. `in_steps` is None if reading costs next to nothing, as for octets."""
 
     at_once: ReadRequest
     in_steps: ReadInSteps | None = None
 
     def steps(self, body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        """Read a long body in steps; in a single one if reading costs next to nothing."""
+        """Read a long body in steps, or in a single one if reading costs next to nothing."""
         if self.in_steps is None:
             yield 0
             return self.at_once(body, options, known)

@@ -14,7 +14,6 @@ from headway.gateway.deadlines import DEADLINE_GRAIN
 from headway.model import RequestOptions
 
 ID_PREFIX = "req_"
-"""Prefix of request ids as clients see them."""
 
 TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
 
@@ -33,18 +32,8 @@ _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 def select_fields(
     fields: Iterable[tuple[bytes, bytes]], names: Collection[bytes], lists: Collection[bytes], kind: str = "header"
 ) -> dict[bytes, bytes]:
-    """Return the values of the fields in `names`.
-
-    Arguments:
-        fields: lower-case names, and values.
-        names: fields to select.
-        lists: fields among them that may come more than once; their values are joined by commas, which makes a second
-            `traceparent` malformed.
-        kind: what the fields are, for the error message.
-
-    Raises:
-        BadRequest: a field that is not in `lists` came twice.
-    """
+    """Return the values of the fields in `names`, given lower-case names and values. Fields in `lists` may come more than once;
+    their values are joined by commas, which makes a second `traceparent` malformed. Raises BadRequest if another comes twice."""
     selected: dict[bytes, bytes] = {}
     for name, value in fields:
         if name in names:
@@ -58,12 +47,12 @@ def select_fields(
 
 
 def shorten(value: bytes) -> str:
-    """Return the beginning of a field's value, as an error message may show it."""
+    """Return the beginning of a field's value for an error message."""
     return repr(value[:60].decode("latin-1"))
 
 
 def read_id(single: Mapping[bytes, bytes]) -> str:
-    """Return the UUID in `X-Request-Id`, lower case and without the prefix; empty if there is none."""
+    """Return the UUID in `X-Request-Id`, lower case and without the prefix, or empty if there is none."""
     value = single.get(b"x-request-id")
     match = None if value is None else _ID.fullmatch(value)
     return match[1].decode().lower() if match else ""
@@ -79,10 +68,8 @@ def read_options(
     task: bool = False,
     way: str = "",
 ) -> RequestOptions:
-    """Read the options of a request that may take `longest` seconds; see RequestOptions for the other arguments.
-
-    `single` holds values by lower-case field name. Raises BadRequest if one is malformed.
-    """
+    """Read the options of a request that may take `longest` seconds, given values by lower-case field name; see RequestOptions
+    for the other arguments. Raises BadRequest if a value is malformed."""
     key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
     fresh = unkept = False
     if b"cache-control" in single:

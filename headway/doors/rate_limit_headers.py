@@ -24,11 +24,11 @@ REMEMBERED = 10_000
 
 
 _Terms = tuple[Limit, bytes, float, float]
-"""One limit; its header text up to the figures; its tolerance and its interval in seconds."""
+"""One limit, its header text up to the figures, and its tolerance and interval in seconds."""
 
 
 _Known = tuple[tuple[Limit, ...], _Terms, tuple[_Terms, ...]]
-"""Limits (kept alive so that their id stays valid); terms of the first; terms of the others."""
+"""Limits, which are kept alive so that their id stays valid, terms of the first limit, and terms of the others."""
 
 
 class RateLimitHeaders:
@@ -69,7 +69,7 @@ class RateLimitHeaders:
         return _COUNTS % (lines, quota if quota > 1 else 1, left, reset)
 
     def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
-        """Return both header fields by name; empty for a principal without limits."""
+        """Return both header fields by name, or none for a principal without limits."""
         lines = self.lines(limits).decode("ascii").splitlines() if limits else []
         return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 

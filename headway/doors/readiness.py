@@ -47,23 +47,12 @@ def _never() -> bool:
 class Readiness:
     """Readiness of one process.
 
-    Attributes:
-        broker: broker whose workers decide.
-        leaving: returns True while the process shuts down.
-        slots: ids of the workers in this process.
-        direct: fallback that serves while the broker is out of reach; None if there is none.
-        models: models whose workers count; None for all.
-        holding: returns True while new requests go to the broker, or are held for it because it may be back in time; None
-            in a process without requests.
-        needs_workers: True if it is ready only with a healthy worker.
-        needs_own: True if that worker must be one of this process.
-        starting: returns True until the process is up.
-        learners: called with the workers at each look, so a process that says it is ready knows them.
-        expected: number of healthy workers that the fleet should have; 0 if not set.
-        at_zero: returns True if a model without workers will get one on demand.
-        awaited: returns the models that have demand but no workers, with the workers they should have.
-        clock: monotonic seconds.
-    """
+    The workers of `broker` decide, or only those that run one of `models`. The fallback `direct` may serve while the broker is
+    out of reach. `holding` returns True while new requests go to the broker, or are held for it because it may be back in time;
+    it is None in a process without requests. With `needs_workers`, the process is ready only with a healthy worker, and with
+    `needs_own` only with one of its own `slots`. `learners` get the workers at each look, so a process that says it is ready
+    knows them. The fleet should have `expected` healthy workers, if that isn't 0. `at_zero` returns True if a model without
+    workers will get one on demand. `awaited` returns the models with demand but no workers, and their desired workers."""
 
     broker: Registry
     leaving: Callable[[], bool]
@@ -82,7 +71,7 @@ class Readiness:
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
     """The broker's registry when it last answered."""
     _seen_at: float | None = field(default=None, init=False)
-    """When that was; None if it has never answered."""
+    """When the broker last answered, or None if it never has."""
 
     async def look(self) -> tuple[str, dict[str, Any]]:
         """Return the word of readiness and the checks behind it. Waits at most ANSWER_WITHIN for the broker."""
@@ -106,12 +95,15 @@ class Readiness:
         return self.holding is not None and not self.holding()
 
     async def alone(self) -> str:
-        """Return the word of readiness while the broker is out of reach.
-
-        `degraded` if requests are held for the broker or the fallback works.
-        """
-        word, _ = self._judge(await self._in_its_place())
-        return self._alone(word)
+        """Return the word of readiness while the broker is out of reach: `degraded` if requests are held or the fallback works."""
+        workers = self._last_seen if self._held else ()
+        if not workers and self.direct is not None:
+            workers = await self.direct.workers()
+        word, _ = self._judge(workers)
+        if word in ("draining", "starting"):
+            return word
+        serves = word in SERVING and (self.direct is not None or self._held)
+        return "degraded" if serves else "unavailable"
 
     async def judge(self, workers: Sequence[WorkerInfo]) -> str:
         """Return the word of readiness for the broker's current registry."""
@@ -128,7 +120,7 @@ class Readiness:
         return self.holding is not None and self.holding()
 
     def _last_known(self) -> dict[str, Any]:
-        """Return checks by the registry as it was before the broker went out of reach."""
+        """Return checks by the last registry before the broker went out of reach."""
         _, checks = self._look_at(self._last_seen)
         if self._seen_at is None:
             return checks | {"workers": "unknown"}
@@ -136,29 +128,16 @@ class Readiness:
         return checks | {"workers": f"unknown; {checks['workers']} {age:.0f} s ago"}
 
     async def _fallback(self) -> dict[str, Any]:
-        """Return the check of the fallback."""
         if self.direct is None:
             return {}
         return {"fallback": _healthy(await self.direct.workers())}
-
-    def _alone(self, word: str) -> str:
-        if word in ("draining", "starting"):
-            return word
-        serves = word in SERVING and (self.direct is not None or self._held)
-        return "degraded" if serves else "unavailable"
-
-    async def _in_its_place(self) -> Sequence[WorkerInfo]:
-        """Return the workers that count while the broker is out of reach."""
-        if self._held and self._last_seen:
-            return self._last_seen
-        return await self.direct.workers() if self.direct is not None else ()
 
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
         """Return the word of readiness, and the workers that count for it.
 
         `ok`: as it should be. `degraded`: a worker is neither healthy nor drained, or fewer than expected are healthy.
-        `unavailable`: no worker works. `starting`: not up yet. `draining`: shutting down. An offline worker of another
-        process has left or is given up, so it doesn't count.
+        `unavailable`: no worker works. `starting`: not up yet. `draining`: shutting down. An offline worker of another process
+        doesn't count, because it has left or was given up.
         """
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
@@ -180,7 +159,7 @@ class Readiness:
         return "ok" if complete and (self.needs_own or healthy >= self.expected) else "degraded", counted
 
     def _missing(self, counted: Sequence[WorkerInfo]) -> list[Scaling]:
-        """Return the desired workers of the models that have no workers."""
+        """Return the desired workers of models without workers."""
         present = {worker.model for worker in counted}
         return [scaling for model, scaling in self.awaited().items() if model not in present]
 
@@ -226,7 +205,7 @@ class CachedReadiness:
         self._known = False, False
 
     async def take(self) -> tuple[str, dict[str, Any]]:
-        """Return `Readiness.look`, at most AGE old. A change that the process itself knows of, such as leaving, shows at once."""
+        """Return `Readiness.look`, at most AGE old. A change within this process, such as leaving, shows at once."""
         loop, known = asyncio.get_running_loop(), (self._readiness.leaving(), self._readiness.passed_by)
         looking, now = self._looking, loop.time()
         if looking is None or now - self._since > AGE or known != self._known:
@@ -235,13 +214,12 @@ class CachedReadiness:
         return await asyncio.shield(looking)
 
     async def serving(self) -> bool:
-        """Return True if the process should get traffic."""
         word, _ = await self.take()
         return word in SERVING
 
 
 async def within_answer_time(answer: Awaitable[T]) -> T:
-    """Wait for the broker's answer. Raises BrokerUnavailable if it didn't come within ANSWER_WITHIN."""
+    """Wait for the broker's answer. Raises BrokerUnavailable if there is none within ANSWER_WITHIN."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
             return await answer

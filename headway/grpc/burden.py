@@ -5,23 +5,19 @@ from __future__ import annotations
 import math
 
 LIMIT = 10_000
-"""Burden at which a client is cut off. At half of it, it is told to open another connection."""
+"""Burden at which a client is cut off. At half of it, the client is told to open another connection."""
 RELIEF = 500
-"""Frames that are forgiven with each sweep."""
+"""Number of frames forgiven with each sweep."""
 CANCELLED = 4
-"""Frames that a cancelled call counts for, and that one frame of an answer explains."""
+"""Number of frames that a cancelled call counts as, and that one frame of an answer explains."""
 LEAST_PING = 9.0
-"""Seconds between two pings that are always allowed: the client's ten seconds, less what a network takes from them."""
+"""Seconds between two pings that are always allowed: the client's ten seconds, minus a margin for the network."""
 _EARLY_PINGS = 2
-"""Earlier pings that are allowed in a row while nothing is sent to the client."""
+"""Number of earlier pings that are allowed in a row while nothing is sent to the client."""
 
 
 class Burden:
-    """Burden of one client.
-
-    Attributes:
-        frames: the burden, in frames.
-    """
+    """Burden of one client, in `frames`."""
 
     __slots__ = ("_early_pings", "_pinged_at", "frames")
 
@@ -35,7 +31,6 @@ class Burden:
         self._early_pings, self._pinged_at = 0, -math.inf
 
     def relieve(self) -> None:
-        """Forgive some frames with a sweep."""
         self.frames -= min(self.frames, RELIEF)
 
     def ping(self, now: float) -> bool:

@@ -1,10 +1,10 @@
 """Quotas of the calls on the gRPC port: calls at once, and bytes of incoming messages and unread answers.
 
-A connection may carry calls of several tenants, as behind a proxy. So each call counts for its own tenant, or for its client's address
-if there are no keys. No tenant can keep the others out.
+A connection may carry calls of several tenants, as behind a proxy. So each call counts for its own tenant, or for its client's
+address if there are no keys. No tenant can keep the others out.
 
-The length of a message is known only once its beginning has come. So a call takes room for the largest message before it reads, and
-gives back what it didn't need. If there is no room, the call waits for it behind the other calls of its tenant.
+The length of a message is known only once its beginning has come. So a call takes room for the largest message before it reads,
+and then gives back what it didn't need. If there is no room, the call waits behind the other calls of its tenant.
 """
 
 from __future__ import annotations
@@ -18,19 +18,14 @@ from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, RequestError
 from headway.gateway.client_quotas import HeldBytes, no_room
 
 STRANGERS = "\0"
-"""Beginning of the owner of a call that needs no credential. The address follows, so that no address keeps out the probes of another."""
+"""Beginning of the owner of a call without credentials. The address follows, so that no address keeps out the probes of another."""
 
 SMALL = 4096
-"""Bytes of an answer up to which it isn't counted. All calls that there may be hold at most some 40 MB of such answers."""
+"""Size in bytes up to which an answer isn't counted. All calls together hold at most some 40 MB of such answers."""
 
 
 class CallQuotas:
-    """Budgets of one gRPC port.
-
-    Arguments:
-        settings: bounds, and credentials if clients are authenticated.
-        bytes: budget of the bytes that the clients of the process hold.
-    """
+    """Budgets of one gRPC port. `bytes` is the budget of the bytes that the clients of the process hold."""
 
     def __init__(self, settings: Settings, bytes: HeldBytes) -> None:
         self._named = bool(settings.keys or settings.jwt)
@@ -40,11 +35,7 @@ class CallQuotas:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     def begin(self, owner: str) -> None:
-        """Count a call.
-
-        Raises:
-            RequestError: the owner has too many calls at once.
-        """
+        """Count a call. Raises RequestError if the owner has too many calls at once."""
         if not self._calls.take(owner, 1):
             used = self._calls.used(owner)
             if not used:
@@ -55,15 +46,13 @@ class CallQuotas:
             raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="calls")
 
     def end(self, owner: str) -> None:
-        """Stop counting a call."""
         self._calls.give(owner, 1)
 
     def may_read(self, owner: str) -> bool:
-        """Take room for the largest message. Return False if there is none, or if other calls of the owner wait for it."""
+        """Take room for the largest message. Return False if there is none, or other calls of the owner wait for it."""
         return owner not in self._waiting and self._bytes.take(owner, self._largest)
 
     async def room_to_read(self, owner: str) -> None:
-        """Wait for room for the largest message, and take it."""
         if self.may_read(owner):
             return
         waiting = self._waiting.get(owner)
@@ -83,15 +72,11 @@ class CallQuotas:
             raise
 
     def has_read(self, owner: str, kept: int = 0) -> None:
-        """Give back the room to read, except the bytes of the message that came."""
+        """Give back the room to read, except `kept` bytes for the message that came."""
         self._bytes.give(owner, self._largest - kept)
 
     def room_for_stream(self, owner: str) -> int:
-        """Take room for the largest message as long as a stream is open. Return its bytes.
-
-        Raises:
-            RequestError: the owner holds too many bytes.
-        """
+        """Take room for the largest message while a stream is open, and return its bytes. Raises RequestError if there is none."""
         if not self._bytes.take(owner, self._largest):
             message = "too many streams and messages of this caller are on their way; use fewer at once (memory_mb)"
             raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
@@ -102,11 +87,7 @@ class CallQuotas:
         return self._bytes.take(owner, amount)
 
     def keep(self, owner: str, amount: int) -> int:
-        """Count the bytes of an answer until it has left. Return how many are counted.
-
-        Raises:
-            RequestError: the owner leaves too many unread.
-        """
+        """Count an answer until it has left, and return the counted bytes. Raises RequestError if the owner reads too little."""
         if amount <= SMALL:
             return 0
         if self._bytes.take(owner, amount):
@@ -116,7 +97,6 @@ class CallQuotas:
         return 0  # A single answer may always wait, however large it is.
 
     def drop(self, owner: str, amount: int) -> None:
-        """Stop counting bytes of an answer."""
         if amount:
             self._bytes.give(owner, amount)
 

@@ -1,7 +1,7 @@
-"""One call in hand: its stream of HTTP/2, with its metadata, its messages both ways, and its status. Each call has a stream of its own.
+"""Stream of one call in HTTP/2: its metadata, its messages both ways, and its status.
 
-A message is a byte that says if it is compressed, four bytes with its length, and its content. The client may send WINDOW bytes ahead of
-the call, and the rest of a message once the call reads it.
+A message is a byte that says whether it is compressed, four bytes with its length, and its content. The client may send WINDOW
+bytes ahead of the call, and the rest of a message once the call reads it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headway.grpc.writer import ErrorCode, Http2Writer
 from headway.runtime.memory_reuse import unfilled
 
 WINDOW = 1 << 13
-"""Bytes that a client may send ahead of the call that reads, on each stream."""
+"""Bytes that a client may send ahead of its call's reading, on each stream."""
 PREFIX = 5
-"""Bytes of a message before its content."""
+"""Size in bytes of what precedes the content of a message."""
 _LARGE = 1 << 14
-"""Bytes of content from which a message is received into memory of its own, so that it is put together once."""
+"""Size in bytes from which a message is received into memory of its own, so that it is assembled once."""
 AHEAD = 128
 """Bytes of room before the content of a large message, for the header of a packed value that ends with the message's data."""
 
@@ -39,22 +39,17 @@ _HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
 _OK = block_of((("grpc-status", "0"),))
 _ENCODINGS, _NO_ENCODINGS = (b"gzip", b"deflate"), (b"", b"identity")
 _ANY_WRAPPING = zlib.MAX_WBITS | 32
-"""Have zlib detect if a message is in the format of gzip or its own."""
+"""Let zlib detect whether a message has the format of gzip or zlib."""
 _LENGTH_DIGITS = 20
-"""Digits that no content-length has."""
+"""Number of digits that no content-length reaches."""
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
-"""Characters that the details of a status contain unquoted."""
+"""Characters that remain unquoted in the details of a status."""
 
 
 class Ended(Exception):
-    """The port ends a call with a status that says everything.
-
-    Arguments:
-        status: the status.
-        details: its details.
-    """
+    """The port ends the call with this status."""
 
     def __init__(self, status: StatusCode, details: str) -> None:
         super().__init__(details)
@@ -62,14 +57,7 @@ class Ended(Exception):
 
 
 class Carrier(CountedConnection, Protocol):
-    """Connection as its calls see it.
-
-    Attributes:
-        address: address of the client.
-        leaving: monotonic instant at which the client was told to leave; None before.
-        streams: streams of the calls in hand.
-        turns: turns in which messages are taken in.
-    """
+    """Connection as its calls see it. `leaving` is the monotonic instant at which the client was told to leave, or None before."""
 
     address: str
     leaving: float | None
@@ -78,30 +66,20 @@ class Carrier(CountedConnection, Protocol):
 
     @property
     def payer(self) -> str:
-        """Name of the client who waits in line for work of this connection."""
+        """Name under which the client waits in line for work of this connection."""
 
     def retire(self) -> None:
         """Tell the client to open another connection for further calls."""
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream on which the client shall send no more."""
+        """End a stream on which the client must not send any more."""
 
 
 class CallStream:
     """Stream of one call.
 
-    Arguments:
-        connection: its connection.
-        writer: writer of the connection.
-        number: its number.
-        head: header fields that it began with.
-        window: bytes that the client may send before the call reads.
-        whole: True if the client has sent everything.
-
-    Attributes:
-        task: task that answers the call.
-        closed: True once nothing more can be sent on it.
-        sent: done when the message in hand has left; None while there is none.
+    The client may send `window` bytes before the call reads. If `whole`, the client has sent everything. `task` answers the call.
+    `closed` is True once nothing more can be sent. `sent` is done when the message in hand has left, or None while there is none.
     """
 
     __slots__ = (
@@ -118,26 +96,20 @@ class CallStream:
         self._encoding = b""
         self._received = bytearray()
         self._room: memoryview | None = None
-        """Unfilled part of the memory of a large message; None if no such message is being read."""
+        """Unfilled part of the memory of a large message, or None if no such message is being read."""
         self._whole = whole
         self._missing: int | None = None
-        """Bytes still to come according to the content-length; None if there is none."""
+        """Bytes still to come according to the content-length, or None without one."""
         self._window = window
-        """Bytes that the client may still send."""
         self._waiting: asyncio.Future[None] | None = None
         self._begun = False
-        """True once the answer has begun."""
         self._unsent = memoryview(b"")
         self.sent: asyncio.Future[None] | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, fields: Mapping[bytes, bytes]) -> None:
-        """Read from the header fields how its messages are compressed, how long they are, and how much time the call has.
-
-        Raises:
-            Ended: the time is malformed.
-        """
+        """Read compression, length and time-out of the call from its header fields. Raises Ended if the time-out is malformed."""
         self._encoding = fields.get(b"grpc-encoding", b"")
         length, timeout = fields.get(b"content-length"), fields.get(b"grpc-timeout")
         if length is not None:
@@ -151,22 +123,11 @@ class CallStream:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def time_remaining(self) -> float | None:
-        """Return the seconds until the call's deadline; None if it has none."""
         return None if self._deadline is None else self._deadline - monotonic()
 
-    # Messages of the client.
-
     async def read(self, most: int, *, leaves: bool = False) -> bytes | None:
-        """Return the next message; None if the client has sent all.
-
-        Arguments:
-            most: maximum size in bytes, also once it is unpacked.
-            leaves: end the call when its client has to open another connection.
-
-        Raises:
-            Ended: the message is too large, incomplete, or compressed in an unknown way.
-            RequestError: the client has to open another connection.
-        """
+        """Return the next message, or None if the client has sent all. Raises Ended if the message is incomplete, compressed in an
+        unknown way, or larger than `most` bytes. With `leaves`, raises RequestError once the client has to leave."""
         received = self._received
         while True:
             if leaves and self.connection.leaving is not None:
@@ -191,7 +152,7 @@ class CallStream:
             await self.change()
 
     def length_there(self, most: int) -> int:
-        """Return the length of the next message if `take_message` may take it; -1 if `read` has to wait for it, unpack it or refuse it."""
+        """Return the length of the next message if it can be taken at once, or -1 if only `read` can take it."""
         received = self._received
         there = len(received) - PREFIX
         if there < 0 or received[0]:
@@ -200,14 +161,12 @@ class CallStream:
         return length if length <= there and length <= most else -1
 
     def take_message(self, length: int) -> bytes:
-        """Take the next message, which is complete."""
         received = self._received
         body = bytes(memoryview(received)[PREFIX : PREFIX + length])
         del received[: PREFIX + length]
         return body
 
     async def _read_large(self, length: int, leaves: bool) -> bytes:
-        """Read the content of a large message whose prefix has come; see `read`."""
         content, begun = memoryview(unfilled(AHEAD + length))[AHEAD:], self._received
         self._room, self._received = content, bytearray()
         self._fill(self._room, memoryview(begun)[PREFIX:])
@@ -224,7 +183,7 @@ class CallStream:
         return cast(bytes, content)  # Nobody changes it, so it serves as bytes.
 
     async def change(self) -> None:
-        """Return as soon as more has come, or the client has to open another connection."""
+        """Return as soon as more data have come, or the client has to open another connection."""
         self._waiting = asyncio.get_running_loop().create_future()
         try:
             await self._waiting
@@ -232,7 +191,7 @@ class CallStream:
             self._waiting = None
 
     def _open(self, missing: int) -> None:
-        """Let the client send what is missing of a message, and some bytes ahead."""
+        """Widen the window for the `missing` bytes of a message and some bytes ahead."""
         if self._window < missing or self._window < WINDOW // 2:
             more = max(missing, WINDOW) - self._window
             self._window += more
@@ -249,8 +208,6 @@ class CallStream:
             raise Ended(StatusCode.UNIMPLEMENTED, "the message is compressed in a way that is not known here")
         return await self.connection.turns.take(self.connection.payer, partial(_unpacked, body, most))
 
-    # The answer.
-
     def send(self, body: bytes) -> None:
         """Send a message after the last one. `sent` is set while the client has no room for all of it."""
         if self.closed:
@@ -262,7 +219,7 @@ class CallStream:
             self.sent = asyncio.get_running_loop().create_future()
 
     def answer(self, body: bytes, trailers: Metadata) -> bool:
-        """End the call successfully with its only message. Return False, and send nothing, if there is no room for it all at once."""
+        """End the call successfully with its only message. Return False, and send nothing, if there isn't room for all of it."""
         writer = self._writer
         if self._begun or self.closed or PREFIX + len(body) > writer.room(self.number):
             return False
@@ -272,7 +229,6 @@ class CallStream:
         return True
 
     def end(self, status: StatusCode, details: str = "", trailers: Metadata = ()) -> None:
-        """End the call with a status, unless it has ended."""
         if self.closed:
             return
         if self._unsent:  # No status can pass a message that is half sent.
@@ -292,7 +248,7 @@ class CallStream:
             self.connection.reset(self.number, ErrorCode.CANCEL)
 
     def pump(self) -> bool:
-        """Send as much of the message in hand as there is room for. Return True if that is all of it."""
+        """Send as much of the message in hand as there is room for. Return True if all of it is sent."""
         unsent = self._unsent
         while unsent:
             size = self._writer.send(self.number, unsent)
@@ -313,14 +269,11 @@ class CallStream:
             self._writer.headers(self.number, _HEAD, end=False)
 
     def _finish(self) -> None:
-        """Close the stream, whose answer is sent."""
         if self._whole:
             self.connection.streams.pop(self.number, None)
             self.close()
         else:
             self.connection.reset(self.number, ErrorCode.NO_ERROR)
-
-    # What the connection does.
 
     def take(self, data: bytes | memoryview, amount: int) -> bool:
         """Take data, which use `amount` of the window. Return False if the client wasn't allowed to send them."""
@@ -350,19 +303,19 @@ class CallStream:
             self._received += data[len(own) :]
 
     def finish_reading(self) -> bool:
-        """Note that the client has sent everything. Return False if that isn't as much as its content-length says."""
+        """Note that the client has sent everything. Return False if that contradicts its content-length."""
         self._whole = True
         if self._waiting is not None:
             self.wake()
         return not self._missing
 
     def narrow(self, amount: int) -> None:
-        """Let the client send less ahead, as it does already."""
+        """Narrow the window by `amount`, as the client has done."""
         self._window -= amount
         self.wake()  # There may be no more room for the rest of a message.
 
     def wake(self) -> None:
-        """Let the call look at what has changed."""
+        """Wake the call to check what has changed."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 

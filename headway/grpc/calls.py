@@ -1,9 +1,9 @@
-"""Calls of the gRPC port: what all calls share, calls with streams of messages, and calls that ask for no inference.
+"""Calls of the gRPC port: what all calls share, calls with streams of messages, and calls without inference.
 
-The metadata tell who asks before the message is read; a stranger's message is never read.
+The metadata identify the principal before the message is read, so a stranger's message is never read.
 
-A call is cancelled when its client has left or its deadline has passed. Its request is then abandoned, and doesn't reach a GPU if it
-hasn't yet. All messages have the same time to come, so one timer serves them all.
+A call is cancelled when its client has left or its deadline has passed. The gateway then abandons its request, which doesn't
+reach a GPU if it hasn't yet. All messages have the same time to arrive, so one timer serves them all.
 """
 
 from __future__ import annotations
@@ -37,24 +37,14 @@ _LOOKED_AT = TRACE_FIELDS | {
 MOST_PLAIN = 1 << 16
 """Maximum size in bytes of a message other than inference. Such messages hold a few names, and are decoded without waiting."""
 read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
-"""Read the metadata of a call, whose names and meanings are the same as in the HTTP header fields."""
+"""Read the metadata of a call, whose names and meanings are those of the HTTP header fields."""
 
 
 class PortContext:
-    """Context shared by the calls of one gRPC port.
+    """What the calls of one gRPC port share.
 
-    Attributes:
-        entrance: entrance of the calls.
-        quotas: quotas of calls.
-        turns: turns in which messages are taken in.
-        gateway: the gateway.
-        settings: bounds, times, tiers and the default model.
-        largest: maximum size in bytes of a message that asks for inference.
-        largest_plain: maximum size in bytes of any other message.
-        longest: seconds that a request may take.
-        message_timeout: seconds within which a message has to come.
-        reading: deadlines of the messages that are being read.
-    """
+    A message that asks for inference may have `largest` bytes, any other message `largest_plain`. A request may take `longest`
+    seconds. A message may take `message_timeout` seconds to arrive. `reading` has the deadlines of messages being read."""
 
     def __init__(self, entrance: Entrance, quotas: CallQuotas, turns: MessageTurns) -> None:
         self.entrance, self.quotas, self.turns = entrance, quotas, turns
@@ -69,22 +59,10 @@ class PortContext:
 class Call:
     """One call of a method with one request and one answer.
 
-    Arguments:
-        port: context of the port.
-        stream: its stream.
-        way: see RequestOptions; empty if it asks for no inference.
-
-    Attributes:
-        headers: its header fields.
-        begun: monotonic instant of its beginning, in seconds.
-        submitted: True once the gateway has its request.
-        principal: who asks; NOBODY until that is known.
-        owner: whom it counts for.
-        counted: True while it counts.
-        kept: bytes that count for its owner until it ends.
-        shown: id of the request as clients see it.
-        tier: tier under which an error is counted; None if the gateway has counted it.
-    """
+    `way` is that of RequestOptions, or empty for a call without inference. `begun` is monotonic seconds. `submitted` is True once
+    the gateway has the request. `principal` is NOBODY until known. While `counted`, the call and `kept` bytes count for `owner`.
+    `shown` is the request's id as clients see it. Errors are counted under `tier`, which is None once the gateway has counted
+    one."""
 
     __slots__ = (
         "_way", "begun", "counted", "headers", "kept", "owner", "port", "principal", "shown", "stream", "submitted", "tier",
@@ -104,7 +82,6 @@ class Call:
         self.tier: str | None = "none"
 
     async def run(self) -> None:
-        """Answer the call, with its error if it fails."""
         try:
             self.stream.end(StatusCode.OK, "", await self.talk())
         except RequestError as exc:
@@ -117,7 +94,7 @@ class Call:
             self.release()
 
     async def talk(self) -> Metadata:
-        """Read the request, and write the answer. Return the trailing metadata. Raises RequestError or Ended."""
+        """Read the request, write the answer, and return the trailing metadata. Raises RequestError or Ended."""
         message, trailers = await self.answer()
         if not self.stream.answer(message, trailers):
             await self.send(message)
@@ -128,7 +105,7 @@ class Call:
         raise NotImplementedError
 
     async def send(self, message: bytes) -> None:
-        """Send a message. A client that doesn't take it within the time-out loses the call."""
+        """Send a message. A client that doesn't read it within the time-out loses the call."""
         stream = self.stream
         stream.send(message)
         if stream.sent is None:
@@ -144,24 +121,17 @@ class Call:
             raise asyncio.CancelledError from None
 
     def belong(self, owner: str) -> None:
-        """Count the call for its owner until it ends.
-
-        Raises:
-            RequestError: the owner has too many.
-        """
+        """Count the call for its owner until it ends. Raises RequestError if the owner has too many calls."""
         self.port.quotas.begin(owner)
         self.owner, self.counted = owner, True
 
     def belong_to_address(self) -> None:
-        """Count a call that needs no credential for its client's address; see `belong`."""
+        """Count a call without credentials for its client's address; see `belong`."""
         self.belong(STRANGERS + self.stream.connection.address)
 
     def identify(self, authorization: bytes) -> Principal:
-        """Find the principal of the call, and count the call against it.
-
-        Raises:
-            RequestError: the principal is not known, or its tenant has too many calls or connections.
-        """
+        """Find the principal of the call, and count the call for it. Raises RequestError if the principal isn't known, or its
+        tenant has too many calls or connections."""
         port, connection = self.port, self.stream.connection
         principal = port.entrance.identify(authorization)
         self.principal, self.tier = principal, port.entrance.tiers[principal.tier]
@@ -175,11 +145,8 @@ class Call:
         return principal
 
     async def read(self) -> bytes:
-        """Return the message of the request. Its bytes count for the owner until the call ends or drops them.
-
-        Raises:
-            RequestError: the message doesn't come in time, or the call ends without one.
-        """
+        """Return the message of the request. Its bytes count for the owner until the call ends or drops them. Raises RequestError
+        if the message is late, or the call ends without one."""
         port = self.port
         quotas, deadlines = port.quotas, port.reading
         most = port.largest if self._way else port.largest_plain
@@ -212,18 +179,16 @@ class Call:
         return body
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
-        """End the call with an error."""
         self.count_refusal(error)
         trailers = trailers_of(error, self.shown) + self.limits_left()
         self.stream.end(status_of(error.code), details_of(error.message), trailers + more)
 
     def limits_left(self) -> Metadata:
-        """Return the metadata that tell the principal of its limits, if it has any."""
         limits = self.principal.limits
         return tuple(self.port.entrance.rate_limits.fields(limits).items()) if limits else ()
 
     def count_refusal(self, error: RequestError) -> None:
-        """Count an error, and record its span, unless the gateway has done so."""
+        """Count an error and record its span, unless the gateway has done so."""
         entrance = self.port.entrance
         traces = entrance.refusal_traces
         if traces is not None and self._way and not self.submitted:
@@ -233,7 +198,7 @@ class Call:
             entrance.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
-        """Count bytes of an answer for the call's owner. Return how many are counted. Raises RequestError if the owner holds too many."""
+        """Count bytes of an answer for the owner, and return how many were counted. Raises RequestError if it holds too many."""
         kept = self.port.quotas.keep(self.owner, amount) if self.counted else 0
         self.kept += kept
         return kept
@@ -245,7 +210,6 @@ class Call:
             self.port.quotas.drop(self.owner, kept)
 
     def release(self) -> None:
-        """Stop counting the call and its bytes."""
         if self.counted:
             self.counted = False
             self.port.quotas.drop(self.owner, self.kept)
@@ -253,29 +217,23 @@ class Call:
 
 
 class StreamCall(Call):
-    """One call with any number of messages both ways; `talk` reads and writes them."""
+    """One call with any number of messages both ways. Its `talk` reads and writes them."""
 
     __slots__ = ()
 
     @property
     def retired(self) -> bool:
-        """True if the client has to open another connection, so this call has to end soon."""
+        """True if this call has to end soon, because its client has to open another connection."""
         return self.stream.connection.leaving is not None
 
     def hold_room(self) -> None:
-        """Count the largest message for the owner as long as the call lasts: its client may send one at any time.
-
-        Raises:
-            RequestError: the owner holds too many bytes.
-        """
+        """Count the largest message for the owner as long as the call lasts, because its client may send one at any time. Raises
+        RequestError if the owner holds too many bytes."""
         self.kept += self.port.quotas.room_for_stream(self.owner)
 
     async def next(self) -> bytes | None:
-        """Return the next message; None if the client has no more. `hold_room` counts its bytes.
-
-        Raises:
-            RequestError: the client has to open another connection.
-        """
+        """Return the next message, whose bytes `hold_room` has counted, or None if the client has no more. Raises RequestError if
+        the client has to open another connection."""
         port = self.port
         return await self.stream.read(port.largest if self._way else port.largest_plain, leaves=True)
 
@@ -287,14 +245,7 @@ class StreamCall(Call):
 
 
 class PlainCall(Call):
-    """One call that asks for no inference.
-
-    Arguments:
-        port: context of the port.
-        stream: its stream.
-        respond: makes the answer.
-        known: True if only known principals may ask.
-    """
+    """One call without inference, which `respond` answers. If `known`, only known principals may ask."""
 
     __slots__ = ("_known", "_respond")
 
@@ -304,7 +255,6 @@ class PlainCall(Call):
         self._known = known
 
     async def answer(self) -> tuple[bytes, Metadata]:
-        """Return the message of the answer, and its trailing metadata. Raises RequestError."""
         self.shown = ID_PREFIX + self.port.entrance.new_id()
         if self._known:
             self.identify(read_fields(self.headers).get(b"authorization", b""))
@@ -324,11 +274,7 @@ def unforeseen(exc: Exception, shown: str) -> RequestError:
 
 
 class ReadDeadlines:
-    """Deadlines of the tasks that read a message, by the objects they read for.
-
-    Arguments:
-        seconds: seconds within which a message has to come.
-    """
+    """Deadlines of the tasks that read a message, by the objects they read for. A message has `seconds` to arrive."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -347,14 +293,14 @@ class ReadDeadlines:
             self._timer = loop.call_later(self._seconds, self._look)
 
     def end(self, reader: object) -> bool:
-        """End a deadline. Return False if it is the only reason why the task was cancelled; the task then goes on."""
+        """End a deadline. Return False if the deadline is the only reason why the task was cancelled; the task then goes on."""
         if self._reading.pop(reader, None) is not None:
             return True
         task = asyncio.current_task()
         return task is None or task.uncancel() > 0
 
     def _look(self) -> None:
-        """Cancel the tasks that are late, and look again at the next deadline."""
+        """Cancel the late tasks, and set the timer for the next deadline."""
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()

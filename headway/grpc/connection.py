@@ -1,11 +1,11 @@
 """Connections of the gRPC port: asyncio's protocol between a reader of frames, the calls in hand, and a writer of frames.
 
-A connection lives for some minutes, so that new gateways get their part of the traffic. Then, or when the process drains, its client is
-told to leave (GOAWAY), and opens another connection for further calls, elsewhere or here. Every call that it has sent before is answered:
-a PING follows the GOAWAY, and the connection ends only when the client has answered that and no call is left. Another GOAWAY then names
-the last call that came, so that the client can tell which one it may send again.
+A connection lives for some minutes, so that new gateways get their share of the traffic. Then, or when the process drains, GOAWAY
+tells the client to open another connection for further calls, here or elsewhere. Every call that the client has sent before is
+answered: a PING follows the GOAWAY, and the connection ends only when the client has answered the PING and no call is left. A
+second GOAWAY then names the last call received, so that the client knows which calls it may send again.
 
-The connection also cuts off a client that takes no answers, says nothing, or sends frames that only cost time.
+The connection also cuts off a client that reads no answers, says nothing, or sends frames that only cost time.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from headway.runtime.listening import descriptor_of
 from headway.runtime.protocol_hints import ProtocolHints
 
 JITTER = 0.1
-"""Share by which an age is longer or shorter at most, so that clients that came together leave one by one."""
+"""Largest share by which a connection's age varies, so that clients that came together leave one by one."""
 STREAMS = 1000
-"""Maximum number of calls at once on one connection; a client keeps further ones back."""
+"""Maximum number of calls at once on one connection. A client keeps further calls back."""
 LAST = LARGEST
 """Number of a stream that stands for all streams that the client begins before it has read this number."""
 LEAVING = b"headway."
-"""Data of the PING that follows a GOAWAY. A client that has answered it has read all that was sent before."""
+"""Data of the PING that follows a GOAWAY. A client that has answered it has read everything sent before."""
 SILENCE = 10.0
-"""Seconds of silence after which a connection without calls is closed, though its client has not said that it will leave."""
+"""Seconds of silence after which a connection without calls is closed, though its client hasn't said that it will leave."""
 KEEP_ALIVE = 30.0
-"""Seconds of silence after which a client is asked if it is still there."""
+"""Seconds of silence after which a client is asked whether it is still there."""
 KEEP_ALIVE_TIMEOUT = 10.0
-"""Seconds within which it has to answer."""
+"""Seconds that the client has to answer."""
 _BEGUN = 0.000_05
-"""Seconds that beginning or ending a call counts for, because it takes them in the next turn of the event loop."""
+"""Seconds charged for beginning or ending a call, because that work happens in the next turn of the event loop."""
 _ENDED = 20
-"""Calls that are ended between two looks at how long it takes."""
+"""Calls that are ended between two checks of the time spent."""
 _NO_FIELDS = RequestFields(())
 _NO_CALL = block_of(((":status", "415"),))
 """Answer to a request that isn't a call."""
@@ -58,46 +58,27 @@ _PREFACE = b"PRI "
 _HANDSHAKE = b"\x16\x03"
 _HTTP1 = re.compile(rb"[A-Z]{3,10} [/*h]")
 """Beginnings of a connection in HTTP/2, in TLS, and in HTTP/1.1: the method and what it asks for."""
-_WHY_NOT_HTTP1 = b"this port speaks gRPC, in HTTP/2: HTTP/1.1 has a port of its own\n"
-_NOT_HTTP1 = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-    % (len(_WHY_NOT_HTTP1), _WHY_NOT_HTTP1)
-)
-"""Answer to a client that speaks HTTP/1.1."""
+_NOT_HTTP1 = b"this port speaks gRPC, in HTTP/2: HTTP/1.1 has a port of its own\n"
+_REFUSAL = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+"""Answer to a client that doesn't speak HTTP/2."""
 
 
 class MethodCall(Protocol):
-    """Call of a method."""
+    """One call of a method."""
 
     async def run(self) -> None:
         """Read the request, and answer it."""
 
 
 MakeCall = Callable[[CallStream], MethodCall]
-"""Make the call that a stream carries."""
 
 
 class PortConnections:
     """All connections of the port.
 
-    Arguments:
-        settings: bounds of connections and metadata, and times.
-        quotas: quotas that count the connections.
-        refusals: counts of refusals, by reason, tier and model.
-        turns: turns in which frames are read and messages are taken in.
-        clock: monotonic seconds.
-        jitter: uniform in [0, 1).
-
-    Attributes:
-        turns: see the arguments.
-        hints: log lines about clients that speak another protocol.
-        most_header: maximum size in bytes of a call's metadata.
-        grace: seconds that a client has to open another connection before this one is cut.
-        unread_timeout: seconds for which a client may take nothing of what it is sent.
-        open: the connections.
-        too_many_metadata: details for a client whose metadata are too large.
-        ceiling: first descriptor number at which a connection is refused.
-        methods: makers of the calls, by the paths of their methods.
+    Frames are read and messages taken in during `turns`. `jitter` is uniform in [0, 1). `methods` maps the paths of methods to
+    the makers of their calls. A client has `grace` seconds to open another connection before the old one is cut, and may leave
+    what it is sent unread for `unread_timeout` seconds. Connections are refused from the descriptor number `ceiling` on.
     """
 
     def __init__(
@@ -118,11 +99,10 @@ class PortConnections:
         self._left = asyncio.Event()
 
     def accept(self) -> CallConnection:
-        """Make the protocol of a new connection."""
         return CallConnection(self)
 
     def enter(self, connection: CallConnection, descriptor: int) -> bool:
-        """Admit a connection. Return False if there are too many, in all or of its client."""
+        """Admit a connection. Return False if there are too many in all, or too many of its client."""
         full = len(self.open) >= self._most or descriptor >= self.ceiling
         if full or not self.quotas.enter(connection, connection.address):
             self._refusals["connections", "none", ""] += 1
@@ -132,23 +112,19 @@ class PortConnections:
         return True
 
     def count_cut(self, reason: str) -> None:
-        """Count a connection that is cut for what its client sends, and log it if that is due."""
+        """Count a connection that is cut for what its client sends, and log it if a log line is due."""
         self._refusals[reason, "none", ""] += 1
         self.hints.tell(protocol_hints.CUTS[reason])
 
     def leave(self, connection: CallConnection) -> None:
-        """Forget a connection."""
         self.quotas.leave(connection)
         self.open.pop(connection, None)
         if not self.open:
             self._left.set()
 
     def find(self, head: RequestFields) -> MakeCall:
-        """Return the maker of the call that begins with some header fields.
-
-        Raises:
-            Ended: they are too large, contain a forbidden octet, or name an unknown method.
-        """
+        """Return the maker of the call that begins with these header fields. Raises Ended if they are too large, contain a
+        forbidden octet, or name an unknown method."""
         if head.illegal:
             raise Ended(StatusCode.INTERNAL, "the metadata have characters that none may have")
         if head.size > self.most_header:
@@ -159,23 +135,19 @@ class PortConnections:
         return make
 
     def sweep(self, now: float, draining: bool) -> None:
-        """Look at all connections; see `CallConnection.inspect`."""
         for connection in list(self.open):
             connection.inspect(now, draining)
 
     def retire(self) -> None:
-        """Tell every client to open another connection for further calls."""
         for connection in list(self.open):
             connection.retire()
 
     async def emptied(self) -> None:
-        """Return as soon as no connection is left."""
         while self.open:
             self._left.clear()
             await self._left.wait()
 
     async def close(self) -> None:
-        """Cut the connections that are left."""
         for connection in list(self.open):
             connection.shutdown()
         await self.emptied()
@@ -184,19 +156,9 @@ class PortConnections:
 class CallConnection(asyncio.Protocol):
     """Connection of one client.
 
-    Arguments:
-        port: connections that it belongs to.
-
-    Attributes:
-        port: see the arguments.
-        turns: see `PortConnections`.
-        address: address of the client.
-        owner, reserved, unfetched: see `headway.gateway.client_quotas.CountedConnection`.
-        leaves: monotonic instant at which the client is told to leave.
-        leaving: monotonic instant at which it was told; None before.
-        greeted: True once the client has sent its settings.
-        answered: True once the client will begin no more calls here.
-        streams: streams of the calls in hand.
+    `leaves` is the monotonic instant at which the client is told to leave, and `leaving` when it was told, or None before. The
+    client has sent its settings if `greeted`, and will begin no more calls here if `answered`. `owner`, `reserved` and
+    `unfetched` are those of `headway.gateway.client_quotas.CountedConnection`.
     """
 
     __slots__ = (
@@ -208,7 +170,7 @@ class CallConnection(asyncio.Protocol):
         self.port, self.turns = port, port.turns
         self._transport: asyncio.Transport | None = None
         self._reader: Http2Reader | None = None
-        """Reader, with the writer; None until the client has begun to speak HTTP/2, and once the connection is lost."""
+        """Reader, with its writer. None until the client begins to speak HTTP/2, and once the connection is lost."""
         self.address = ""
         self.owner: str | None = None
         self.reserved = self.unfetched = 0
@@ -221,29 +183,23 @@ class CallConnection(asyncio.Protocol):
         self._heard = True
         self._pinged: float | None = None
         self._backlog = b""
-        """Bytes that wait for this connection's turn to be read."""
 
     @property
     def silent(self) -> bool:
-        """True if no call of the client is in hand."""
         return not self.streams
 
     @property
     def payer(self) -> str:
-        """Name of the client who waits in line for work of this connection."""
         return self.address if self.owner is None or self.owner == UNKNOWN else self.owner
 
-    # What the transport calls.
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, or refuse it when there are too many, in all or of its client."""
         self._transport = cast(asyncio.Transport, transport)
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
         if not self.port.enter(self, descriptor_of(self._transport)):
             self._transport.abort()  # Without a word, so that the client takes its time before it tries again.
 
     def data_received(self, data: bytes) -> None:
-        """Read what the client has sent, unless it begins as another protocol does."""
+        """Read what the client has sent, unless it turns out to speak another protocol."""
         self._heard = True
         if self._reader is None and not self._begin(data):
             return
@@ -255,19 +211,17 @@ class CallConnection(asyncio.Protocol):
             self._wait(data)
 
     def pause_writing(self) -> None:
-        """Send and read nothing more, because the client doesn't take what it is sent."""
+        """Pause sending and reading, because the client doesn't read what it is sent."""
         if self._reader is not None:
             self._reader.writer.blocked = self.port.clock()
         self._adjust()
 
     def resume_writing(self) -> None:
-        """Send and read on."""
         if self._reader is not None:
             self._reader.writer.resume()
         self._adjust()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End all calls, and drop everything."""
         streams = list(self.streams.values())
         for stream in streams:
             stream.close()
@@ -281,25 +235,22 @@ class CallConnection(asyncio.Protocol):
             self.turns.wait(self.payer, partial(self._cancel, streams))
 
     def _cancel(self, streams: list[CallStream]) -> None:
-        """Cancel calls whose client has left, some of them in each turn of the event loop."""
+        """Cancel calls whose client has left, a few in each turn of the event loop."""
         for stream in streams[:_ENDED]:
             stream.cancel()
         self.turns.add(_BEGUN * len(streams[:_ENDED]))
         if len(streams) > _ENDED:
             self.turns.wait(self.payer, partial(self._cancel, streams[_ENDED:]))
 
-    # What comes.
-
     def _begin(self, data: bytes) -> bool:
-        """Begin to speak HTTP/2. Return False if the client speaks something else."""
+        """Begin to speak HTTP/2. Return False if the client speaks another protocol."""
         if data.startswith(_HANDSHAKE):
             self.port.hints.tell(protocol_hints.TLS)
             self.shutdown()
             return False
         if _HTTP1.match(data) and not data.startswith(_PREFACE):
             self.port.hints.tell(protocol_hints.HTTP1)
-            self.write(_NOT_HTTP1)
-            self.close()
+            self.refuse(_NOT_HTTP1)
             return False
         writer = Http2Writer(Burden(), partial(asyncio.get_running_loop().call_soon, self._flush))
         self._reader = Http2Reader(CallTable(self, writer), writer, STREAMS, WINDOW, self.port.most_header)
@@ -308,7 +259,7 @@ class CallConnection(asyncio.Protocol):
         return True
 
     def _read(self, data: bytes) -> None:
-        """Read for a moment; what is left waits for another turn of the event loop."""
+        """Read for a moment, and leave the rest for another turn of the event loop."""
         reader, turns, at, length = self._reader, self.turns, 0, len(data)
         if reader is None:
             return
@@ -334,7 +285,7 @@ class CallConnection(asyncio.Protocol):
         reader.writer.flush_soon()
 
     def _wait(self, data: bytes) -> None:
-        """Have bytes read when it is this connection's turn, and take no more from the socket until then."""
+        """Keep bytes until it is this connection's turn to read, and take no more from the socket until then."""
         self._backlog = data
         self._adjust()
         self.turns.wait(self.payer, self._go_on)
@@ -346,7 +297,6 @@ class CallConnection(asyncio.Protocol):
             self._adjust()
 
     def _adjust(self) -> None:
-        """Pause or resume reading from the socket."""
         transport, reader = self._transport, self._reader
         if transport is not None and not transport.is_closing():
             if self._backlog or (reader is not None and reader.writer.blocked):
@@ -354,10 +304,7 @@ class CallConnection(asyncio.Protocol):
             else:
                 transport.resume_reading()
 
-    # What leaves.
-
     def _flush(self) -> None:
-        """Hand the frames that have gathered to the socket."""
         reader, transport = self._reader, self._transport
         if reader is None or transport is None or transport.is_closing():
             return
@@ -365,14 +312,14 @@ class CallConnection(asyncio.Protocol):
         if data:
             transport.write(data)
 
-    def write(self, data: bytes) -> None:
-        """Send bytes that aren't frames, after all that was sent."""
+    def refuse(self, why: bytes) -> None:
+        """Answer in HTTP/1.1, and close."""
         if self._transport is not None and not self._transport.is_closing():
-            self._flush()
-            self._transport.write(data)
+            self._transport.write(_REFUSAL % (len(why), why))
+        self.close()
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream on which the client shall send no more."""
+        """End a stream on which the client must not send any more."""
         stream = self.streams.pop(number, None)
         if stream is not None:
             stream.close()
@@ -403,7 +350,7 @@ class CallConnection(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
-        """Close, once what was written has left."""
+        """Close once everything written has left."""
         self._flush()
         if self._closed_at is None:
             self._closed_at = self.port.clock()
@@ -411,19 +358,11 @@ class CallConnection(asyncio.Protocol):
             self._transport.close()
 
     def shutdown(self) -> None:
-        """Close at once."""
         if self._transport is not None:
             self._transport.abort()
 
-    # What the port calls.
-
     def inspect(self, now: float, draining: bool) -> None:
-        """Tell the client to leave when it is time to, and end what takes too long.
-
-        Arguments:
-            now: monotonic instant in seconds.
-            draining: True if the port has closed.
-        """
+        """Tell the client to leave when it is time, and end what takes too long. `draining`: True if the port has closed."""
         port, reader = self.port, self._reader
         since = self._closed_at
         if reader is not None:
@@ -460,22 +399,15 @@ class CallConnection(asyncio.Protocol):
 
 
 class CallTable:
-    """Calls of one connection, which begin, go on and end with its frames; see `headway.grpc.reader.Events`.
-
-    Arguments:
-        connection: the connection.
-        writer: its writer.
-    """
+    """Calls of one connection, which begin, continue and end with its frames; see `headway.grpc.reader.Events`."""
 
     __slots__ = ("_connection", "_streams", "_window", "_writer")
 
     def __init__(self, connection: CallConnection, writer: Http2Writer) -> None:
         self._connection, self._streams, self._writer = connection, connection.streams, writer
         self._window = DEFAULT_WINDOW
-        """Bytes that the client may send ahead on a new stream."""
 
     def requested(self, number: int, head: RequestFields, ended: bool) -> None:
-        """Begin a call."""
         connection, fields = self._connection, head.fields
         port = connection.port
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
@@ -498,7 +430,6 @@ class CallTable:
         stream.task = asyncio.get_running_loop().create_task(make(stream).run())
 
     def oversized(self, number: int, ended: bool) -> None:
-        """Refuse a call whose metadata are too large."""
         stream = self._streams[number] = CallStream(self._connection, self._writer, number, _NO_FIELDS, WINDOW, ended)
         stream.end(StatusCode.RESOURCE_EXHAUSTED, self._connection.port.too_many_metadata)
 
@@ -508,7 +439,6 @@ class CallTable:
         self._connection.retire(last)
 
     def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
-        """Hand data to a call."""
         stream = self._streams.get(number)
         if stream is None:
             return
@@ -518,39 +448,37 @@ class CallTable:
             self._fail(stream, ErrorCode.PROTOCOL_ERROR)
 
     def _fail(self, stream: CallStream, code: ErrorCode) -> None:
-        """End a call whose client breaks the protocol on its stream alone."""
+        """End a call whose client breaks the protocol on this stream alone."""
         self._writer.burden.frames += CANCELLED
         self._connection.reset(stream.number, code)
         stream.cancel()
 
     def was_reset(self, number: int) -> None:
-        """End a call that its client has cancelled, or whose stream it has spoilt."""
+        """End a call that its client has cancelled, or whose stream the client has broken."""
         stream = self._streams.pop(number, None)
         if stream is not None:
             stream.close()
             stream.cancel()
 
     def greeted(self) -> None:
-        """Note that the client speaks HTTP/2."""
         self._connection.greeted = True
 
     def settled(self) -> None:
-        """Bound what the client sends ahead on each stream by less."""
+        """Narrow the windows of all streams, as the client does now that it knows our settings."""
         self._window = WINDOW
         for stream in self._streams.values():
             stream.narrow(DEFAULT_WINDOW - WINDOW)
 
     def pinged(self) -> None:
-        """Cut a client that pings too often."""
         if not self._writer.burden.ping(self._connection.port.clock()):
             self._connection.cut("too_many_pings")
 
     def ponged(self, data: bytes) -> None:
-        """Note that the client has read that it has to leave."""
+        """Note that the client has read the GOAWAY before this ping."""
         if data == LEAVING:
             self._connection.answered = True
 
     def left(self) -> None:
-        """Let the client go when its calls are answered."""
+        """Let the client go once its calls are answered."""
         self._connection.answered = True
         self._connection.retire()

@@ -1,4 +1,4 @@
-"""Blocks of header fields: HPACK for a server that writes few fields, and reads the same ones again and again."""
+"""Blocks of header fields: HPACK for a server that writes few fields, and reads the same fields again and again."""
 
 from __future__ import annotations
 
@@ -19,42 +19,33 @@ _OK = (":status", "200")
 _INDEXED = bytes(range(0x81, 0xFF))
 """Octets that each stand for a whole field, and change no table."""
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
-"""Three changes of the table's size; two are enough for any purpose (RFC 7541, section 4.2)."""
+"""Three changes of the table's size. Two are enough for any purpose (RFC 7541, section 4.2)."""
 _SHORT = [bytes(encode_integer(size, 7)) for size in range(256)]
 """HPACK's encoding of small lengths, by the length."""
 _MOST_KNOWN = 8
 _ENTRY = 32
-"""Bytes that a header field counts beyond its name and value."""
+"""Bytes to count for a header field in addition to its name and value."""
 _NAMES = re.compile(rb"(?::?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*)?")
 """Names of header fields, joined by commas."""
 _ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
 """Octets that are forbidden in the value of a header field."""
 _PSEUDO = ([b":authority", b":method", b":path", b":scheme"], [b":method", b":path", b":scheme"])
-"""Pseudo fields of a request, in order."""
 _HOPS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 """Header fields of HTTP/1.1 about the connection, which HTTP/2 forbids."""
 
 
 def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Encode fields, none of which the client puts into its table."""
+    """Encode fields so that the client puts none into its table."""
     return b"".join([_STATUS_OK if field == _OK else _field(*field) for field in headers])
 
 
 class RequestFields:
-    """Header fields of a request.
+    """Header fields of a request. `fields` has the last value of each name.
 
-    Arguments:
-        headers: names and values, in order.
-
-    Attributes:
-        fields: value by name; the last value of a name that is repeated.
-        size: size of the fields as HTTP/2 counts it, or of the encoded block if that is larger.
-        pseudo: number of fields whose names begin with a colon.
-        misnamed: True if a name is not allowed in HTTP/2 (RFC 9113, section 8.2).
-        malformed: True if they break a rule for requests (section 8.3), or are misnamed.
-        illegal: True if a value contains a forbidden octet.
-        usual: what a call has read from these fields, for later calls with the same fields; None until then.
-    """
+    `size` is that of the fields as HTTP/2 counts it, or of the encoded block if that is larger. The names of `pseudo` fields
+    begin with a colon. `misnamed` is True if HTTP/2 doesn't allow a name (RFC 9113, section 8.2), and `malformed` also if the
+    fields break a rule for requests (section 8.3). `illegal` is True if a value contains a forbidden octet. `usual` is what a
+    call has read from these fields, for later calls with the same fields."""
 
     __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size", "usual")
 
@@ -77,11 +68,8 @@ class RequestFields:
 
 
 class HeaderReader(Decoder):
-    """Decoder that remembers blocks in which each octet stands for a field in the table.
-
-    Arguments:
-        most: maximum size in bytes of a block's unpacked fields, as HTTP/2 counts them.
-    """
+    """Decoder that remembers blocks in which each octet stands for a field in the table. The unpacked fields of a block may have
+    `most` bytes, as HTTP/2 counts them."""
 
     def __init__(self, most: int) -> None:
         super().__init__(max_header_list_size=most)

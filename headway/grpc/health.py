@@ -1,7 +1,7 @@
 """Health service of the port: `grpc.health.v1.Health`.
 
-The process as a whole, under the empty name, and every service have the same status: SERVING if this process should get traffic, as
-`/readyz` tells. When the process goes down, everybody who watches learns it at once.
+The process as a whole, under the empty name, and every service have the same status: SERVING if this process should get traffic,
+like `/readyz`. When the process goes down, everybody who watches learns it at once.
 """
 
 from __future__ import annotations
@@ -26,25 +26,16 @@ DOWN = _RESPONSE.NOT_SERVING
 UNKNOWN = _RESPONSE.SERVICE_UNKNOWN
 
 NAMES = frozenset(("", *messages.SERVICES))
-"""Names with a status."""
 
 
 class Health:
-    """Statuses of one process.
-
-    Arguments:
-        glance: tells if the process should get traffic.
-
-    Attributes:
-        leaving: set when the process goes down.
-    """
+    """Statuses of one process. `leaving` is set when the process goes down."""
 
     def __init__(self, glance: CachedReadiness) -> None:
         self._glance = glance
         self.leaving = asyncio.Event()
 
     async def ready(self) -> bool:
-        """Return True if the process should get traffic."""
         return bool(await self.status() == UP)
 
     async def status(self) -> int:
@@ -55,14 +46,12 @@ class Health:
         return int(UP if serving and not self.leaving.is_set() else DOWN)
 
     async def check(self, body: bytes, principal: Principal) -> bytes:
-        """Answer Check."""
         name = messages.read(_REQUEST, body).service
         if name not in NAMES:
             raise NotFound("no service of this name is served here")
         return bytes(_RESPONSE(status=await self.status()).SerializeToString())
 
     async def list(self, body: bytes, principal: Principal) -> bytes:
-        """Answer List."""
         answer, status = _LIST(), await self.status()
         for name in sorted(NAMES):
             answer.statuses[name].status = status
@@ -70,7 +59,7 @@ class Health:
 
 
 class WatchCall(StreamCall):
-    """One call of Watch: sends the status at once, and then whenever it has changed."""
+    """One call of Watch, which sends the status at once, and then whenever it has changed."""
 
     __slots__ = ("_health",)
 
@@ -79,7 +68,6 @@ class WatchCall(StreamCall):
         self._health = health
 
     async def talk(self) -> Metadata:
-        """Send the status whenever it changes, until the client leaves or has to reconnect."""
         self.shown = ID_PREFIX + self.port.entrance.new_id()
         self.belong_to_address()
         name = messages.read(_REQUEST, await self.read()).service

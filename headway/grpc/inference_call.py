@@ -29,21 +29,14 @@ _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class _Usual(NamedTuple):
-    """Values that calls with equal metadata share."""
+    """Values shared by calls with equal metadata."""
 
     authorization: bytes
     options: RequestOptions
 
 
 class InferenceCall(Call):
-    """One call of an inference method.
-
-    Arguments:
-        port: context of the port.
-        stream: its stream.
-        read: reads its message. The exchange's `write` returns no header lines, and the message of the answer.
-        way: see RequestOptions.
-    """
+    """One call of an inference method. `read` reads its message into an exchange whose `write` returns the answer as a message."""
 
     __slots__ = ("_begun", "_charged", "_exchange", "_fan_out", "_read", "_reply", "_sink")
 
@@ -54,12 +47,11 @@ class InferenceCall(Call):
         self._charged = False
         self._exchange: Exchange | None = None
         self._sink: FutureSink | None = None
-        """Sink of the request, from its submission to its outcome; else None."""
+        """Sink of the request between its submission and its outcome, or None."""
         self._fan_out: FanOut | None = None
         self._reply: Reply | None = None
 
     async def answer(self) -> tuple[bytes, Metadata]:
-        """Return the message of the answer, and its trailing metadata. Raises RequestError."""
         options, id = self.begin()
         if self.principal.limits:  # Until the message has come; otherwise any number could be under way.
             self.port.entrance.charge(self.principal)
@@ -69,11 +61,8 @@ class InferenceCall(Call):
         return message, (("x-request-id", self.shown), *marks, *self.limits_left())
 
     def begin(self) -> tuple[RequestOptions, str]:
-        """Find out who asks, and return the request's options and id as its metadata say.
-
-        Raises:
-            RequestError: the principal is not known or over a limit, or the metadata are wrong.
-        """
+        """Identify the principal, and return the request's options and id from its metadata. Raises RequestError if the principal
+        isn't known or is over a limit, or if the metadata are wrong."""
         port, entrance, head = self.port, self.port.entrance, self.stream.head
         remaining = self.stream.time_remaining()
         is_usual = (remaining is None or remaining > port.longest) and self.headers is head.headers
@@ -102,7 +91,7 @@ class InferenceCall(Call):
         return options, id
 
     async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
-        """Submit a message's request in its turn, and wait for its outcome; see `submit` and `outcome`."""
+        """Submit the request of a message in its turn, and wait for its outcome; see `submit` and `outcome`."""
         size = len(body)
         try:
             if size <= SHORT:
@@ -120,11 +109,8 @@ class InferenceCall(Call):
         return await self.outcome()
 
     async def take_long(self, body: bytes, options: RequestOptions, id: str) -> Exchange:
-        """Read a long message, each step in its turn, and submit its request. Its principal is charged for what was read, even on errors.
-
-        Raises:
-            RequestError: the message is wrong, or the request's time has passed.
-        """
+        """Read a long message, each step in its turn, and submit its request. Raises RequestError if the message is wrong, or the
+        request's time has passed. What was read is charged even then."""
         turns, principal, begun, size = self.port.turns, self.principal, monotonic(), 0
         steps = self._long_steps(body, options)
         try:
@@ -138,7 +124,6 @@ class InferenceCall(Call):
             self.port.entrance.charge_pages(principal, size)
 
     def _long_steps(self, body: bytes, options: RequestOptions) -> Steps[Exchange]:
-        """Read a long message in steps. Raises RequestError."""
         entrance, served, only = self.port.entrance, self.port.gateway.served, self.principal.models
         try:
             return (yield from self._read.steps(body, options, served.seen_by(only) if only else served))
@@ -151,19 +136,8 @@ class InferenceCall(Call):
     def submit(
         self, body: bytes, options: RequestOptions, id: str, waited: float, *, exchange: Exchange | None = None, spent: float = 0.0
     ) -> Exchange:  # fmt: skip
-        """Submit a message's request, and return it.
-
-        Arguments:
-            body: the message.
-            options: options of the request.
-            id: id of the request.
-            waited: seconds that the message has waited for its turn.
-            exchange: the request, if the message has been read already.
-            spent: seconds that reading it took.
-
-        Raises:
-            RequestError: the message is wrong.
-        """
+        """Submit the request of a message, or `exchange` if the message has been read already, and return it. The message has
+        waited `waited` seconds for its turn, and reading it took `spent` seconds. Raises RequestError if the message is wrong."""
         entrance = self.port.entrance
         served, only = entrance.gateway.served, self.principal.models
         waited += spent
@@ -197,7 +171,7 @@ class InferenceCall(Call):
         return exchange
 
     def abandon(self) -> None:
-        """Drop the request, if it is submitted and has no outcome yet."""
+        """Drop the request, if it was submitted and has no outcome yet."""
         sink, self._sink = self._sink, None
         if sink is None:
             return
@@ -207,14 +181,8 @@ class InferenceCall(Call):
             self.port.gateway.abandon(sink, self.principal.tenant, self.shown.removeprefix(ID_PREFIX))
 
     async def outcome(self) -> tuple[bytes, Metadata]:
-        """Wait for the outcome of the submitted request.
-
-        Returns:
-            The message of the answer, and the metadata that tell if its outcome was shared or stored.
-
-        Raises:
-            RequestError: the request has failed.
-        """
+        """Wait for the outcome of the submitted request. Return the message of the answer, and metadata that say whether the
+        outcome was shared or stored. Raises RequestError if the request has failed."""
         exchange, sink = self._exchange, self._sink
         if exchange is None or sink is None:
             raise RuntimeError("no request is submitted")
@@ -248,13 +216,13 @@ class InferenceCall(Call):
         return message, outcome_headers(reply)
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
-        """End the call with an error, and with the metadata of its outcome; see `outcome`."""
+        """End the call with an error, and with metadata about the outcome; see `outcome`."""
         marks = outcome_headers(self._reply) if self._reply is not None else ()
         super().refuse(error, more + marks)
 
 
 def _step(steps: Steps[Exchange], waited: float) -> Exchange | int:
-    """Do one step of reading a message. Return the bytes that it read, or the exchange after the last step."""
+    """Do one step of reading a message. Return the number of bytes read, or the exchange after the last step."""
     try:
         return next(steps)
     except StopIteration as stop:

@@ -1,10 +1,10 @@
 """Listener of the gRPC port, and the order in which it closes.
 
-bind     take the address; clients are refused as if nobody were there
-open     listen → look after the connections every now and then
-retire   health says NOT_SERVING → every client is told to open another connection; new connections are still taken
-drain    health says NOT_SERVING → stop listening → every client is told to go → no connection is left
-close    cut the connections that are left
+    bind     reserve the address; clients are still refused
+    open     accept connections, and inspect them from time to time
+    retire   health says NOT_SERVING; every client is told to open another connection; new connections are still accepted
+    drain    stop listening, retire, and wait until no connection is left
+    close    cut the remaining connections
 """
 
 from __future__ import annotations
@@ -27,25 +27,14 @@ from headway.runtime.listening import SPARE, ListeningPort, descriptor_ceiling
 from headway.runtime.tls_transport import TlsPort
 
 SWEEP = 0.5
-"""Seconds between two looks at all connections."""
+"""Seconds between two inspections of all connections."""
 SWEEP_DRAINING = 0.05
-"""The same while the port drains."""
 CLOSING_TURNS = 3
-"""Turns that the event loop takes to close a listening socket."""
+"""Number of turns that the event loop takes to close a listening socket."""
 
 
 class GrpcListener(ListeningPort):
-    """Listener of the gRPC port.
-
-    Arguments:
-        entrance: entrance of the calls.
-        readiness: tells if this process should get traffic.
-        certificates: certificates of the port; None for HTTP/2 without TLS.
-        port: port to bind; None for the port in the settings.
-
-    Attributes:
-        port: the port, once it is bound.
-    """
+    """Listener of the gRPC port, by default of the port in the settings. Without `certificates` it speaks HTTP/2 without TLS."""
 
     def __init__(
         self,
@@ -66,11 +55,9 @@ class GrpcListener(ListeningPort):
 
     @property
     def open_connections(self) -> int:
-        """Number of open connections."""
         return 0 if self._connections is None else len(self._connections.open)
 
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
-        """Prepare for connections. Return the maker of their protocols."""
         entrance, settings = self._entrance, self._entrance.settings
         quotas = entrance.gateway.quotas
         connections = self._connections = PortConnections(
@@ -85,14 +72,14 @@ class GrpcListener(ListeningPort):
         return tls.around(connections.accept, _refuse_plain)
 
     def retire(self) -> None:
-        """Report that this process goes down, and have each client open another connection. New ones are still taken."""
+        """Report that this process goes down, and have each client open another connection. New connections are still accepted."""
         if self._health is not None:
             self._health.leaving.set()
         if self._connections is not None:
             self._connections.retire()
 
     async def drain(self) -> None:
-        """Take no new connections, and end each open one as soon as its calls are answered. Return when none is left."""
+        """Accept no new connections, end each open one as soon as its calls are answered, and return when none is left."""
         connections = self._connections
         if connections is None:
             return
@@ -107,13 +94,12 @@ class GrpcListener(ListeningPort):
         await connections.emptied()
 
     async def close(self) -> None:
-        """Close the connections that are left."""
         await super().close()
         if self._connections is not None:
             await self._connections.close()
 
     def look(self) -> float:
-        """Have all connections looked at soon. Return the seconds until the next look."""
+        """Schedule an inspection of all connections, and return the seconds until the next call."""
         connections = self._connections
         if connections is not None:
             connections.ceiling = descriptor_ceiling(SPARE)
@@ -123,14 +109,6 @@ class GrpcListener(ListeningPort):
         return SWEEP_DRAINING if self._draining else SWEEP
 
 
-_WHY_NOT_PLAIN = b"this port speaks TLS: use a secure channel\n"
-_NOT_PLAIN = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-    % (len(_WHY_NOT_PLAIN), _WHY_NOT_PLAIN)
-)
-"""Answer to a client without TLS. An answer in HTTP/2 would make it come back at once, again and again."""
-
-
 def _refuse_plain(connection: CallConnection) -> None:
-    connection.write(_NOT_PLAIN)
-    connection.close()
+    # After an answer in HTTP/2, the client would come back at once, again and again.
+    connection.refuse(b"this port speaks TLS: use a secure channel\n")

@@ -1,9 +1,9 @@
-"""Turns of the event loop for what has come: frames of connections, and messages.
+"""Turns of the event loop for received frames and messages.
 
-Reading frames takes time of the event loop. Taking a message in, from its bytes to the gateway, takes up to some milliseconds, and a client
-may have a message ready on each of many streams. So in each turn of the loop, all of this together gets a millisecond. The rest waits
-here: tenants take turns, and the rest of the process runs in between. Nothing more is read from a client whose work waits, so flow
-control holds it back.
+Reading frames takes time of the event loop. Taking in a message, from its bytes to the gateway, takes up to some milliseconds,
+and a client may have a message ready on each of many streams. So in each turn of the loop, all of this together gets a
+millisecond. The rest waits here: tenants take turns, and the rest of the process runs in between. Nothing more is read from a
+client whose work waits, so flow control holds it back.
 """
 
 from __future__ import annotations
@@ -24,35 +24,21 @@ T = TypeVar("T")
 
 
 class MessageTurns:
-    """Queue of one port's work: owners take turns, and the work of each is done in order.
-
-    Arguments:
-        clock: monotonic seconds.
-
-    Attributes:
-        clock: the clock.
-    """
+    """Queue of one port's work. Owners take turns, and the work of each owner is done in order. `clock` is in monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
         self._waiting = TenantTurns[Callable[[], None]]()
         self._spent = 0.0
-        """Seconds spent in this turn of the loop."""
         self._asked = False
         """True if `_begin` is called in the next turn of the loop."""
 
     @property
     def free(self) -> bool:
-        """True if work may begin at once."""
         return self._spent < SHARE and not self._waiting
 
     def wait(self, owner: str, work: Callable[[], None]) -> None:
-        """Have work done in a later turn of the loop.
-
-        Arguments:
-            owner: name of the owner, behind whose other work it waits.
-            work: raises nothing.
-        """
+        """Do work, which raises nothing, in a later turn of the loop. It waits behind other work of its owner."""
         self._waiting.add(owner, work)
         self._ask()
 
@@ -62,20 +48,14 @@ class MessageTurns:
         self._ask()
 
     def spend(self, since: float) -> float:
-        """Count the time since an instant. Return the present instant, in seconds."""
+        """Count the time since an instant, and return the present instant in seconds."""
         now = self.clock()
         self.add(now - since)
         return now
 
     async def take(self, owner: str, work: Callable[[float], T]) -> T:
-        """Take a message in, at once or in a later turn of the loop. Return what `work` returns, and raise what it raises.
-
-        If the caller is cancelled, the work may have been done or not.
-
-        Arguments:
-            owner: see `wait`.
-            work: takes the message in. It gets the seconds that it has waited.
-        """
+        """Take a message in, at once or in a later turn of the loop. `work` gets the seconds that it has waited. Return what it
+        returns, and raise what it raises. If the caller is cancelled, the work may have been done or not."""
         if self.free:
             before = self.clock()
             try:
@@ -96,7 +76,6 @@ class MessageTurns:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Begin a turn of the loop with the work that waits."""
         if self._waiting:
             give_way()
         self._asked, self._spent = False, 0.0

@@ -58,11 +58,9 @@ def _read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> 
 
 
 PREDICT_READER = Reader(_read, _read_in_steps)
-"""Reader of the method's messages."""
 
 
 def _tensors(known: KnownModels, model: str, text: bytes) -> Steps[Value | list[Value]]:
-    """Read the tensors in a JSON text. Raises BadRequest."""
     try:
         value = values.read(text) if len(text) <= SHORT else (yield from values.read_in_steps(text))
     except values.NoValue as exc:
@@ -76,7 +74,6 @@ def _tensors(known: KnownModels, model: str, text: bytes) -> Steps[Value | list[
 
 
 def _write(known: KnownModels, model: str, outcome: Outcome) -> Written:
-    """Write the answer of a model."""
     [output] = outcome.outputs
     answer = _RESPONSE(request_id=outcome.id, latency_ms=outcome.milliseconds)
     if (used := added_up(outcome.tokens)) is not None:
@@ -92,7 +89,7 @@ def _write(known: KnownModels, model: str, outcome: Outcome) -> Written:
 
 
 def _with_tensors(answer: bytes, output: Tensors) -> Iterator[bytes]:
-    """Make a message in pieces from the answer without its output, and the output. Raises RequestError."""
+    """Yield an answer in pieces, given the answer without its output, and the output. Raises RequestError."""
     text: list[bytes] = []
     try:
         for piece in tensor_json.pieces(output):

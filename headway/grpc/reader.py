@@ -2,9 +2,9 @@
 
     receive(bytes) ─▶ frames ─▶ blocks of header fields, by hpack ─▶ Events
 
-Each event is told as soon as its frame is complete, and may end streams before the next frame is read. What the protocol itself has to
-answer (settings, pings, streams that are refused) goes straight to the writer. An error on one stream that no careful client makes ends
-the connection, as the RFC allows.
+Each event is reported as soon as its frame is complete, and may end streams before the next frame is read. What the protocol
+itself has to answer (settings, pings, refused streams) goes straight to the writer. An error on one stream that no careful client
+makes ends the connection, as the RFC allows.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from headway.grpc.writer import (
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LARGEST_DATA = 1 << 20
-"""Maximum size in bytes of the payload of a received DATA frame. Each frame takes time, however much it brings."""
+"""Maximum size in bytes of the payload of a received DATA frame. Each frame takes time, however few bytes it brings."""
 _PADDED, _PRIORITY = 8, 0x20
 _SIZE = ErrorCode.FRAME_SIZE_ERROR
 _read_head = struct.Struct(">HBBBI").unpack_from
 """Unpack a frame's header: its length in two parts, type, flags and stream."""
 _IN_PIECES = 1 << 10
-"""Bytes of data in a frame above which they are handed on as they come, so that nothing is put together twice."""
+"""Size in bytes above which the data of a frame are passed on as they come, so that nothing is assembled twice."""
 _MOST_SETTINGS = 32
-"""Maximum number of settings in one frame; HTTP/2 has seven."""
+"""Maximum number of settings in one frame. HTTP/2 has seven."""
 _READ_AT_ONCE = 4096
-"""Bytes of frames, or of unpacked header fields, after which `receive` stops. Data count less because they are only copied."""
+"""Bytes of frames, or of unpacked header fields, after which `receive` stops. Data weigh less because they are only copied."""
 _DATA_SHIFT = 4
 
 
@@ -62,10 +62,10 @@ class Events(Protocol):
         """A stream has begun. If `ended`, its client sends nothing more on it."""
 
     def oversized(self, number: int, ended: bool) -> None:
-        """A stream has begun with more header fields than are read."""
+        """A stream has begun with more header fields than the reader accepts."""
 
     def lost(self, last: int) -> None:
-        """More header fields have come than are read. No stream begins after the last one."""
+        """The client has sent more header fields than the reader accepts. No stream begins after `last`."""
 
     def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
         """Data have come on a stream. With padding they take `amount` of its window. A view is valid only during the call."""
@@ -77,10 +77,10 @@ class Events(Protocol):
         """The client has sent settings."""
 
     def settled(self) -> None:
-        """The client has read our settings, and heeds them from now on."""
+        """The client has read our settings, and follows them from now on."""
 
     def pinged(self) -> None:
-        """The client has sent a ping, which is answered."""
+        """The client has sent a ping, which the reader has answered."""
 
     def ponged(self, data: bytes) -> None:
         """The client has answered a ping."""
@@ -92,16 +92,9 @@ class Events(Protocol):
 class Http2Reader:
     """Reader of one connection.
 
-    Arguments:
-        events: gets the events.
-        writer: writer of the same connection.
-        streams: maximum number of streams at once.
-        window: bytes that the client may send ahead on each stream once it has read our settings.
-        most_header: maximum size in bytes of a request's header fields, as the client is told. Unpacking stops at twice as many. The decoder then no
-            longer knows the connection's table, so no more streams can begin.
-
-    Attributes:
-        last: number of the last stream that has begun.
+    A client may have `streams` streams at once, and may send `window` bytes ahead on each once it has read our settings. It is
+    told that header fields may have `most_header` bytes. Unpacking them stops at twice as many bytes: the decoder then no longer
+    knows the connection's table, so no more streams can begin. `last` is the number of the last stream that has begun.
     """
 
     __slots__ = (
@@ -116,11 +109,10 @@ class Http2Reader:
         self._lost = False
         """True once the decoder has lost the connection's table."""
         self._greeted = self._settled = False
-        """True once the preface has come; once the client has read our settings."""
+        """True once the preface has come (`_greeted`), and once the client has read our settings (`_settled`)."""
         self._part = b""
-        """Beginning of a frame that isn't complete."""
         self._rest, self._rest_of, self._rest_ends = 0, 0, False
-        """Of a frame that is handed on as it comes: the bytes still to come, the stream (0: nobody wants it), and if it ends that."""
+        """Frame passed on as it comes: bytes still to come, its stream (0 to drop the bytes), and whether it ends the stream."""
         self._spent = 0
         """Bytes read since `receive` was called, weighed by the time they take."""
         self._block: bytearray | None = None
@@ -128,15 +120,14 @@ class Http2Reader:
         self._block_of, self._block_ends = 0, False
         self.last = 0
         self._open: set[int] = set()
-        """Streams on which the client may send."""
         self._left: dict[int, None] = {}
-        """The latest streams that ended here while the client was sending. What is under way on them is ignored."""
+        """The latest streams that ended here while the client was sending. Data still under way on them are ignored."""
         self._in, self._most_in = DEFAULT_WINDOW, max(DEFAULT_WINDOW, streams * window)
-        """Bytes that the client may send on all streams together now, and at most once it heeds the bound of each stream."""
+        """Bytes that the client may send on all streams together: now, and at most once it respects the window of each stream."""
         writer.announce(streams=streams, window=window, largest_data=LARGEST_DATA, most_header=most_header)
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream. What its client still sends on it is ignored."""
+        """End a stream, and ignore what its client still sends on it."""
         if number in self._open:
             self._open.discard(number)
             self._left[number] = None
@@ -145,14 +136,8 @@ class Http2Reader:
         self.writer.reset(number, code)
 
     def receive(self, data: bytes, begin: int = 0) -> int:
-        """Read bytes from a place on, and stop after a frame with which enough time has passed for others to be served.
-
-        Returns:
-            The number of bytes read.
-
-        Raises:
-            Broken: the client has broken the protocol.
-        """
+        """Read `data` from `begin` on, and return the number of bytes read. Stop after a frame once it is time to serve others.
+        Raises Broken if the client has broken the protocol."""
         part, self._spent = len(self._part), 0
         if part:
             data, begin = self._part + data[begin:], 0
@@ -226,10 +211,7 @@ class Http2Reader:
             self._ignore()
 
     def _ignore(self) -> None:
-        """Let a frame pass that brings nothing."""
         self._burden.frames += 1
-
-    # Data.
 
     def _in_pieces(self, kind: int, flags: int, number: int, size: int) -> bool:
         """Begin to pass on a large frame piece by piece. Return False if the frame has to be complete first."""
@@ -249,7 +231,6 @@ class Http2Reader:
         return True
 
     def _go_on(self, piece: memoryview) -> None:
-        """Pass on more of a frame that is passed on piece by piece."""
         amount, number = len(piece), self._rest_of
         self._rest -= amount
         self._spent += amount >> _DATA_SHIFT
@@ -280,7 +261,6 @@ class Http2Reader:
             self._in = self._most_in
 
     def _hand_on(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
-        """Tell of data on an open stream."""
         if ended:
             self._open.discard(number)
         if not data:
@@ -288,12 +268,10 @@ class Http2Reader:
         self._events.received(number, data, amount, ended)
 
     def _unwanted(self, number: int) -> None:
-        """Ignore what came on a stream that has ended here, or never begins, unless its client could know that."""
+        """Ignore data on a stream that has ended here, or never begins, unless its client must know that."""
         _check(number & 1 == 1 and (self._lost or number <= self.last))
         _check(number in self._left or number > self.last, ErrorCode.STREAM_CLOSED)
         self._ignore()
-
-    # Header fields.
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         _check(number & 1 == 1)
@@ -350,7 +328,7 @@ class Http2Reader:
             self._events.requested(number, head, ended)
 
     def _trailers(self, number: int, head: RequestFields, ended: bool) -> None:
-        """Take fields after the data as the end of a stream; clients of gRPC send none."""
+        """Take fields after the data as the end of a stream. Clients of gRPC send none."""
         if number not in self._open:
             self._unwanted(number)
         elif not ended or head.pseudo or head.misnamed:
@@ -359,7 +337,7 @@ class Http2Reader:
             self._hand_on(number, b"", 0, True)
 
     def _lose(self) -> None:
-        """Give up a block that is too large, and all blocks that come after it."""
+        """Give up a block of header fields that is too large, and all blocks after it."""
         number, self._lost = self._block_of, True
         begins, self.last = number > self.last, max(number, self.last)
         self._events.lost(self.last)
@@ -372,7 +350,7 @@ class Http2Reader:
         self._events.oversized(number, self._block_ends)
 
     def _lose_frame(self, kind: int, flags: int, number: int, size: int) -> None:
-        """Give up header fields of which a single frame is larger than all that a client may send."""
+        """Give up a frame of header fields that is larger than all that a client may send."""
         if kind == HEADERS:
             _check(number & 1 == 1)
             self._block_of, self._block_ends = number, bool(flags & END_STREAM)
@@ -388,16 +366,13 @@ class Http2Reader:
             self._unread()
 
     def _unread(self) -> None:
-        """Ignore a block that can't be read: it begins a stream, which the client has to begin elsewhere, or ends one."""
+        """Ignore a block that can't be read. It may begin a stream, which the client has to begin elsewhere, or end one."""
         number = self._block_of
         self._ignore()
         if number in self._open:
             self._hand_on(number, b"", 0, True)
 
-    # The rest.
-
     def _fail(self, number: int, code: ErrorCode) -> None:
-        """End a stream because of an error of its client."""
         self.reset(number, code)
         self._burden.frames += CANCELLED
         self._events.was_reset(number)

@@ -1,9 +1,9 @@
-"""Statuses of calls: each error as gRPC's clients read it, and if a retry makes sense.
+"""Statuses of calls: each error as gRPC's clients read it, and whether a retry makes sense.
 
-grpc-retry-pushback-ms     milliseconds after which a client may retry by itself; negative if it must not
-x-headway-error            code of the error, which says more than the status
-x-headway-dropped-reason   why a request was refused
-x-request-id               the request's id
+    grpc-retry-pushback-ms     milliseconds after which a client may retry by itself; negative if it must not
+    x-headway-error            code of the error, which says more than the status
+    x-headway-dropped-reason   why a request was refused
+    x-request-id               the request's id
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def trailers_of(error: AnyError, shown: str) -> Metadata:
 
 
 def pushback(code: str, retry_after: float | None) -> int:
-    """Return the milliseconds after which a retry makes sense; -1 if it never does."""
+    """Return the milliseconds after which a retry makes sense, or -1 if it never does."""
     if code in HOPELESS or STATUS[code] not in RETRIED:
         return -1
     return math.ceil(1000 * (1.0 if retry_after is None else retry_after))

@@ -1,6 +1,6 @@
-"""Writer of one HTTP/2 connection (RFC 9113): frames out, within the windows that the client gives. It does no I/O and knows no clock.
+"""Writer of one HTTP/2 connection (RFC 9113): frames out, within the client's windows. It does no I/O and reads no clock.
 
-Frames gather until `take`. Messages that the client has no room for stay with their streams, and `take` asks these for more.
+Frames gather until `take`. Messages that the client has no room for stay with their streams until `take` asks for them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ DEFAULT_WINDOW = 65_535
 _TABLE, _PUSHES, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = range(1, 7)
 """Numbers of settings."""
 _DEFAULT_TABLE = 4096
-"""Bytes of a table of header fields."""
+"""Default size of a table of header fields in bytes."""
 _NO_TABLE = b"\x20"
-"""Beginning of a block of header fields that says that no table is used."""
+"""Beginning of a block of header fields that says that the table is not used."""
 _pack_head = struct.Struct(">HBBBI").pack
 """Pack a frame's header: its length in two parts, type, flags and stream."""
 
 _FLUSH = 1 << 17
-"""Bytes of answers that are made into frames before they are handed to the socket."""
+"""Bytes of answers to put into frames before they go to the socket."""
 _DRIBBLE = 1024
-"""Bytes of data below which a frame that doesn't end a message explains nothing that its client sends."""
+"""Size in bytes of a tiny frame: one with less data that doesn't end a message. It justifies nothing that its client sends."""
 _DRIBBLE_BURDEN = 10
-"""Frames that such a frame counts for, because it costs as much as a full one."""
+"""Number of frames that a tiny frame counts as, because it costs as much as a full one."""
 _PATIENCE = 1000
-"""Burden from which such a frame waits for more room, or for the next sweep."""
+"""Burden from which a tiny frame waits for more room, or for the next sweep."""
 
 
 class ErrorCode(IntEnum):
@@ -65,17 +65,11 @@ class Broken(Exception):
 
 
 class Http2Writer:
-    """Writer of one connection.
+    """Writer of one connection. It calls `wake` when there is something to take, and not again before `take`.
 
-    Arguments:
-        burden: burden of the client.
-        wake: called when there is something to take; not called again before `take`.
-
-    Attributes:
-        burden: see the arguments.
-        blocked: monotonic instant since which the transport takes nothing; 0 while it does.
-        stuck: for each stream whose message waits for room, what sends as much as there is room for, and returns True if that is all.
-        windows: for each stream whose answer hasn't ended, the bytes that may be sent beyond the client's initial window.
+    `blocked` is the monotonic instant since which the transport takes nothing, or 0 while it does. `stuck` has each stream whose
+    message waits for room, with a function that sends what there is room for, and returns True at the end of the message.
+    `windows` has each stream whose answer hasn't ended, with the bytes that may be sent beyond the client's initial window.
     """
 
     __slots__ = (
@@ -89,14 +83,14 @@ class Http2Writer:
         self.blocked = 0.0
         self._window = self._initial = DEFAULT_WINDOW
         self._no_table = False
-        """True if the next block has to say that no table is used, because the client has shrunk its own."""
+        """True if the next block has to say that the table is not used, because the client has shrunk its own."""
         self._out: list[bytes] = []
         self._unflushed = 0
         self._waking = self._sweeping = self._roomy = False
-        """`_roomy`: room has come that messages of any stream may use. Without it, a client could have all of them tried by single bytes."""
+        """`_roomy`: messages of any stream may use new room. Otherwise a client could have all of them tried by single bytes."""
 
     def take(self) -> bytes:
-        """Return what is to be sent, with what there is room for of the messages that wait."""
+        """Return the bytes to send, including what there is room for of waiting messages."""
         if self._roomy:
             self._roomy = False
             self.pump()
@@ -109,13 +103,13 @@ class Http2Writer:
         return data
 
     def flush_soon(self) -> None:
-        """Have `take` called soon."""
+        """Arrange for `take` to be called soon."""
         if not self._waking:
             self._waking = True
             self._wake()
 
     def resume(self) -> None:
-        """Send on, because the transport takes more again."""
+        """Continue to send, because the transport accepts data again."""
         self.blocked = 0.0
         self._send_on()
 
@@ -124,7 +118,7 @@ class Http2Writer:
         self.flush_soon()
 
     def pump(self, *, sweep: bool = False) -> None:
-        """Send what there is room for of the messages that wait. In a sweep, send it however little it is."""
+        """Send what there is room for of waiting messages. In a sweep, send it however little it is."""
         self._sweeping = sweep
         for number, send in list(self.stuck.items()):
             if self.blocked or self._unflushed >= _FLUSH or self._window <= 0:
@@ -133,8 +127,6 @@ class Http2Writer:
             if not send():
                 self.stuck[number] = send
         self._sweeping = False
-
-    # Streams.
 
     def headers(self, number: int, block: bytes, *, end: bool) -> None:
         """Send a block of header fields. If `end`, nothing follows on the stream."""
@@ -170,7 +162,7 @@ class Http2Writer:
         return min(self._initial + beyond, self._window, LARGEST_FRAME)
 
     def send(self, number: int, data: bytes | memoryview) -> int:
-        """Send the beginning of data, as far as there is room. Return the bytes sent."""
+        """Send the beginning of data, as far as there is room. Return the number of bytes sent."""
         size = self.room(number)
         if size <= 0:
             return 0
@@ -190,18 +182,17 @@ class Http2Writer:
         return size
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream."""
         self.windows.pop(number, None)
         self._out.append(_frame(RESET, 0, number, code.to_bytes(4, "big")))
         self.flush_soon()
 
     def grant(self, number: int, amount: int) -> None:
-        """Let the client send more bytes on a stream; on all together if the number is 0."""
+        """Let the client send more bytes on a stream, or on all together if the number is 0."""
         self._out.append(_frame(WINDOW_UPDATE, 0, number, amount.to_bytes(4, "big")))
         self.flush_soon()
 
     def widen(self, number: int, amount: int) -> ErrorCode:
-        """Take more room on a stream, or on all together if the number is 0, and send on. Return what is wrong with the amount, if anything."""
+        """Widen the window of a stream, or of all together if the number is 0, and continue to send. Return the error, if any."""
         if not number:
             self._window += amount
             room = self._window
@@ -219,10 +210,7 @@ class Http2Writer:
             self._send_on()
         return ErrorCode.NO_ERROR
 
-    # The connection.
-
     def announce(self, *, streams: int, window: int, largest_data: int, most_header: int) -> None:
-        """Send our settings."""
         settings = (
             (_MAX_STREAMS, streams),
             (_INITIAL_WINDOW, window),
@@ -250,7 +238,6 @@ class Http2Writer:
         self._send_on()
 
     def ping(self, data: bytes, *, answer: bool = False) -> None:
-        """Send a ping, or the answer to one."""
         self._out.append(_frame(PING, ACK if answer else 0, 0, data))
 
     def leave(self, last: int, code: ErrorCode, why: bytes = b"") -> None:

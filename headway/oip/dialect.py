@@ -1,4 +1,4 @@
-"""Code that both dialects of the Open Inference Protocol share: sending tensors, and cutting an answer into results.
+"""What both dialects of the Open Inference Protocol share: sending tensors, and cutting an answer into results.
 
     the model takes    one tensor of BYTES, [-1] or [-1, 1]    texts: its elements, in UTF-8
                        any other tensors                       tensors: the rows of all entries, concatenated
@@ -44,12 +44,10 @@ from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
 from headway.oip.tensors import INPUT, LENGTH_BYTES, OUTPUT, pack, split
 
 _NEVER = frozenset((PRIORITY, TIMEOUT, BINARY_OUTPUT, "sequence_id", "sequence_start", "sequence_end"))
-"""Parameters that are never sent: the remote server's scheduling, and the form of the answer."""
+"""Parameters that are never sent: they concern the remote server's scheduling, or the form of the answer."""
 
-MOST_DIMENSIONS = MOST_AXES
-"""Most dimensions of an output."""
 _LARGEST_EXAMPLE = 16 << 20
-"""Bytes of a row beyond which no example of it is made."""
+"""Maximum size in bytes of a row of which an example is made."""
 
 
 class Sent(NamedTuple):
@@ -60,16 +58,14 @@ class Sent(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of data bytes."""
         return sum(map(len, self.data))
 
 
 class TensorDialect(Dialect, frozen=True):
     """Base of both dialects.
 
-    `input` and `output` name the tensors of texts (an empty `output` is whatever the only output is called), and with `column`
-    the shape of texts is [n, 1] instead of [n]. `inputs` and `outputs` are those of a model that takes or gives tensors; empty
-    for texts, and `outputs` also if unknown."""
+    `input` and `output` name the tensors of texts. An empty `output` stands for the only output, whatever its name. With
+    `column`, texts have the shape [n, 1] instead of [n]. `inputs` and `outputs` are empty for texts or if unknown."""
 
     shared_parameters: ClassVar[bool] = True
     input: str = INPUT
@@ -80,7 +76,6 @@ class TensorDialect(Dialect, frozen=True):
 
     @property
     def signature(self) -> Signature:
-        """Texts, or the tensors that the model's metadata declare."""
         takes, gives = (
             ValueKind.TENSORS if tensors else ValueKind.TEXT for tensors in (self.inputs, self._gives_tensors)
         )
@@ -88,7 +83,7 @@ class TensorDialect(Dialect, frozen=True):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The outputs to ask for; empty for all."""
+        """Names of the outputs to ask for, or empty for all."""
         return tuple(spec.name for spec in self.outputs) or ((self.output,) if self.output else ())
 
     @property
@@ -96,8 +91,8 @@ class TensorDialect(Dialect, frozen=True):
         return bool(self.inputs or self.outputs)
 
     def adapted(self, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]) -> Self:
-        """Return a copy of the dialect that follows the model's metadata, as far as they name tensors. Raises BadMetadata if the
-        model takes or gives something that cannot be sent or read."""
+        """Return a copy of the dialect that follows the tensors in the model's metadata. Raises BadMetadata if the model takes or
+        gives something that cannot be sent or read."""
         changes: dict[str, Any] = {}
         if inputs:
             changes |= _known_inputs(inputs)
@@ -120,8 +115,8 @@ class TensorDialect(Dialect, frozen=True):
         return sent
 
     def check_outputs(self, heads: Sequence[TensorHead], expected: int, rows: Sequence[int]) -> list[int]:
-        """Check the heads of an answer's outputs, and return the positions of those that count, in order. Raises NoOutputs if an
-        output is missing, differs from the metadata, or doesn't have one row for each row of the inputs."""
+        """Check the heads of an answer's outputs, and return the positions of the outputs to use, in order. Raises NoOutputs if
+        an output is missing, differs from the metadata, or doesn't have one row for each row of the inputs."""
         if not self._gives_tensors:
             self._check_texts(heads[0], expected)
             return [0]
@@ -202,7 +197,7 @@ def _place(heads: Sequence[TensorHead], name: str) -> int:
 
 
 def _check_shape(shape: Sequence[int]) -> None:
-    if not 0 < len(shape) <= MOST_DIMENSIONS or any(size < 0 for size in shape):
+    if not 0 < len(shape) <= MOST_AXES or any(size < 0 for size in shape):
         raise NoOutputs("an output of a shape that cannot be")
 
 
@@ -217,7 +212,7 @@ def _check_spec(head: TensorHead, spec: TensorSpec) -> None:
 
 
 def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """Cut a tensor into parts with so many rows each; 0 counts as 1."""
+    """Cut a tensor into parts with the given numbers of rows; 0 counts as 1."""
     head, data, elements = tensor.head, memoryview(tensor.data), list[bytes]()
     if head.datatype == BYTES:
         try:
@@ -255,7 +250,7 @@ def _text_item(element: bytes) -> ItemResult:
 
 @lru_cache(maxsize=16)
 def _example(specs: tuple[TensorSpec, ...]) -> Tensors | None:
-    """Return one row of zeros for each input; None if an axis is free, because the model may not take every size."""
+    """Return one row of zeros for each input, or None if an axis is free, because the model may not take every size."""
     if not specs or any(size < 0 for spec in specs for size in spec.shape):
         return None
     if sum(count_of(spec.shape) * (SIZES[spec.datatype] or len(WARM_UP)) for spec in specs) > _LARGEST_EXAMPLE:

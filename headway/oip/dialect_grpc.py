@@ -16,12 +16,12 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from headway.core.excerpt import excerpt
-from headway.core.tensors import BYTES, MOST_TENSORS, Tensor, TensorHead, join_elements
+from headway.core.tensors import BYTES, MOST_AXES, MOST_TENSORS, Tensor, TensorHead, join_elements
 from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.dialects.json_lists import with_tokens
 from headway.errors import SettingError
 from headway.model import ItemResult, Value, ValueKind
-from headway.oip.dialect import MOST_DIMENSIONS, TensorDialect, element_items, sent_parameters
+from headway.oip.dialect import TensorDialect, element_items, sent_parameters
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import TOKENS
 from headway.oip.tensors import CONTENTS
@@ -64,14 +64,12 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
         return Remote(url, dialect, metadata, RemoteCall(b"", {}, _method("RepositoryIndex")), dialect.model)
 
     def models(self, answer: bytes | bytearray) -> list[str]:
-        """Return the names of the models in the repository index."""
         try:
             return [model.name for model in _messages("RepositoryIndex")[1].FromString(bytes(answer)).models]
         except _decode_error():
             return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
-        """Follow the tensors that the model's metadata name."""
         try:
             declared = _messages("ModelMetadata")[1].FromString(bytes(metadata))
         except _decode_error():
@@ -79,7 +77,6 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
         return self.adapted(_tensors(declared.inputs), _tensors(declared.outputs))
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Send the inputs as the elements of one tensor, or as rows of the model's tensors."""
         request = _messages("ModelInfer")[0](model_name=self.model, model_version=self.version)
         for tensor in self.sent(inputs):
             request.inputs.add(name=tensor.head.name, datatype=tensor.head.datatype, shape=tensor.head.shape)
@@ -94,7 +91,6 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
     def decode(
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
-        """Read the elements or rows of each input, and the tokens in the answer's parameters."""
         try:
             answer = _messages("ModelInfer")[1].FromString(bytes(body))
         except _decode_error():
@@ -109,7 +105,7 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
         if not 0 < len(outputs) <= MOST_TENSORS:
             raise NoOutputs(f"{len(outputs)} tensors, expected 1 to {MOST_TENSORS}")
         heads = [
-            TensorHead(tensor.name, tensor.datatype, tuple(tensor.shape[: MOST_DIMENSIONS + 1])) for tensor in outputs
+            TensorHead(tensor.name, tensor.datatype, tuple(tensor.shape[: MOST_AXES + 1])) for tensor in outputs
         ]
         places = self.check_outputs(heads, expected, rows)
         if raw and len(raw) != len(outputs):
@@ -154,7 +150,7 @@ def _tensors(declared: Any) -> list[TensorMetadata]:
 
 
 def _typed(contents: Any, datatype: str) -> bytes:
-    """Return the data of a tensor in typed contents; empty if they are of another datatype."""
+    """Return the data of a tensor in typed contents, or empty if they are of another datatype."""
     if datatype == BYTES:
         return join_elements(contents.bytes_contents)
     if datatype not in CONTENTS:  # FP16 and BF16 have no typed contents.

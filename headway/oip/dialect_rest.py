@@ -14,19 +14,19 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from headway.core.tensors import BYTES, MOST_TENSORS, Tensor, TensorHead
+from headway.core.tensors import BYTES, MOST_AXES, MOST_TENSORS, Tensor, TensorHead
 from headway.dialects import json_lists
 from headway.dialects.dialect import JSON_BODY, BadMetadata, NoOutputs, Remote, RemoteCall
 from headway.dialects.json_lists import with_tokens
 from headway.errors import SettingError
 from headway.model import ItemResult, Value, ValueKind
-from headway.oip.dialect import MOST_DIMENSIONS, TensorDialect, sent_parameters
+from headway.oip.dialect import TensorDialect, sent_parameters
 from headway.oip.metadata import Int64, TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT
 
 _INFER = re.compile("(?P<model>.*/v2/models/(?P<name>[^/]+)(?:/versions/[^/]+)?)/infer")
 _LIGHT = 1 << 20
-"""Bytes of JSON up to which an answer with binary data is light."""
+"""Maximum size in bytes of the JSON in a light answer with binary data."""
 _NO_FIELDS: MappingProxyType[str, str] = MappingProxyType({})
 
 
@@ -55,14 +55,12 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         return Remote(url, cls(), metadata, models, unquote(match["name"]))
 
     def models(self, answer: bytes | bytearray) -> list[str]:
-        """Return the names of the models in the repository index."""
         try:
             return [model.name for model in _decode_index(answer)]
         except (*json_lists.NO_JSON, msgspec.ValidationError):
             return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
-        """Follow the tensors that the model's metadata name."""
         try:
             declared = _decode_metadata(metadata)
         except (*json_lists.NO_JSON, msgspec.ValidationError):
@@ -70,7 +68,6 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         return self.adapted(declared.inputs, declared.outputs)
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Send the inputs as the elements of one tensor, or as rows of the model's tensors."""
         tensors, own = self.sent(inputs), sent_parameters(parameters)
         head: dict[str, Any] = {
             "inputs": [
@@ -96,7 +93,6 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
     def decode(
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
-        """Read the elements or rows of each input."""
         if json_bytes < 0:
             raise NoOutputs("no binary data, which it was asked for")
         if json_bytes > len(body):
@@ -132,7 +128,7 @@ class _Parameters(msgspec.Struct, frozen=True, gc=False):
 class _Tensor(msgspec.Struct, gc=False):
     name: str
     datatype: str
-    shape: Annotated[list[Int64], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+    shape: Annotated[list[Int64], msgspec.Meta(max_length=MOST_AXES)]
     parameters: _Parameters = _Parameters()
 
 
@@ -153,7 +149,7 @@ _decode_tensor: Any = msgspec.json.Decoder(_Tensor).decode
 
 
 def _outputs_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]:
-    """Return the outputs of an answer, only one unless `several`, and the tokens in its parameters (0 if not reported)."""
+    """Return the outputs of an answer (only one unless `several`), and the tokens in its parameters, or 0."""
     wrong = "no object with one member in its outputs"
     try:
         answer = _decode_answer(text)

@@ -30,17 +30,13 @@ from headway.model import Tensors, TensorSpec
 from headway.oip.tensors import unpack
 
 _AT_ONCE = 1 << 12
-"""Elements that are checked between two yields."""
+"""Number of elements to check between two yields."""
 
 
 def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], max_rows: int) -> tuple[TensorHead, ...]:
-    """Check names, datatypes and shapes of a request's inputs, and name them as the model does, in the request's order. While the
-    model's inputs are not known, `specs` is empty.
-
-    Raises:
-        BadRequest: they are not the inputs that the model takes.
-        PayloadTooLarge: they have more than `max_rows` rows.
-    """
+    """Check names, datatypes and shapes of a request's inputs, and name them as the model does, in the request's order. `specs`
+    is empty while the model's inputs are not known. Raises BadRequest if the model doesn't take these inputs, and PayloadTooLarge
+    if they have more than `max_rows` rows."""
     try:
         checked = check_heads(heads, specs)
     except NoTensors as exc:
@@ -53,8 +49,7 @@ def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], max_
 
 
 def value_of(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) -> Tensors:
-    """Pack checked inputs into one value, copying their data once. Raises BadRequest if the size of an input's data doesn't match
-    its shape."""
+    """Pack checked inputs into one value, copying their data once. Raises BadRequest if an input's data don't match its shape."""
     tensors = []
     for head, octets in zip(heads, data, strict=True):
         check_size(head, octets)
@@ -92,15 +87,9 @@ def _check_elements(head: TensorHead, octets: memoryview) -> Steps[None]:
 
 
 def value_of_raw(body: bytes, specs: Sequence[TensorSpec], max_rows: int, *, single: bool = False) -> Tensors:
-    """Return the value of a body that is nothing but the data of the only input: numbers, or one BYTES element without its
-    length.
-
-    With `single`, a single row loses its row axis.
-
-    Raises:
-        BadRequest: the size of the data leaves their shape open.
-        PayloadTooLarge: they have more than `max_rows` rows.
-    """
+    """Return the value of a body that is only the data of the only input: numbers, or one BYTES element without its length. With
+    `single`, a single row loses its row axis. Raises BadRequest if the size of the data leaves their shape open, and
+    PayloadTooLarge if they have more than `max_rows` rows."""
     [head] = checked_heads([head_of_raw(len(body), specs)], specs, max_rows)
     data = join_elements([body]) if head.datatype == BYTES else memoryview(body)  # A large one is a bytearray.
     return pack([Tensor(head, data)], single=single and head.shape[0] == 1)
@@ -120,10 +109,8 @@ def check_size(head: TensorHead, octets: bytes | memoryview) -> None:
 
 
 def head_of_raw(size: int, specs: Sequence[TensorSpec]) -> TensorHead:
-    """Return the head of the only input of a request whose body is `size` bytes of its data.
-
-    The data are as many rows as they fill, or one row if one of a row's axes is free. BYTES data are one element. Raises
-    BadRequest if the size leaves their shape open."""
+    """Return the head of the only input of a request whose body is `size` bytes of its data: as many rows as they fill, or one
+    row if one axis of a row is free. BYTES data are one element. Raises BadRequest if the size leaves their shape open."""
     if len(specs) != 1:
         takes = f"the model takes {shown_specs(specs)}" if specs else "it is not known yet what the model takes"
         raise BadRequest(f"the body is data alone, which is for models with one input; {takes}")

@@ -1,7 +1,7 @@
-"""Metadata and statistics of the server and its models, with the protocol's names, as JSON and gRPC messages both have them.
+"""Metadata and statistics of the server and its models, under the protocol's names for JSON and gRPC messages.
 
-Statistics count what went through this process: an inference is one input, or one row of tensors; an execution is one batch that
-brought an answer. A whole run counts as `compute_infer`. `compute_input` and `compute_output` get the same count and no time,
+Statistics count what went through this process. An inference is one input, or one row of tensors. An execution is one batch that
+brought an answer. A whole run counts as `compute_infer`; `compute_input` and `compute_output` get the same count and no time,
 because they are not measured separately and Triton's tools refuse counts that differ.
 """
 
@@ -22,10 +22,8 @@ SERVER = "headway"
 """Name of the server, its platform and its backend."""
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
-"""Protocol extensions that work here."""
 
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
-"""States of a model in the repository index."""
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """Whole number of 64 bits, as in the protocol's messages."""
@@ -70,8 +68,8 @@ class TensorConfig(msgspec.Struct, frozen=True):
 class ModelConfig(msgspec.Struct, frozen=True):
     """Configuration of a model, as far as the protocol's tools read it.
 
-    `max_batch_size` is the most rows, or elements, of one request; batches combine the rows of many. `dynamic_batching` is an
-    empty object, whose presence means that requests are batched."""
+    `max_batch_size` is the maximum number of rows, or elements, of one request; batches combine the rows of many.
+    `dynamic_batching` is an empty object, whose presence means that requests are batched."""
 
     name: str
     max_batch_size: int
@@ -124,7 +122,7 @@ class InferenceStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model's inferences.
 
     `fail` counts error answers, including refusals and requests whose clients left. The three `compute_…` count runs of batches.
-    `cache_hit` counts answers that used the outcome of an identical request, or of one with the same idempotency key."""
+    `cache_hit` counts answers that used the outcome of an identical request, or of a request with the same idempotency key."""
 
     success: Duration
     fail: Duration
@@ -149,7 +147,7 @@ class ModelStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model.
 
     `last_inference` is the time of the last answer in milliseconds since 1970, or 0. `inference_count` counts inputs, or rows of
-    tensors, that ran and got an output; `execution_count` counts batches that ran."""
+    tensors, with an output, and `execution_count` counts batches."""
 
     name: str
     version: str
@@ -163,7 +161,7 @@ class ModelStatistics(msgspec.Struct, frozen=True):
 def statistics_of(
     counters: GatewayCounts, model: str, version: str, clock: Callable[[], float], wall_clock: Callable[[], float]
 ) -> ModelStatistics:
-    """Return the statistics of a model from the counters of the process, or of one tenant. `clock` returns monotonic seconds,
+    """Return the statistics of a model from the counters of the process, or of one tenant. `clock` returns monotonic seconds, and
     `wall_clock` seconds since 1970."""
     outcomes = {"ok": 0, "failed": 0}
     for (name, _, outcome), count in counters.requests.items():

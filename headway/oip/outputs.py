@@ -1,4 +1,4 @@
-"""Outputs of models that give tensors: concatenated along their rows, and only those that a request asks for."""
+"""Outputs of models that give tensors: concatenated along their rows, and reduced to those that a request asks for."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ _MOST_SHOWN = 8
 
 
 class WantedOutput(NamedTuple):
-    """Output that a request asks for, `binary` if it wants the binary form."""
+    """Requested output, `binary` if in the binary form."""
 
     name: str
     binary: bool
 
 
 class OutputTensor(NamedTuple):
-    """Tensor of an answer: its head as clients see it, its data in the binary form in pieces of whole rows, and whether that form
-    was asked for."""
+    """Tensor of an answer: its head as clients see it, its data in binary, in pieces of whole rows, and whether to send them so."""
 
     head: TensorHead
     parts: Sequence[bytes | memoryview]
@@ -43,12 +42,11 @@ class OutputTensor(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of data bytes in the binary form."""
+        """Number of data bytes in the binary form."""
         return sum(map(len, self.parts))
 
     def json_pieces(self) -> Iterator[bytes]:
-        """Yield the data as one flat JSON array. Raises RequestError if they contain NaN, an infinity or octets that are not
-        UTF-8, which JSON cannot hold."""
+        """Yield the data as one flat JSON array. Raises RequestError for NaN, an infinity, or octets that are not UTF-8."""
         begin = b"["
         try:
             for part in self.parts:
@@ -63,8 +61,8 @@ class OutputTensor(NamedTuple):
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """Check the names of the outputs that a request asks for; none for all. While the model's outputs are not known, `known` is
-    empty. Raises BadRequest if an output is named twice or doesn't exist."""
+    """Check the names of the requested outputs. `known` is empty while the model's outputs are not known. Raises BadRequest if an
+    output is named twice or doesn't exist."""
     known = list(known)
     for name in names:
         if known and name not in known:
@@ -87,12 +85,8 @@ def are_tensors(outputs: Sequence[Value]) -> TypeGuard[Sequence[Tensors]]:
 def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: bool) -> list[OutputTensor]:
     """Concatenate the outputs of all inputs (at least one) along their rows.
 
-    The answer has the `wanted` outputs in that order, or all if none are named, which come in the binary form if `binary`.
-
-    Raises:
-        BadRequest: a wanted output doesn't exist, or outputs differ in more than their number of rows.
-        RequestError: an output is damaged.
-    """
+    Return the `wanted` outputs in that order, or all if none are named; these are in the binary form if `binary`. Raises
+    BadRequest if a wanted output doesn't exist or outputs differ in more than their rows, and RequestError if one is damaged."""
     try:
         values = list(map(unpack, outputs))
     except NoTensors as exc:
@@ -116,8 +110,8 @@ def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *
 
 
 class OutputForm(NamedTuple):
-    """Everything in an answer but its data, for all outputs with one header: the tensors without their data, where the data of
-    each lie in the output's value, and the length of that value in bytes."""
+    """Everything in an answer but its data, for all outputs with one header: the tensors without their data, the places of their
+    data in the output's value, and the length of that value in bytes."""
 
     tensors: Sequence[OutputTensor]
     places: Sequence[slice]
@@ -127,8 +121,8 @@ class OutputForm(NamedTuple):
 def form_of_output(
     opening: bytes, wanted: Sequence[WantedOutput], *, binary: bool, max_bytes: int
 ) -> OutputForm | None:
-    """Return the form of answers with one output; None if it holds texts, no elements, or more than `max_bytes` bytes of data.
-    `opening` is the output's value up to its data. For the rest, and for errors, see `answer_tensors`."""
+    """Return the form of answers with one output, or None if it holds texts, no elements, or more than `max_bytes` bytes of data.
+    `opening` is the output's value up to its data. For errors see `answer_tensors`."""
     heads = header_of(Octets(opening)).heads if opening else ()
     sizes = [SIZES.get(head.datatype, 0) * count_of(head.shape) for head in heads]
     if not heads or min(sizes) <= 0 or sum(sizes) > max_bytes:

@@ -16,7 +16,7 @@ PRIORITY = "priority"
 TIMEOUT = "timeout"
 BINARY_OUTPUT = "binary_data_output"
 FINAL_WISH, FINAL = "triton_enable_empty_final_response", "triton_final_response"
-"""Parameters of Triton's streams: with the first a client asks that answers say by the second whether they are the last. Here each is."""
+"""Parameters of Triton's streams: a client asks with the first, and an answer says with the second whether it is the last."""
 
 TOKENS = "tokens_used"
 """Parameter of an answer: the tokens that all of its elements used, if the target reports them."""
@@ -28,14 +28,9 @@ _MOST_MICROSECONDS = 2**63 - 1
 
 
 class Wishes(msgspec.Struct, frozen=True, gc=False):
-    """Wishes of a client in a request's parameters.
-
-    Attributes:
-        tier: index of the highest acceptable tier; 0 for the highest there is.
-        timeout: seconds until the answer is worthless; None if not given.
-        binary: True if outputs come in the binary form.
-        final: True if an answer on a stream must say that it is the last to its request.
-    """
+    """Wishes of a client in a request's parameters. `tier` is the index of the highest acceptable tier, and `timeout` the seconds
+    until the answer is worthless. With `binary`, outputs come in the binary form. With `final`, an answer on a stream must say
+    that it is the last to its request."""
 
     tier: int = 0
     timeout: float | None = None
@@ -55,10 +50,8 @@ NONE = Wishes()
 
 
 def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
-    """Read a request's wishes from its parameters, given the number of tiers.
-
-    `priority` 1 is the highest tier; 0, as in the protocol, is the principal's own. `timeout` is in microseconds; 0 is no
-    timeout. Raises BadRequest if a parameter has a wrong type or is out of range."""
+    """Read a request's wishes from its parameters, given the number of tiers. `priority` 1 is the highest tier; 0, as in the
+    protocol, is the principal's own. `timeout` is in microseconds; 0 is no timeout. Raises BadRequest if a parameter is wrong."""
     priority = _whole_number(parameters, PRIORITY, tiers)
     microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
     timeout = microseconds / 1e6 if microseconds else None

@@ -1,7 +1,7 @@
-"""Tensors of BYTES, as models take and give them that don't work on tensors: each element is one input or output.
+"""Tensors of BYTES for models that don't work on tensors: each element is one input or output.
 
-A request has one such tensor, under any name, of shape [n] or [n, 1], and its answer has one of the same shape. In the binary
-form an element is its length (4 bytes, little-endian) and its data. The data depend on the kind of values that the model takes or gives:
+A request has one such tensor, under any name, of shape [n] or [n, 1], and its answer has a tensor of the same shape. In the
+binary form an element is its length (4 bytes, little-endian) and its data. The data depend on the kind of values:
 
     text    the text, in UTF-8
     bytes   the octets themselves
@@ -26,7 +26,6 @@ from headway.model import Octets, Value, ValueKind
 INPUT = "INPUT"
 """Name of the input in metadata. A request may call it anything."""
 OUTPUT = "OUTPUT"
-"""Name of the output."""
 
 LENGTH_BYTES = 4
 _read_length = struct.Struct("<I").unpack_from
@@ -36,23 +35,19 @@ CONTENTS = {
     "INT64": ("int64_contents", "q"), "UINT8": ("uint_contents", "B"), "UINT16": ("uint_contents", "H"), "UINT32": ("uint_contents", "I"),
     "UINT64": ("uint64_contents", "Q"), "FP32": ("fp32_contents", "f"), "FP64": ("fp64_contents", "d"), BYTES: ("bytes_contents", ""),
 }  # fmt: skip
-"""Member of gRPC's typed contents that holds each datatype, and the type code of its numbers. There is none for FP16 and BF16."""
+"""Member of gRPC's typed contents that holds each datatype, and the type code of its numbers. FP16 and BF16 have none."""
 
 Element = str | bytes
 """Element of an input: a text out of JSON, or the octets of the binary form."""
 
 
 class NoElements(BadRequest):
-    """The request doesn't hold elements. It may be good for a model that takes tensors of numbers."""
+    """The request doesn't hold elements. A model that takes tensors of numbers may accept it."""
 
 
 def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -> int:
-    """Return the number of elements that an input has by its shape.
-
-    Raises:
-        NoElements: the datatype isn't BYTES, or the shape is neither [n] nor [n, 1].
-        PayloadTooLarge: there are more than `limit`.
-    """
+    """Return the number of elements of an input according to its shape. Raises NoElements if the datatype isn't BYTES or the
+    shape is neither [n] nor [n, 1], and PayloadTooLarge if there are more than `limit`."""
     if datatype != BYTES:
         raise NoElements(
             f"input {quoted(name)} has the datatype {quoted(datatype)}; expected {BYTES}, one element for each input"
@@ -69,8 +64,7 @@ def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -
 
 
 def check_outputs(names: Sequence[str]) -> None:
-    """Check the names of the outputs that a request asks for; none for all. Raises BadRequest if one is named twice or doesn't
-    exist."""
+    """Check the names of the requested outputs. Raises BadRequest if one is named twice or doesn't exist."""
     for name in names:
         if name != OUTPUT:
             raise BadRequest(f"there is no output {quoted(name)}; the only one is `{OUTPUT}`")
@@ -137,8 +131,7 @@ def head_of(element: bytes) -> bytes:
 
 
 def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Value]:
-    """Convert the elements of an input to values that the model takes. Raises BadRequest, which names the element, if one is no
-    such value."""
+    """Convert the elements of an input to values that the model takes. Raises BadRequest, which names the wrong element."""
     converted: list[Value] = []
     try:
         for element in elements:
@@ -165,7 +158,7 @@ def values_in_steps(elements: Sequence[Element], takes: ValueKind | None) -> Ste
 
 
 def element_of(output: Value, gives: ValueKind | None) -> bytes:
-    """Return the element for an output of a model that gives values of this kind. Raises UnicodeEncodeError on a lone surrogate."""
+    """Return the element for an output of a model that gives this kind of values. Raises UnicodeEncodeError on a lone surrogate."""
     if isinstance(output, Octets):
         return output.content
     if gives is ValueKind.JSON:

@@ -1,9 +1,9 @@
 """ModelInfer and ModelStreamInfer messages: requests to exchanges, and outcomes to answers.
 
 An input comes in `contents` or `raw_input_contents`; an output leaves in `raw_output_contents`. A model that takes texts, JSON
-values or octets has one input, and each of its elements becomes an entry. A model that takes tensors may have several inputs, which
-together are one entry. Raw data already are in the binary form. Of typed data, booleans and 32- or 64-bit floats lie in the message as
-they do in the binary form; integers are converted one by one.
+values or octets has one input, and each of its elements becomes an entry. A model that takes tensors may have several inputs,
+which together are one entry. Raw data already have the binary form. Of typed data, booleans and 32- or 64-bit floats lie in the
+message in the binary form too; integers are converted one by one.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ _RESPONSE = messages.message("inference.ModelInferResponse")
 _CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2,))
 """Tag before the length of a tensor's content in an answer."""
 _MOST_INTEGERS = 1 << 18
-"""Most integers of a request in `contents`, since each takes about 20 ns. A 224 × 224 RGB image has fewer."""
+"""Maximum number of integers in the `contents` of a request: each takes about 20 ns. A 224 × 224 RGB image has fewer."""
 _LONGEST_FRONT = 1024
-"""Longest beginning of a message that is remembered, since clients send the same again and again."""
+"""Longest beginning of a message to remember, in bytes. Clients send the same beginning again and again."""
 _MOST_FORMS = 256
 _MOST_TEXT = 1 << 18
-"""Most characters of the texts in a request's parameters; each may take six bytes in JSON."""
+"""Maximum number of characters of the texts in a request's parameters. Each may take six bytes in JSON."""
 _MOST_AT_ONCE = 1 << 20
 """Largest answer with tensors that is put together at once, in bytes."""
 _REGION = "shared_memory_region"
@@ -139,7 +139,7 @@ def infer_reader(settings: Settings) -> Reader:
 
 
 def _charged_for(decoded: int, input: Value | list[Value]) -> int:
-    """Return the bytes of JSON that would cost as much as what was read one by one: decoded integers, and BYTES elements."""
+    """Return how many bytes of JSON would cost as much as the decoded integers and BYTES elements."""
     if not isinstance(input, Tensors):
         return 0
     heads = header_of(input).heads
@@ -150,7 +150,7 @@ def _charged_for(decoded: int, input: Value | list[Value]) -> int:
 class _Answerer(msgspec.Struct, frozen=True, gc=False):
     """Writer of the answer to one request. It keeps nothing of the inputs.
 
-    `shape` is that of the output if the model doesn't give tensors. `wanted` are the outputs that are asked for; none for all."""
+    `shape` is the shape of the output unless the model gives tensors. `wanted` are the requested outputs, or empty for all."""
 
     model: str
     id: str
@@ -159,7 +159,6 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
     known: KnownModels
 
     def write(self, outcome: Outcome) -> Written:
-        """Write the answer; see `WriteAnswer`."""
         outputs, used = outcome.outputs, added_up(outcome.tokens)
         first = outputs[0]
         if isinstance(first, Tensors) and are_tensors(outputs):
@@ -182,7 +181,6 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
         )
 
     def _begun(self, version: str, used: TokenCount | None) -> Any:
-        """Return the message of the answer without its outputs."""
         answer = _RESPONSE(model_name=self.model, model_version=version, id=self.id)
         if used is not None:
             answer.parameters[parameters.TOKENS].int64_param = used.used
@@ -192,8 +190,8 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
 class _Form(NamedTuple):
     """Form of a request with one tensor: its whole message but the data at the end.
 
-    `front` is the message up to the data, `opening` the packed value up to them, and `model` the name in the message, which may
-    be empty. `inputs`, `outputs` and `settings` are the model's when the message was checked. For the rest see TensorsRequest."""
+    `front` is the message up to the data, `opening` the packed value up to the data, and `model` the name in the message, which
+    may be empty. `inputs`, `outputs` and `settings` are those of the model when the message was checked."""
 
     front: bytes
     model: str
@@ -215,8 +213,7 @@ class _Form(NamedTuple):
 def _form_of(
     body: bytes, model: str, request: TensorsRequest, wanted: tuple[WantedOutput, ...], served: ServedModel
 ) -> _Form | None:
-    """Return the form of a message that was read; None if its front is too long, or it doesn't end in raw data that can be used
-    unchanged."""
+    """Return the form of a message, or None if its front is too long, or it doesn't end in raw data of a fixed size."""
     opening = opening_of(request.value.content)
     [head] = header_of(request.value).heads
     if not opening or head.datatype == BYTES:
@@ -233,7 +230,7 @@ def _form_of(
 
 
 class _KnownAnswer(NamedTuple):
-    """Form of an answer: the bytes before each tensor's data, and where those lie in the output's value; and its length."""
+    """Form of an answer: the bytes before each tensor's data and the place of those data in the output's value, and its length."""
 
     parts: Sequence[tuple[bytes, slice]]
     length: int
@@ -241,7 +238,7 @@ class _KnownAnswer(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _known_answer(model: str, version: str, wanted: tuple[WantedOutput, ...], opening: bytes) -> _KnownAnswer | None:
-    """Return the form of answers with one output that begins with `opening`; None if there is none. Raises RequestError."""
+    """Return the form of answers whose only output begins with `opening`, or None if there is none. Raises RequestError."""
     form = form_of_output(opening, wanted, binary=True, max_bytes=PIECE)
     if form is None:
         return None
@@ -256,7 +253,7 @@ def _known_answer(model: str, version: str, wanted: tuple[WantedOutput, ...], op
 
 
 def _pieces(answer: bytes, outputs: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the message of an answer; `answer` is all of it but the content of its tensor."""
+    """Yield the message of an answer. `answer` is all of it but the content of its tensor."""
     packed: list[bytes] = []
     for element in outputs:
         packed.append(element)
@@ -267,7 +264,7 @@ def _pieces(answer: bytes, outputs: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _with_tensors(answer: Any, outputs: Sequence[OutputTensor]) -> bytes | Iterator[bytes]:
-    """Add the outputs to the message of an answer, and return it, in pieces if it is large."""
+    """Add the outputs to the message of an answer, and return the message, in pieces if it is large."""
     for tensor in outputs:
         answer.outputs.add(name=tensor.head.name, datatype=tensor.head.datatype, shape=tensor.head.shape)
     parts: list[Data] = [answer.SerializeToString()]
@@ -285,7 +282,7 @@ def front_of(body: bytes) -> Any:
 
 def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
     """Return the message of a request, and its raw contents, which the message of a large request lacks. Raises BadRequest if the
-    bytes are not such a message, or one that takes long to decode."""
+    bytes are not such a message, or take long to decode."""
     if len(body) <= SHORT:
         message = messages.read(_REQUEST, body)
         return message, message.raw_input_contents
@@ -294,7 +291,7 @@ def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
 
 
 def _input_of(message: Any, raw: Sequence[Data], limit: int) -> tuple[tuple[int, ...], list[tensors.Element]]:
-    """Return the shape and the elements of the only input of a request. Raises BadRequest."""
+    """Return the shape and the elements of a request's only input. Raises BadRequest."""
     if len(message.inputs) != 1:
         raise tensors.wrong_number(len(message.inputs))
     tensor = message.inputs[0]
@@ -321,9 +318,8 @@ def _input_of(message: Any, raw: Sequence[Data], limit: int) -> tuple[tuple[int,
 def _tensors_of(
     message: Any, raw: Sequence[Data], served: ServedModel, limit: int, wishes: Wishes, text: bytes
 ) -> TensorsRequest:
-    """Read a request for a model that takes tensors, or of which it isn't known. Its data may have `limit` bytes; `text` is the
-    JSON text of the parameters for the target. Raises RequestError if the inputs are too large, or not those that the model
-    takes."""
+    """Read a request for a model that takes tensors or whose kind isn't known. Its data may have `limit` bytes; `text` are the
+    parameters for the target in JSON. Raises RequestError if the inputs are too large, or the model doesn't take them."""
     inputs = message.inputs
     if len(inputs) > MOST_TENSORS:
         raise BadRequest(f"the request has {len(inputs)} inputs; expected 1 to {MOST_TENSORS}")
@@ -337,7 +333,6 @@ def _tensors_of(
 
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:
-    """Return the shape of an input. Raises BadRequest."""
     if len(tensor.shape) > MOST_AXES:
         raise BadRequest(
             f"the input {quoted(tensor.name)} has {len(tensor.shape)} axes; at most {MOST_AXES} are allowed"
@@ -346,7 +341,6 @@ def _shape_of(tensor: Any) -> tuple[int, ...]:
 
 
 def _wanted(outputs: Sequence[Any], served: ServedModel) -> tuple[WantedOutput, ...]:
-    """Return the outputs that a request asks for. Raises BadRequest."""
     if len(outputs) > MOST_TENSORS:
         raise BadRequest(f"the request asks for {len(outputs)} outputs; at most {MOST_TENSORS} are told")
     for output in outputs:
@@ -367,7 +361,6 @@ def _no_shared_memory() -> BadRequest:
 
 
 def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
-    """Return the parameters of a request as Python values. Raises BadRequest."""
     if len(given) > limit:
         raise BadRequest(f"`parameters` has {len(given)} members; at most {limit} are allowed")
     values: dict[str, Any] = {}
@@ -383,14 +376,9 @@ def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
 
 
 def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], limit: int) -> list[Data]:
-    """Return the data of each input in the binary form, given the checked heads of the inputs.
-
-    Typed data may take `limit` bytes. The size of the raw data was limited with the message and is not checked here.
-
-    Raises:
-        BadRequest: an input has no data, data in both forms, or data that don't match its datatype and shape.
-        PayloadTooLarge: typed data would take too many bytes.
-    """
+    """Return the data of each input in the binary form, given the checked heads of the inputs. Typed data may take `limit` bytes;
+    the raw data were limited with the message. Raises BadRequest if an input has no data, data in both forms, or data that don't
+    match its datatype and shape, and PayloadTooLarge if typed data take too many bytes."""
     if raw:
         return _raw(inputs, raw)
     size = sum(SIZES[head.datatype] * count_of(head.shape) for head in heads)
@@ -419,7 +407,6 @@ def _raw(inputs: Sequence[Any], raw: Sequence[Data]) -> list[Data]:
 
 
 def _typed(tensor: Any, head: TensorHead) -> Data:
-    """Return the data of an input with `contents`. Raises BadRequest."""
     name, datatype, contents = quoted(tensor.name), head.datatype, tensor.contents
     member, typecode = tensors.CONTENTS.get(datatype, ("", ""))
     if not member:

@@ -2,12 +2,11 @@
 
     client ──▶ read ──▶ its turn ──▶ a task for each request, at most MOST_ITEMS ──▶ answers, in the order of the requests
 
-The next message is read once the one before has had its turn and there is room for it. A message's bytes count for its tenant until
-its answer has left. If that would be too many, the message uses the room that the stream reserved for reading, and nothing is read
-until its answer has left. So a client that writes faster than it is served is slowed down and never refused.
+The next message is read once the one before has had its turn and there is room for it. A message's bytes count for its tenant
+until its answer has left. If the tenant would hold too many bytes, the message uses the room that the stream reserved for reading,
+and nothing is read until its answer has left. So a client that writes too fast is slowed down and never refused.
 
-A request that fails is answered with its error, and the stream goes on. What a unary call would report in trailing metadata is in
-the parameters of that answer.
+A failed request is answered with its error. The answer's parameters have what a unary call reports in trailing metadata.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from headway.grpc.call_stream import CallStream
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.statuses import Metadata, trailers_of
+from headway.http.problem import escaped
 from headway.oip.grpc.infer_messages import front_of
 from headway.oip.parameters import FINAL, FINAL_WISH
 
@@ -31,15 +31,10 @@ _INFERRED = messages.message("inference.ModelInferResponse")
 
 
 class Item:
-    """One request of a stream.
+    """One request of a stream, with `call` as its unary call.
 
-    Attributes:
-        call: the request as a unary call.
-        error: why it failed before it was submitted; None if it didn't.
-        final: True if its answer must say that it is the last.
-        held: bytes counted for it.
-        alone: True if it uses the room that the stream reserved for reading.
-        left: set once the answer has left.
+    `error` says why it wasn't submitted. Its answer must say that it is the last if `final`. `held` bytes are counted for it,
+    unless it is `alone` and uses the room that the stream reserved for reading. `left` is set once the answer has left.
     """
 
     __slots__ = ("alone", "answer", "call", "error", "final", "held", "id", "left")
@@ -59,7 +54,7 @@ class Item:
 Items = asyncio.Queue[Item | None]
 """Requests of a stream in order, then None."""
 Begun = dict[asyncio.Task[bytes], Item]
-"""Requests of a stream whose answers are not made yet."""
+"""Requests of a stream that aren't answered yet."""
 
 _TAG = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2,))
 """Tag before the length of one request's answer in a stream message."""
@@ -68,7 +63,7 @@ _FINAL = bytes(_INFERRED(parameters={FINAL: {"bool_param": True}}).SerializeToSt
 """Parameter that marks an answer as the last to its request, to be appended to the answer."""
 
 MOST_ITEMS = 256
-"""Most requests of a stream in progress; beyond that nothing is read."""
+"""Maximum number of requests of a stream in progress. Beyond that nothing is read."""
 
 
 class InferStreamCall(StreamCall):
@@ -153,7 +148,6 @@ class InferStreamCall(StreamCall):
             item.alone = True
 
     def _begin(self, item: Item, body: bytes, waited: float) -> None:
-        """Submit a request in its turn."""
         try:
             options, id = item.call.begin()
             exchange = item.call.submit(body, options, id, waited)
@@ -162,7 +156,7 @@ class InferStreamCall(StreamCall):
             _refuse(item, body, exc)
 
     async def _begin_long(self, item: Item, body: bytes) -> None:
-        """Submit a long request, which is read in turns."""
+        """Submit a long request, whose message is read in turns."""
         try:
             options, id = item.call.begin()
             exchange = await item.call.take_long(body, options, id)
@@ -171,7 +165,6 @@ class InferStreamCall(StreamCall):
             _refuse(item, body, exc)
 
     async def _answer(self, item: Item) -> bytes:
-        """Return the message that answers a request."""
         call = item.call
         try:
             if item.error is not None:
@@ -200,7 +193,7 @@ class InferStreamCall(StreamCall):
             item.held = amount
 
     async def _write(self, items: Items) -> None:
-        """Send the answers in the order of the requests, and cut off a client that reads none of them for too long."""
+        """Send the answers in the order of the requests, and cut off a client that reads nothing for too long."""
         while (item := await items.get()) is not None:
             answer = await item.answer
             await self.send(answer)
@@ -209,15 +202,12 @@ class InferStreamCall(StreamCall):
 
 
 def _refuse(item: Item, body: bytes, exc: Exception) -> None:
-    """Record why a request is not submitted."""
     item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, item.call.shown)
     item.id, item.final = _id_and_final(body)
 
 
 def _failed(item: Item, error: RequestError) -> bytes:
-    """Return the stream message for a request that failed."""
-    text = error.message.encode("utf-8", "backslashreplace").decode()
-    answer = _RESPONSE(error_message=text, infer_response={"id": item.id})
+    answer = _RESPONSE(error_message=escaped(error.message), infer_response={"id": item.id})
     for name, value in trailers_of(error, item.call.shown):
         answer.infer_response.parameters[name].string_param = value
     if item.final:
@@ -226,7 +216,7 @@ def _failed(item: Item, error: RequestError) -> bytes:
 
 
 def _id_and_final(body: bytes) -> tuple[str, bool]:
-    """Return a request's client id and whether a final mark is wanted; ("", False) if the message is unreadable."""
+    """Return a request's client id, and whether it wants a final mark; ("", False) if the message is unreadable."""
     try:
         request = front_of(body)
     except BadRequest:

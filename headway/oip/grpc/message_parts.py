@@ -1,8 +1,8 @@
 """Split a large ModelInfer message before it is decoded. Only `infer_messages` does so; this knows bytes, that knows tensors.
 
-Protobuf decodes a message in one call, which blocks the event loop for up to 30 ns a byte if the message consists of tiny members.
-So a large message is first walked by the lengths of its members alone: it may have at most MOST_MEMBERS, and only data and
-parameters may be long. Raw contents are neither decoded nor copied.
+Protobuf decodes a message in one call, which blocks the event loop for up to 30 ns a byte if the message consists of tiny
+members. So a large message is first walked by the lengths of its members alone. It may have at most MOST_MEMBERS, and only data
+and parameters may be long. Raw contents are neither decoded nor copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _DATA = _TENSOR.fields_by_name["contents"].message_type
 
 
 def _tag(kind: Any, name: str) -> int:
-    """Return the tag of a length-delimited field."""
     return int(kind.fields_by_name[name].number << 3 | 2)
 
 
@@ -28,7 +27,7 @@ _NAMES = frozenset(_tag(_REQUEST, name) for name in ("model_name", "model_versio
 """Members that are one text each, which decodes fast at any length."""
 _CONTENTS = _tag(_TENSOR, "contents")
 _COPIED = frozenset(_tag(_DATA, name) for name in ("fp32_contents", "fp64_contents", "bytes_contents"))
-"""Typed data that protobuf copies as they are, so that their cost hardly grows with their length."""
+"""Typed data that protobuf copies unchanged, so that their cost hardly grows with their length."""
 _VALUE = 2 << 3 | 2
 """Tag of the value in a map entry."""
 
@@ -36,22 +35,22 @@ _FIXED = {1: 8, 5: 4}
 """Size of members without a length, by wire type."""
 
 MOST_MEMBERS = 1024
-"""Most members of a large message, counting those of its inputs and parameters. Sixty-four inputs and outputs have about 600."""
+"""Maximum number of members of a large message, including its inputs' and parameters'. 64 inputs and outputs have about 600."""
 _MOST_FRONT = 1 << 15
-"""Most bytes of a large message apart from its data and parameters."""
+"""Maximum size in bytes of a large message apart from its data and parameters."""
 MOST_TYPED = 1 << 20
-"""Most bytes of `contents` that don't decode by copying."""
+"""Maximum size in bytes of `contents` that don't decode by copying."""
 
 Data = bytes | memoryview
 
 
 _Member = tuple[int, int, int, int]
-"""Member of a message: its tag, and where it begins, its content begins, and it ends."""
+"""Member of a message: its tag, and where the member begins, its content begins, and both end."""
 
 
 def split(body: bytes) -> tuple[bytes, list[Data]]:
-    """Return a message without its raw contents, and views of those. Raises BadRequest if the message is malformed, or its
-    members are too many or too long."""
+    """Return a message without its raw contents, and views of the raw contents. Raises BadRequest if the message is malformed, or
+    its members are too many or too long."""
     walk = _Walk(body)
     others: list[Data] = []
     raw: list[Data] = []
@@ -112,7 +111,6 @@ class _Walk:
         self._body, self._left = body, MOST_MEMBERS
 
     def members(self, at: int, end: int) -> list[_Member]:
-        """Return the members between two offsets. Raises BadRequest."""
         walked: list[_Member] = []
         body, size = self._body, 0
         limit = self._left

@@ -1,4 +1,4 @@
-"""gRPC calls about the server and its models. What they say of a model is only for principals that may use it."""
+"""gRPC calls about the server and its models. Only principals that may use a model see anything about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_THERE = (NOT_FOUND, NO_WORKERS)
 """Codes for a model or version that is not served, or not known to be. Clients that wait for a model poll until it is ready."""
 
 Answer = Callable[[Any, Principal], Awaitable[Any]]
-"""From a request message and its principal to the members of the answer. Raises RequestError."""
+"""Return the members of the answer to a request message and its principal. Raises RequestError."""
 
 
 class OpenInference:
@@ -31,12 +31,10 @@ class OpenInference:
 
     @property
     def for_everybody(self) -> dict[str, Answer]:
-        """Methods that need no credential."""
         return {"ServerLive": self._live, "ServerReady": self._server_ready, "ServerMetadata": self._server}
 
     @property
     def for_principals(self) -> dict[str, Answer]:
-        """Methods for authenticated principals."""
         return {
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model,
@@ -83,7 +81,6 @@ class OpenInference:
         raise RequestError(message, code=NOT_IMPLEMENTED)
 
     def _find(self, message: Any, principal: Principal) -> str:
-        """Return the model that a message names. Raises RequestError if the principal may not use it."""
         return self._models.find(message.name, message.version or None, principal)
 
 

@@ -26,9 +26,9 @@ CODE_FIELD = "x-headway-error"
 _TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
 _Unset = msgspec.UnsetType
 _SMALL = 1 << 13
-"""Most bytes of numbers that become JSON at once."""
+"""Maximum number of bytes of numbers that become JSON at once."""
 _LARGEST = 10**12
-"""Stands for a size that isn't known yet; no answer's size has more digits."""
+"""Placeholder for a size that isn't known yet. No answer's size has more digits."""
 
 
 class _DataSize(msgspec.Struct, gc=False):
@@ -63,8 +63,8 @@ _encode = msgspec.json.Encoder().encode
 class Answerer(msgspec.Struct, frozen=True, gc=False):
     """Writer of the answer to one request.
 
-    `shape` is that of the input, and so of the output. `gives` is the kind of values that the model gives; None while not known.
-    `wanted` are the outputs that are asked for, if they are tensors; none for all."""
+    `shape` is that of the input, and so of the output. `gives` is the kind of values that the model gives, or None if unknown.
+    `wanted` are the requested outputs if they are tensors, or empty for all."""
 
     model: str
     shape: tuple[int, ...] = (1,)
@@ -74,7 +74,6 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def write(self, outcome: Outcome) -> Written:
-        """Write the answer; see `WriteAnswer`."""
         outputs, version, used = outcome.outputs, outcome.version, added_up(outcome.tokens)
         tokens = msgspec.UNSET if used is None else _Used(used.used)
         if len(outputs) == 1 and len(outputs[0]) <= PIECE:
@@ -126,7 +125,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _BINARY % len(document), _with_data(document, binary)
 
     def _check_names(self) -> None:
-        """Check the outputs that are asked for, if it wasn't known before that the only one is BYTES. Raises BadRequest."""
+        """Check the requested outputs, unless it was known before that the only output is BYTES. Raises BadRequest."""
         if self.gives is None:
             check_outputs([output.name for output in self.wanted])
 
@@ -140,7 +139,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _encode(_Answer(self.model, version, outputs, id, tokens))
 
     def _packed(self, version: str, tokens: _Tokens, outputs: Sequence[Value], length: int) -> Iterator[bytes]:
-        """Yield the JSON object, padded to `length` bytes because it tells the size of the data, and the data."""
+        """Yield the JSON object, padded to `length` bytes because it contains the size of the data, and the data."""
         elements: list[bytes] = []
         for output in released(outputs):
             elements.append(element_of(output, self.gives))
@@ -162,18 +161,15 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
 
 
 def _sized(tensor: OutputTensor) -> _Tensor:
-    """Describe a tensor whose data follow the JSON object."""
     return _Tensor(tensor.head.name, tensor.head.datatype, tensor.head.shape, _DataSize(tensor.size))
 
 
 def _with_json(tensor: OutputTensor) -> _Tensor:
-    """Describe a small tensor, with its data in JSON. Raises RequestError."""
     head, data = tensor.head, msgspec.Raw(b"".join(tensor.json_pieces()))
     return _Tensor(head.name, head.datatype, head.shape, msgspec.UNSET, data)
 
 
 def _described(tensor: OutputTensor) -> Iterator[bytes]:
-    """Yield the description of a tensor, with its data or their size."""
     if tensor.binary:
         yield _encode(_sized(tensor))
         return
@@ -184,7 +180,6 @@ def _described(tensor: OutputTensor) -> Iterator[bytes]:
 
 
 def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[bytes]:
-    """Yield the JSON object of an answer, and the tensors' data."""
     yield document
     for tensor in tensors:
         for part in tensor.parts:
@@ -192,8 +187,8 @@ def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[byt
 
 
 class _Form(NamedTuple):
-    """Form of a small answer whose tensors all are binary: header lines, the JSON object before the data, where the data lie in
-    the output's value, in order, and the length of that value in bytes."""
+    """Form of a small answer whose tensors all are binary: header lines, the JSON object before the data, the places of the data
+    in the output's value, in order, and the length of that value in bytes."""
 
     fields: bytes
     document: bytes
@@ -205,7 +200,7 @@ class _Form(NamedTuple):
 def _answer_form(
     model: str, version: str, wanted: tuple[WantedOutput, ...], binary: bool, opening: bytes
 ) -> _Form | None:
-    """Return the form of answers with one output that begins with `opening`; None if there is none. Raises RequestError."""
+    """Return the form of answers with one output that begins with `opening`, or None if there is none. Raises RequestError."""
     form = form_of_output(opening, wanted, binary=binary, max_bytes=PIECE)
     if form is None or not all(tensor.binary for tensor in form.tensors):
         return None

@@ -1,4 +1,4 @@
-"""The JSON object of an inference request, whatever the model takes: structs of its members, and reading them."""
+"""JSON object of an inference request, whatever the model takes: structs of its members, and functions that read them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ LENGTH_FIELD = "Inference-Header-Content-Length"
 """Header field with the length of the JSON object, in requests and answers."""
 
 _SHORT = 200
-"""Longest parameters, or shape, whose result is cached, in bytes."""
+"""Longest parameters, or shape, to cache the result of, in bytes."""
 _LONGEST_SHAPE = 24 * MOST_AXES
-"""Longest shape in bytes."""
 
 _LONGEST_OUTPUTS = 1 << 15
-"""Longest `outputs` of a request in bytes."""
 
 _Dimension = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class InputParameters(msgspec.Struct, gc=False):
-    """Parameters of an input that count here."""
+    """Parameters of an input that Headway reads."""
 
     binary_data_size: _Size | None = None
     shared_memory_region: msgspec.Raw = ABSENT
@@ -60,7 +58,7 @@ class LongRequest(msgspec.Struct, gc=False):
 
 
 class OutputParameters(msgspec.Struct, gc=False):
-    """Parameters of an output that a request asks for."""
+    """Parameters of a requested output."""
 
     binary_data: bool | None = None
     classification: msgspec.Raw = ABSENT
@@ -68,7 +66,7 @@ class OutputParameters(msgspec.Struct, gc=False):
 
 
 class AskedOutput(msgspec.Struct, gc=False):
-    """Output that a request asks for."""
+    """Requested output."""
 
     name: str
     parameters: OutputParameters | None = None
@@ -76,7 +74,7 @@ class AskedOutput(msgspec.Struct, gc=False):
 
 _take_input = struct_reader(AskedInput, ("shape", "data"))
 take_request = struct_reader(LongRequest, ("inputs", "outputs", "parameters"))
-"""Make a LongRequest of the members of a JSON object. Raises BadRequest."""
+"""Make a LongRequest from the members of a JSON object. Raises BadRequest."""
 
 
 def array_of(kind: Any) -> Any:
@@ -123,8 +121,8 @@ def shape_of(tensor: AskedInput, place: int = 0) -> tuple[int, ...]:
 
 
 def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...]:
-    """Read the member `outputs`: the outputs that a request asks for; none for all. With `binary` they come in the binary form
-    unless they say otherwise. Raises BadRequest if the member is malformed, or asks for something that is not served."""
+    """Read the member `outputs`: the requested outputs, or none for all. With `binary`, their default is the binary form. Raises
+    BadRequest if the member is malformed, or asks for something that isn't served."""
     if (size := len(bytes(raw))) > _LONGEST_OUTPUTS:
         raise BadRequest(f"the outputs are {size} bytes; the limit is {_LONGEST_OUTPUTS} - at `$.outputs`")
     try:
@@ -146,8 +144,8 @@ def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...
 
 
 def parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> tuple[Wishes, bytes]:
-    """Return the wishes among the parameters, and the JSON text of those for the target. Raises BadRequest if they are not an
-    object, more than `limit`, or one of them is out of range."""
+    """Return the wishes among the parameters, and those for the target in JSON. Raises BadRequest if they are not an object or
+    more than `limit`, or if one of them is out of range."""
     if raw is ABSENT:
         return NONE, b""
     text = bytes(raw)
@@ -163,7 +161,7 @@ def long_parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> Steps[tuple[
 
 
 def long_inputs_of(raw: msgspec.Raw, limit: int) -> Steps[list[AskedInput] | None]:
-    """Return the inputs of a request, known to be valid JSON; None if there are more than `limit`. Raises BadRequest."""
+    """Return the inputs of a request, known to be valid JSON, or None if there are more than `limit`. Raises BadRequest."""
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{name_of(of_json(text))}` - at `$.inputs`")
@@ -210,7 +208,7 @@ def _parted(given: Mapping[str, msgspec.Raw], text: bytes, tiers: int) -> tuple[
 
 
 def _figure(raw: msgspec.Raw) -> object:
-    """Return a JSON number or boolean; None for anything else, which is not decoded."""
+    """Return a JSON number or boolean, or None for anything else, which is not decoded."""
     try:
         return _decode_figure(raw)
     except msgspec.MsgspecError:

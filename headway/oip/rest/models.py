@@ -1,6 +1,6 @@
 """Metadata and statistics of the models, as HTTP and gRPC show them, and the HTTP routes for them.
 
-What is said of a model is only for principals that may use it. Health and the server's metadata are for everybody.
+Only principals that may use a model see anything about it. Health and the server's metadata are for everybody.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.core import failures
 from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, Forbidden, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
-from headway.http.requests import JSON, Handler, Request, RouteAnswer
+from headway.http.requests import Handler, Request, RouteAnswer, as_json
 from headway.http.routing import Authentication, Route, WrongMethod
 from headway.model import Principal, ValueKind
 from headway.oip.metadata import (
@@ -35,9 +35,9 @@ from headway.oip.rest.requests import check_version
 
 
 class ShownModels:
-    """The models of a gateway, as one of its ports shows them. `ready` returns True if this process should get traffic.
+    """Models of a gateway, as one of its ports shows them. `ready` returns True if this process should get traffic.
 
-    If `anonymous`, no credentials are asked for, and statistics are the process's; else they are those of the principal's tenant."""
+    If `anonymous`, there are no credentials, and statistics cover the whole process. Otherwise they cover a tenant."""
 
     def __init__(self, gateway: Gateway, anonymous: bool, ready: Callable[[], Awaitable[bool]]) -> None:
         self._gateway, self._served = gateway, gateway.served
@@ -45,12 +45,9 @@ class ShownModels:
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
     def find(self, model: str, version: str | None, principal: Principal) -> str:
-        """Return the name of a model that the principal may use. An empty name is the default model; a version of None is any.
-
-        Raises:
-            RequestError: there is no such model or version, or that isn't known now.
-            Forbidden: the principal may not use the model, whether it exists or not.
-        """
+        """Return the name of a model that the principal may use. An empty name stands for the default model, and None for any
+        version. Raises Forbidden if the principal may not use the model, whether it exists or not, and RequestError if there is
+        no such model or version, or that isn't known now."""
         served = self._served
         model = model or served.default_of(principal.models)
         if model and principal.models and model not in principal.models:
@@ -61,11 +58,9 @@ class ShownModels:
         return model
 
     async def is_ready(self, model: str) -> bool:
-        """Return True if a model answers requests now."""
         return await self.ready() and self._served.has_worker(model)
 
     def metadata(self, model: str) -> ModelMetadata:
-        """Return the metadata of a model."""
         served = self._served[model]
         shown = ModelMetadata(model, served.reported)
         if served.takes is ValueKind.TENSORS:
@@ -73,7 +68,6 @@ class ShownModels:
         return replace(shown, outputs=tensor_metadata(served.outputs)) if served.gives is ValueKind.TENSORS else shown
 
     def config(self, model: str) -> ModelConfig:
-        """Return the configuration of a model."""
         served = self._served[model]
         shown = ModelConfig(model, self._most)
         if served.takes is ValueKind.TENSORS:
@@ -81,7 +75,7 @@ class ShownModels:
         return replace(shown, output=tensor_config(served.outputs)) if served.gives is ValueKind.TENSORS else shown
 
     def statistics(self, principal: Principal, model: str = "") -> Sequence[ModelStatistics]:
-        """Return the statistics of a model; of each model that the principal may use if none is named."""
+        """Return the statistics of a model, or of each model that the principal may use."""
         gateway, served = self._gateway, self._served
         counters = gateway.counters if self._anonymous else gateway.tenant_counts.of(principal.tenant)
         return [
@@ -90,8 +84,7 @@ class ShownModels:
         ]
 
     async def index(self, principal: Principal, *, only_ready: bool) -> Sequence[IndexEntry]:
-        """Return the repository index: each version of each model that the principal may use; with `only_ready`, of each with a
-        worker."""
+        """Return each version of each model that the principal may use. With `only_ready`, the model must have a worker."""
         served, ready, entries = self._served, await self.ready(), list[IndexEntry]()
         for model in served.visible(principal.models):
             has_worker = ready and served.has_worker(model)
@@ -137,7 +130,7 @@ _NOT_OFFERED = {
     "/v2/models/{model:path}/generate": _GENERATE,
     "/v2/models/{model:path}/generate_stream": _GENERATE,
 }
-"""Paths of other servers' extensions, with what to answer. Without these, they would look like models of that name."""
+"""Paths of other servers' extensions, with what to answer. Otherwise they would look like models of that name."""
 
 
 def _not_offered(why: str) -> Handler:
@@ -148,7 +141,6 @@ def _not_offered(why: str) -> Handler:
 
 
 MOST_INDEX = 4096
-"""Longest body of a repository index request in bytes."""
 
 
 class _IndexRequest(msgspec.Struct, gc=False):
@@ -206,7 +198,6 @@ class _Service:
         return _answer(await self._models.index(request.principal, only_ready=only_ready))
 
     def _asked(self, request: Request) -> str:
-        """Return the model that the path names. Raises RequestError if the principal may not use it."""
         return self._models.find(request.params["model"], request.params.get("version"), request.principal)
 
 
@@ -214,4 +205,4 @@ def _answer(content: Any, status: int = 200) -> RouteAnswer:
     headers = {"cache-control": "no-store"}
     if status != 200:
         headers["retry-after"] = "1"
-    return RouteAnswer(msgspec.json.encode(content), status, headers, JSON)
+    return as_json(content, status, headers)

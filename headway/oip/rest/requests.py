@@ -1,6 +1,6 @@
 """Bodies of inference requests: a JSON object, and the binary data of inputs that are not in the object.
 
-If binary data follow, the header field Inference-Header-Content-Length tells the length of the object. A length of 0 means that
+If binary data follow, the header field Inference-Header-Content-Length has the length of the object. A length of 0 means that
 the whole body is one element without a length prefix. `tensor_requests` reads bodies for models that take tensors.
 """
 
@@ -72,9 +72,8 @@ class _Request(msgspec.Struct, gc=False):
 class InferRequest(msgspec.Struct, gc=False):
     """Inference request for a model that doesn't take tensors, from an HTTP body or a gRPC message.
 
-    `id` is the client's, to be echoed; None, or empty over gRPC, if there is none. `parameters` is the JSON text of those for the
-    target, or empty. Among the wishes, `binary` is settled for the output. `wanted` are the outputs that are asked for, if the
-    model gives tensors; none for all."""
+    `id` is the client's, to be echoed; None or empty if there is none. `parameters` are those for the target in JSON, or empty.
+    `wishes` include what is said about the output. `wanted` are the requested outputs of tensors, or empty for all."""
 
     id: str | None
     shape: tuple[int, ...]
@@ -84,8 +83,8 @@ class InferRequest(msgspec.Struct, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
-        """Return the exchange of the request. `takes` is None while it isn't known what the model takes. Raises RequestError if
-        the model doesn't take such an element, or it is refused."""
+        """Return the exchange of the request. `takes` is None if it isn't known what the model takes. Raises RequestError if the
+        model doesn't take such an element."""
         values, wishes = values_of(self.elements, takes), self.wishes
         if wishes is not NONE:
             options = wishes.applied_to(options)
@@ -108,7 +107,7 @@ _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
 
 
 def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], InferRequest | TensorsRequest]:
-    """Make a function that reads bodies. Its arguments are the body, the length of the JSON object (None if there is nothing
+    """Make a function that reads a body. Its arguments are the body, the length of the JSON object (None if there is nothing
     else), and the model. It raises RequestError."""
     limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     most_parameters = settings.max_parameters
@@ -225,7 +224,7 @@ def _elements(tensor: AskedInput, count: int, binary: memoryview | None) -> list
 
 
 def _texts(text: bytes, name: str, count: int) -> list[Element]:
-    """Return elements in JSON, also if each is in an array of its own."""
+    """Return the elements in JSON. Each may be in an array of its own."""
     nested = text[1:].lstrip(b" \t\r\n")[:1] == b"["
     try:
         texts: list[Any] = [element for (element,) in _decode_nested(text)] if nested else _decode_texts(text)
@@ -237,7 +236,7 @@ def _texts(text: bytes, name: str, count: int) -> list[Element]:
 
 
 def _outputs(wishes: Wishes, raw: msgspec.Raw, served: ServedModel) -> tuple[Wishes, tuple[WantedOutput, ...]]:
-    """Return the outputs that are asked for, and the wishes with what is said of an output of BYTES, the only one."""
+    """Return the requested outputs, and the wishes with the form that is requested for the only output of BYTES."""
     wanted = wanted_outputs(raw, binary=wishes.binary)
     if not wanted:
         return wishes, ()
@@ -305,13 +304,12 @@ def infer(settings: Settings) -> Codec:
 
 
 def with_version(options: RequestOptions, version: str | None) -> RequestOptions:
-    """Return the options of a request, pinned to a version if one is named."""
+    """Return the options of a request, pinned to a version if the request names one."""
     return replace(options, version=version) if version else options
 
 
 def check_version(known: KnownModels, model: str, version: str | None) -> None:
-    """Check that a version of a known model is served; None stands for any. Raises RequestError if it isn't, or that isn't known
-    now."""
+    """Check that the model has a version, unless it is None. Raises RequestError if it hasn't, or if that isn't known now."""
     if version is not None and model in known and version not in known[model].reported:
         failure = known.refusal(model, version)
         if failure is not None:

@@ -1,7 +1,6 @@
 """Bodies of inference requests for models that take tensors: inputs of any datatype, each in JSON or in binary data.
 
-Binary data follow the JSON object in the order of the inputs that have a `binary_data_size`. All heads are checked before any
-data are read.
+Binary data follow the JSON object, in the order of the inputs with a `binary_data_size`. All heads are checked before any data.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from headway.oip.rest.bodies import (
 )
 
 _SHORT = 1024
-"""Longest JSON object that is cached, in bytes, if all data follow it. Clients send the same again and again."""
+"""Longest JSON object to cache, in bytes, if all data follow it. Clients send the same object again and again."""
 _MOST_KNOWN = 256
 _EMPTY = msgspec.Raw(b"[]")
 
@@ -54,9 +53,9 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class _Parsed(msgspec.Struct, frozen=True, gc=False):
-    """JSON object of a request: its inputs, the checked head of each, and what goes into the TensorsRequest.
+    """JSON object of a request: its inputs, their checked heads, and what goes into the TensorsRequest.
 
-    `size` counts the bytes of data that must follow, if the data of all inputs follow and are packed as they come; else it is -1.
+    `size` is the number of data bytes that must follow, if the data of all inputs follow and can be packed unchanged, or -1.
     `opening` is the packed value up to those data."""
 
     id: str | None
@@ -70,11 +69,10 @@ class _Parsed(msgspec.Struct, frozen=True, gc=False):
 
 
 class TensorsRequest(msgspec.Struct, gc=False):
-    """Inference request for a model that takes tensors, from an HTTP body or a gRPC message. `value` are its inputs, packed.
+    """Inference request for a model that takes tensors, from an HTTP body or a gRPC message. `value` are the packed inputs.
 
-    `id` is the client's, to be echoed; None, or empty over gRPC, if there is none. `parameters` is the JSON text of those for the
-    target, or empty. `wanted` are the outputs that are asked for; none for all. `shape` is the output's in case the model turns
-    out not to give tensors."""
+    `id` is the client's, to be echoed; None or empty if there is none. `parameters` are those for the target in JSON, or empty.
+    `wanted` are the requested outputs, or empty for all. `shape` is that of the output if the model gives no tensors after all."""
 
     id: str | None
     value: Tensors
@@ -171,7 +169,7 @@ def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, Serv
 
 
 def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple[int, bytes]:
-    """Return the size of the data behind a JSON object and the packed value up to them; -1 if they are not packed as they come."""
+    """Return the size of the data after a JSON object and the packed value up to them, or -1 if they can't be packed unchanged."""
     if inputs[0].parameters is None:  # They are in JSON.
         return -1, b""
     total = 0
@@ -187,8 +185,8 @@ def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple
 
 
 def packed_in_place(data: memoryview, opening: bytes) -> Tensors:
-    """Return the packed value of data at the end of a body or message, where `opening` is the value up to the data. A large body
-    is writable memory that belongs to its request: there the opening is written in front of the data. Other data are copied."""
+    """Return the packed value of data at the end of a body or message; `opening` is the value up to the data. A large body is
+    writable memory of its request, so the opening is written in front of the data. Other data are copied."""
     padding, room = -len(data) % ALIGNED, memoryview(data.obj)
     begin = len(room) - len(data) - len(opening)
     if padding or begin < 0 or room.readonly:
@@ -200,7 +198,6 @@ def packed_in_place(data: memoryview, opening: bytes) -> Tensors:
 def _data(
     inputs: Sequence[AskedInput], heads: Sequence[TensorHead], binary: memoryview | None
 ) -> list[bytes | memoryview]:
-    """Return the data of each input in the binary form. Raises BadRequest."""
     data: list[bytes | memoryview] = []
     end = 0
     for tensor, head in zip(inputs, heads, strict=True):

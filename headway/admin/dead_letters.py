@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from headway.admin.process import ProcessView
-from headway.admin.rendering import as_json, id_in, instant, text, tier_name
+from headway.admin.process import ProcessView, id_in, instant, tier_name
 from headway.core import tensor_json
 from headway.core.tensors import header_of, shown_heads
 from headway.core.trace_context import read_carried
@@ -18,13 +17,14 @@ from headway.core.values import embedded
 from headway.doors.fields import ID_PREFIX
 from headway.doors.readiness import within_answer_time
 from headway.errors import BadRequest, NotFound
-from headway.http.requests import Request, RouteAnswer, refusal
+from headway.http.problem import escaped
+from headway.http.requests import Request, RouteAnswer, as_json, refusal
 from headway.http.routing import Route
 from headway.model import DeadLetter, InferenceRequest, Principal, RequestOptions, Tensors, Value
 from headway.runtime.request_id import new_id
 
 LISTED = 100
-"""Dead letters in a listing unless `?limit=` says otherwise."""
+"""Number of dead letters in a listing unless `?limit=` says otherwise."""
 MOST_LISTED = 10_000
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
@@ -107,7 +107,7 @@ class _Routes:
         return as_json({
             "request_id": ID_PREFIX + fresh,
             "replayed": ID_PREFIX + entry.id,
-            "output": text(output) if isinstance(output, str) else await _shown(output),
+            "output": escaped(output) if isinstance(output, str) else await _shown(output),
             "latency_ms": round((self._process.clock() - begun) * 1000, 3),
         })  # fmt: skip
 
@@ -120,7 +120,7 @@ class _Routes:
 
 
 def _only(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
-    """Return the dead letter with an id, or None. Ids are unique only within a tenant: raises BadRequest if several have it."""
+    """Return the dead letter with an id, or None. Raises BadRequest if several tenants have the id."""
     if len(letters) > 1:
         tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
         raise BadRequest(
@@ -137,7 +137,7 @@ def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
         "model": entry.model,
         "tenant": entry.tenant,
         "tier": tier_name(entry.tier, tiers),
-        "error": text(letter.error),
+        "error": escaped(letter.error),
         "cause": letter.cause,
         "attempts": letter.attempts,
         "worker": letter.worker,

@@ -1,4 +1,4 @@
-"""Routes of drains: list, start, end. Each process learns of them with its next heartbeat."""
+"""Routes of drains: list, start, end. Each process learns of drains with its next heartbeat."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 from headway.admin.process import ProcessView
-from headway.admin.rendering import as_json
 from headway.core.drains import NoDrain, UnknownName, bared, covered, ended, outlived, wanted
 from headway.core.health import heard
 from headway.doors.readiness import within_answer_time
 from headway.errors import BadRequest, BrokerUnavailable, NotFound
-from headway.http.requests import Request, RouteAnswer
+from headway.http.requests import Request, RouteAnswer, as_json
 from headway.http.routing import Route
 from headway.model import Drain, ProcessInfo, WorkerInfo
 from headway.runtime.logger import get_logger
@@ -19,7 +18,7 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 MOST_LOOKS = 20
-"""Most attempts at one drain. An attempt fails if another drain came in between, which it must take into account."""
+"""Maximum number of attempts at one drain. An attempt fails if another drain came in between, which it must take into account."""
 
 
 def routes(process: ProcessView) -> list[Route]:

@@ -7,8 +7,8 @@ Everything but `/livez`, `/readyz` and `/healthz` is guarded:
     name in `Host`           loopback, an IP address, or one of `admin_names`; without a service token only loopback. This
                              stops web pages whose own name resolves to this machine (DNS rebinding)
     page of another site     may change nothing: browsers say where a page is from, and pages cannot forge that
-    credential               the service token, or the session of a browser that has signed in with it; none if no token
-                             is set, since the port then listens on loopback only
+    credential               the service token, or the session of a browser that has signed in with it. None is needed if no
+                             token is set, since the port then listens on loopback only
     wrong Authorization      limited by address and logged, as wrong sign-ins are; see `sessions.Tries`
 
 The dashboard's own files are not secret and need no credential, because nobody could sign in otherwise.
@@ -41,14 +41,13 @@ _PAGES = "/dashboard"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _LONG, _VARIED = 32, 10
-"""Least length, and least number of different characters, of a token that nobody can guess. Headway's own have more."""
+"""Minimum length, and minimum number of different characters, of a token that nobody can guess. Headway's own have more."""
 _TELLTALE = frozenset(("token", "access_token", "admin_token", "service_token", "authorization", "bearer", "api_key"))
-"""Query parameters in which people send tokens."""
 
 
 class ServiceTokens:
     """Service tokens of a process: none, one, or two during a rotation. `text` is the setting `admin_token`. `guessable` is True
-    if trial and error could find one of them."""
+    if trial and error could find a token."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [token.encode() for token in text.split(",") if token]
@@ -58,13 +57,13 @@ class ServiceTokens:
         return bool(self._tokens)
 
     def match(self, credential: bytes) -> bool:
-        """Return True if a credential is one of them, in constant time."""
+        """Return True if a credential is one of the tokens, in constant time."""
         return any([hmac.compare_digest(credential, token) for token in self._tokens])  # noqa: C419 - compare with all
 
 
 class Guard:
-    """Guard before the admin routes. `router` answers the requests that pass. `names` are those, besides loopback and IP
-    addresses, under which the port may be used. `starting` returns True until the process is up."""
+    """Guard before the admin routes. `router` answers the requests that pass. The port may be used under `names`, loopback and IP
+    addresses. `starting` returns True until the process is up."""
 
     def __init__(
         self,
@@ -81,7 +80,6 @@ class Guard:
         self._starting = starting
 
     async def __call__(self, request: Request) -> RouteAnswer:
-        """Pass a request on, or refuse it."""
         path = request.path
         if path not in _OPEN:
             refused = self._refusal(request)
@@ -101,7 +99,8 @@ class Guard:
                 "Authorization: Bearer …, or sign in at /dashboard; and change a token that was sent like this"
             )
             return refusal(id, Failure(errors.BAD_REQUEST, message))
-        credential = _bearer(headers)
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        credential = text.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
         if credential.startswith(LIVE):
             message = "this is a client's key, which is good on the public port only: send the service token"
             return refusal(id, Failure(errors.FORBIDDEN, message))
@@ -130,7 +129,7 @@ class Guard:
         return refusal(id, Failure(errors.UNAUTHENTICATED, message))
 
     def _host_problem(self, header: str) -> str:
-        """Return why a request with this Host header is refused; empty if it isn't."""
+        """Return why a request with this Host header is refused, or empty if it isn't."""
         match = _AUTHORITY.fullmatch(header)
         host = match[1].strip("[]") if match is not None else ""
         if is_loopback(host):
@@ -152,13 +151,8 @@ def too_many_tries(id: str, wait: float) -> RouteAnswer:
     return refusal(id, Failure(errors.RATE_LIMITED, message, float(seconds), "sign_in"))
 
 
-def _bearer(headers: Mapping[str, str]) -> bytes:
-    scheme, _, text = headers.get("authorization", "").partition(" ")
-    return text.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-
-
 def _is_page(path: str) -> bool:
-    """Return True for the path of the dashboard's own files or its sign-in, or one that leads there."""
+    """Return True for the path of the dashboard's own files or its sign-in, or a path that leads there."""
     return path in ("/", _PAGES) or path.startswith(_PAGES + "/")
 
 

@@ -1,15 +1,18 @@
-"""View of its own process for the admin port. All routes use it, so it stands beside them."""
+"""What all admin routes share: a view of their own process, and the forms of ids, instants and tiers."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from headway.config import Settings
+from headway.doors.fields import ID_PREFIX
 from headway.doors.readiness import within_answer_time
 from headway.errors import BrokerUnavailable
+from headway.http.requests import Request
 from headway.model import Role
 from headway.ports import Board, Broker, DeadLetters, Fleet, Ledger
 from headway.runtime.counters import Counters
@@ -22,16 +25,10 @@ if TYPE_CHECKING:
 class ProcessView(msgspec.Struct, frozen=True):
     """View of its own process for the admin port.
 
-    Attributes:
-        now: asks for the broker's time, in which all the broker's instants are given; `clock` is this process's, monotonic.
-        gateway: has the pending requests and replays dead letters; None if this process is no gateway.
-        ledger: has requests that memory no longer holds; None if nothing is recorded.
-        starting: returns True until the process is up.
-        figures: returns the figures of the process for its metrics.
-        expected: number of healthy workers that the fleet should have; 0 if not set.
-        memory: returns bytes that the broker's servers use and may use; None if the broker is in this process.
-        troubles: returns the stores that don't answer, by name, and what that means; see FigureSource.
-    """
+    `now` asks for the broker's time, in which the broker gives all instants; `clock` is this process's, monotonic. `gateway`,
+    which replays dead letters, is None if this process is no gateway, and `ledger` if nothing is recorded. The fleet should have
+    `expected` healthy workers, if that isn't 0. `memory` returns the bytes that the broker's servers use and may use; it is None
+    if the broker is in this process. `troubles` returns the stores that don't answer, by name, and the consequences."""
 
     settings: Settings
     role: Role
@@ -52,7 +49,7 @@ class ProcessView(msgspec.Struct, frozen=True):
     troubles: Callable[[], Mapping[str, str]] = dict
 
     async def state(self) -> State:
-        """Return the state for the metrics. An unreachable broker is part of it and raises nothing."""
+        """Return the state for the metrics. If the broker is unreachable, the state says so."""
         own = self.figures()
         memory = None if self.memory is None else self.memory()
         try:
@@ -63,3 +60,18 @@ class ProcessView(msgspec.Struct, frozen=True):
         except BrokerUnavailable:
             return State(self.counters, own, broker_up=False)
         return State(self.counters, own)
+
+
+def id_in(request: Request) -> str:
+    """Return the request id in a path, without its prefix."""
+    return request.params["id"].removeprefix(ID_PREFIX)
+
+
+def instant(seconds: float) -> str:
+    """Format Unix time as in RFC 3339."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def tier_name(tier: int, tiers: Sequence[str]) -> str:
+    """Return a tier's name, or its index if this process is configured with fewer tiers than the fleet."""
+    return tiers[tier] if tier < len(tiers) else str(tier)

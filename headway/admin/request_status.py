@@ -1,8 +1,8 @@
 """Status of a request by its id: `/internal/requests/{id}`.
 
-Asked in this order, the first that knows the request answers: the gateway, which has its pending requests and the last that it
-answered; the broker, which has the state of other gateways' requests; and the ledger, which has all requests with an outcome, and,
-if configured, those without. If several tenants have a request with this id, the newest is shown unless `?tenant=` names one.
+The first of these that knows the request answers: the gateway, with its pending requests and the last that it answered; the
+broker, with the state of other gateways' requests; and the ledger, with all requests that have an outcome, and, if configured,
+those that don't. If several tenants have a request with this id, the newest is shown unless `?tenant=` names one.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from headway import errors
-from headway.admin.process import ProcessView
-from headway.admin.rendering import as_json, id_in, instant, text, tier_name
+from headway.admin.process import ProcessView, id_in, instant, tier_name
 from headway.doors.fields import ID_PREFIX
 from headway.doors.readiness import ANSWER_WITHIN, within_answer_time
-from headway.errors import SHOWN, BrokerUnavailable, NotFound, SettingError, StoreUnavailable
-from headway.http.requests import Request, RouteAnswer
+from headway.errors import INTERNAL, SHOWN, TITLE, BrokerUnavailable, NotFound, SettingError, StoreUnavailable
+from headway.http.problem import escaped
+from headway.http.requests import Request, RouteAnswer, as_json
 from headway.http.routing import Route
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 
 LOST_AFTER = 60.0
-"""Seconds after its deadline when a request without an outcome in the ledger counts as lost."""
+"""Seconds after its deadline from which a request without an outcome in the ledger counts as lost."""
 _OPTIONAL = (
     "tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version", "batch_id", "part_of",
     "failed_part",
@@ -93,16 +92,16 @@ def _of_gateway(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
         "latency_ms": round(known.seconds * 1000, 3),
         "error": None
         if failure is None
-        else {"error": SHOWN.get(failure.code, failure.code), "message": text(failure.message)},
+        else {"error": SHOWN.get(failure.code, failure.code), "message": escaped(failure.message)},
         "tenant": known.tenant,
         "user": known.user,
         "tier": tier_name(known.tier, tiers),
-        "model": text(known.model),
+        "model": escaped(known.model),
         "created_at": instant(completed_at - known.seconds),
         "completed_at": None if known.since is None else instant(completed_at),
         "batch_size": None if ran is None else ran.size,
         "worker": None if ran is None else ran.worker,
-        "model_version": text((ran.version if ran is not None else "") or known.version) or None,
+        "model_version": escaped((ran.version if ran is not None else "") or known.version) or None,
         "batch_id": None if ran is None else ran.batch_id,
         "failed_part": _shown(known.failed_part),
         "part_of": _shown(known.part_of),
@@ -113,14 +112,9 @@ def _shown(id: str) -> str | None:
     return ID_PREFIX + id if id else None
 
 
-def _of_open(record: LedgerRecord) -> dict[str, Any]:
-    """Describe a request that has no outcome in the ledger. Some time after its deadline it never will."""
-    lost = time.time() > record.completed_at + LOST_AFTER
-    message = "its gateway has ended, or could not reach the ledger, before it told the outcome"
-    return {
-        "status": (EntryState.FAILED if lost else EntryState.QUEUED).value,
-        "latency_ms": None,
-        "error": {"error": errors.INTERNAL, "message": message} if lost else None,
+def _of_record(record: LedgerRecord) -> dict[str, Any]:
+    """Describe a request in the ledger. Some time after its deadline, a request without an outcome never gets one."""
+    known = {
         "tenant": record.tenant,
         "user": record.user,
         "tier": record.tier,
@@ -129,25 +123,20 @@ def _of_open(record: LedgerRecord) -> dict[str, Any]:
         "model_version": record.version or None,
         "part_of": _shown(record.part_of),
     }
-
-
-def _of_record(record: LedgerRecord) -> dict[str, Any]:
     if record.status == EntryState.QUEUED.value:
-        return _of_open(record)
+        lost = time.time() > record.completed_at + LOST_AFTER
+        message = "its gateway has ended, or could not reach the ledger, before it told the outcome"
+        status = (EntryState.FAILED if lost else EntryState.QUEUED).value
+        error = {"error": INTERNAL, "message": message} if lost else None
+        return {**known, "status": status, "latency_ms": None, "error": error}
     code = record.error
     return {
+        **known,
         "status": record.status,
         "latency_ms": round(record.latency_ms, 3),
-        "error": {"error": code, "message": errors.TITLE.get(code, code)} if code else None,
-        "tenant": record.tenant,
-        "user": record.user,
-        "tier": record.tier,
-        "model": record.model,
-        "created_at": instant(record.created_at),
+        "error": {"error": code, "message": TITLE.get(code, code)} if code else None,
         "completed_at": instant(record.completed_at),
         "batch_size": record.batch_size or None,
         "worker": record.worker or None,
-        "model_version": record.version or None,
         "batch_id": record.batch_id or None,
-        "part_of": _shown(record.part_of),
     }

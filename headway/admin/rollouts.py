@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.admin.process import ProcessView
-from headway.admin.rendering import as_json
 from headway.core.capacity import STALE_AFTER
 from headway.core.rollout import SLOWER, TESTS, NoRollout, Unknown, begun, bound_of, decided, p95_of
 from headway.doors.readiness import within_answer_time
 from headway.errors import SERVICE_OVERLOADED, BadRequest, NotFound, RequestError
-from headway.http.requests import Request, RouteAnswer
+from headway.http.requests import Request, RouteAnswer, as_json
 from headway.http.routing import Route
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo
 
 TRIES = 5
-"""Attempts at a change while the leader changes the same rollout."""
+"""Number of attempts at a change while the leader changes the same rollout."""
 
 _Change = Callable[[Rollout | None, Sequence[WorkerInfo]], Rollout]
 
@@ -71,7 +70,6 @@ class _Routes:
         return await self._change(model, lambda last, workers: decided(last, state, model, workers))
 
     async def _change(self, model: str, change: _Change) -> RouteAnswer:
-        """Change the current state of a rollout, and answer with the new one."""
         fleet, broker = self._process.fleet, self._process.broker
         for _ in range(TRIES):
             rollouts, workers = await within_answer_time(asyncio.gather(fleet.rollouts(), broker.workers()))
@@ -126,6 +124,5 @@ def _shown(rollout: Rollout) -> dict[str, Any]:
 
 
 def _counts(counts: VersionCounts) -> dict[str, Any]:
-    """Describe the requests of a version in this step."""
     p95 = round(bound_of(p95_of(counts.latencies)), 4) if counts.latencies else None
     return {"answered": counts.answered, "failed": counts.failed, "p95_seconds": p95}

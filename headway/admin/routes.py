@@ -18,13 +18,12 @@ from headway.admin.dashboard.hub import EventStream, Hub
 from headway.admin.dashboard.sign_in import SignIn
 from headway.admin.guard import Guard, ServiceTokens
 from headway.admin.process import ProcessView
-from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries
 from headway.admin.snapshot import SnapshotSource
 from headway.doors.readiness import SERVING, CachedReadiness, Readiness, within_answer_time
 from headway.errors import BrokerUnavailable, NotFound
 from headway.http import probes
-from headway.http.requests import Request, RouteAnswer
+from headway.http.requests import Request, RouteAnswer, as_json
 from headway.http.routing import Route, Router
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
@@ -93,7 +92,6 @@ class _Routes:
                         "bulk": snapshot.bulk_lines(bulk), "dead_letters": dead})  # fmt: skip
 
     def _own(self) -> dict[str, Any]:
-        """Return what this process knows of itself."""
         process = self._process
         gateway = process.gateway
         return {
@@ -124,7 +122,7 @@ class _Routes:
         })  # fmt: skip
 
     async def scaling(self, request: Request) -> RouteAnswer:
-        """Answer with the numbers of all models, and again with those of the model that is asked for, or the only one."""
+        """Answer with the numbers of all models, and again with those of the requested model, or the only one."""
         capacities = await within_answer_time(self._process.fleet.capacities())
         lines = {known.model: snapshot.scaling_line(known.scaling) for known in capacities if known.scaling is not None}
         model = request.param("model")

@@ -17,19 +17,19 @@ from headway.core.excerpt import excerpt
 LIFETIME = 12 * 3600.0
 """Seconds after which a browser has to sign in again."""
 MOST = 256
-"""Most sessions; the oldest makes room for a new one."""
+"""Maximum number of sessions. The oldest makes room for a new one."""
 TRIES = 5
-"""Wrong tokens in a row from one address before it must wait."""
+"""Number of wrong tokens in a row from one address before it must wait."""
 PAUSE = 10.0
 """Seconds until that address gets another try."""
 TRIES_OF_ALL = 50
-"""Wrong tokens in a row from all addresses before everybody must wait."""
+"""Number of wrong tokens in a row from all addresses before everybody must wait."""
 PAUSE_OF_ALL = 1.0
 """Seconds until everybody gets another try."""
 _ADDRESSES = 1024
-"""Most addresses whose tries are counted; the least recent are forgotten."""
+"""Maximum number of addresses whose tries are counted. The least recent are forgotten."""
 _KNOWN = 256
-"""Most addresses known to have sent a right token; the least recent are forgotten."""
+"""Maximum number of addresses known to have sent a right token. The least recent are forgotten."""
 
 
 class Sessions:
@@ -49,21 +49,18 @@ class Sessions:
         return text
 
     def valid(self, text: str) -> bool:
-        """Return True if a text is that of a session that hasn't ended."""
         end = self._ends.get(_digest(text))
         return end is not None and self._clock() < end
 
     def end(self, text: str) -> None:
-        """End a session, if there is one."""
         self._ends.pop(_digest(text), None)
 
 
 class Tries:
     """Limit on wrong tokens, for each address and for all together. `clock` returns monotonic seconds.
 
-    It protects tokens that can be guessed, and must not lock out whoever has the right one because of others' tries. So a token
-    that cannot be guessed always counts, and any other always counts from an address that has sent it before.
-    """
+    The limit protects tokens that can be guessed, and must not lock out whoever has the right one because of others' tries. So a
+    token that cannot be guessed always counts, and any other token always counts from an address that has sent it before."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -73,8 +70,8 @@ class Tries:
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def check(self, address: str, *, right: bool, guessable: bool) -> float:
-        """Count a token from an address, and return the seconds until its next try; 0 if this token counts. `right` is True for
-        the right token, `guessable` if that token can be guessed."""
+        """Count a token from an address, and return the seconds until its next try, or 0 if this token counts. `right` is True for
+        the right token, and `guessable` if that token can be guessed."""
         wait = self.wait(address)
         if right and not (wait and guessable and address not in self._known):
             self._passed(address)
@@ -91,7 +88,6 @@ class Tries:
         return max(own, everybody, 0.0)
 
     def failed(self, address: str) -> None:
-        """Count a wrong token."""
         now = self._clock()
         self._all = max(self._all, now) + PAUSE_OF_ALL
         self._of[address] = max(self._of.pop(address, now), now) + PAUSE

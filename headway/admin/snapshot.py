@@ -1,5 +1,5 @@
-"""Snapshots of the fleet, in the lines that the JSON routes, `headway status` and the dashboard show. The last one is kept for when
-the broker is out of reach."""
+"""Snapshots of the fleet, in the lines that the JSON routes, `headway status` and the dashboard show. The last snapshot is kept for
+times when the broker is out of reach."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from headway.admin.process import ProcessView
-from headway.admin.rendering import instant, text, tier_name
+from headway.admin.process import ProcessView, instant, tier_name
 from headway.core.health import latest
 from headway.doors.readiness import within_answer_time
 from headway.errors import BrokerUnavailable
+from headway.http.problem import escaped
 from headway.model import (
     BulkDepth,
     Capacity,
@@ -32,9 +32,8 @@ from headway.model import (
 from headway.runtime.periodic import Periodic, PeriodicResource
 
 KEEP_EVERY = 16.0
-"""Longest pause between snapshots that nobody asked for, in seconds; taken to have one when the broker goes away.
-
-The first pause is 1 s and each is twice as long as the last, because a fleet changes most while it starts."""
+"""Longest pause in seconds between snapshots that are only kept in case the broker goes away. The first pause is 1 s, and each is
+twice as long as the last, because a fleet changes most while it starts."""
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 _Aging = TypeVar("_Aging", "DepartedLine", "MemberLine", "CapacityLine")
 _PLACES = {
@@ -97,7 +96,7 @@ class GpuLine(msgspec.Struct, frozen=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True):
-    """One worker; see `WorkerInfo`. `version` and `target` are those of the model that it runs."""
+    """One worker; see `WorkerInfo`. `version` and `target` belong to the model that it runs."""
 
     worker_id: str
     model: str
@@ -188,10 +187,10 @@ class ScalingLine(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The fleet at one instant `now` of the broker. `age_seconds` is the time since; 0 if just now.
+    """The fleet at the broker's time `now`, `age_seconds` ago.
 
-    `departed` is what has ended in the last minutes and not come back, newest first. `away` says why the broker is out of reach;
-    empty if it isn't. `scaling` is by model. `bulk` are the queues that have had bulk entries."""
+    `departed` has ended in the last minutes and not come back, newest first. `away` says why the broker is out of reach, or empty
+    if it isn't. `scaling` is by model. `bulk` has the queues that have had bulk entries."""
 
     now: float
     queues: list[QueueLine]
@@ -225,13 +224,13 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
         capacities=[capacity_line(capacity, now) for capacity in capacities],
         dead_letters=letters,
         scaling={known.model: scaling_line(known.scaling) for known in capacities if known.scaling is not None},
-        departed=[departed_line(gone, now) for gone in latest(departed, members)],
+        departed=[_departed_line(gone, now) for gone in latest(departed, members)],
         bulk=bulk_lines(bulk),
     )
 
 
 def aged(last: Snapshot, age: float, away: str) -> Snapshot:
-    """Return a snapshot as it looks `age` seconds later, with every age in it increased. For `away` see Snapshot."""
+    """Return a snapshot as it looks `age` seconds later, with every age in it increased; `away` is why there is no newer one."""
 
     def older(lines: list[_Aging]) -> list[_Aging]:
         return [replace(line, age_seconds=round(line.age_seconds + age, 3)) for line in lines]
@@ -248,7 +247,7 @@ def aged(last: Snapshot, age: float, away: str) -> Snapshot:
 
 
 class SnapshotSource(PeriodicResource):
-    """Source of one process's snapshots. `learn` is called with the workers of each."""
+    """Source of one process's snapshots. `learn` is called with the workers of each snapshot."""
 
     def __init__(self, process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> None:
         self._process, self._learn = process, learn
@@ -258,14 +257,12 @@ class SnapshotSource(PeriodicResource):
         super().__init__(Periodic("snapshots", self._take, process.clock, what="", every=self._every))
 
     async def fresh(self) -> Snapshot:
-        """Return the fleet as it is now. Raises BrokerUnavailable if the broker doesn't answer."""
         self._last = await within_answer_time(collect(self._process, self._learn))
         self._taken_at = self._process.clock()
         return self._last
 
     async def latest(self) -> Snapshot:
-        """Return the fleet as it is now; while the broker is out of reach, as it was last known. Raises BrokerUnavailable if
-        nothing is known."""
+        """Return a fresh snapshot, or the last one aged if the broker is out of reach. Raises BrokerUnavailable without either."""
         try:
             return await self.fresh()
         except BrokerUnavailable as exc:
@@ -275,7 +272,7 @@ class SnapshotSource(PeriodicResource):
             return known
 
     def known(self, away: str) -> Snapshot | None:
-        """Return the fleet as it was last known, aged, with why there is no newer snapshot; None if nothing is known."""
+        """Return the last snapshot, aged, or None if there is none. `away` is why there is no newer one."""
         if self._last is None:
             return None
         age = self._process.clock() - self._taken_at
@@ -290,7 +287,7 @@ class SnapshotSource(PeriodicResource):
 
 
 def queue_lines(depths: Sequence[TierDepth], tiers: Sequence[str]) -> list[QueueLine]:
-    """Describe the queues. `tiers` are the names of the tiers, highest first."""
+    """Describe the queues. `tiers` are tier names, highest first."""
     return [
         QueueLine(tier.model, tier.version, tier_name(tier.tier, tiers), tier.depth, round(tier.oldest_seconds, 4))
         for tier in depths
@@ -318,15 +315,14 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
             target=worker.runs.target,
             loading_seconds=round(worker.loading, 1),
             retry_seconds=round(worker.retry_in, 1),
-            gpu_figures=gpu_line(worker.gpu_figures),
+            gpu_figures=_gpu_line(worker.gpu_figures),
             cost=_cost(worker.cost),
         )
         for worker in workers
     ]
 
 
-def gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
-    """Describe a worker's GPU, if its figures are known."""
+def _gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
     if gpu is None:
         return None
     return _line(
@@ -356,8 +352,7 @@ def member_lines(members: Sequence[ProcessInfo], now: float) -> list[MemberLine]
     ]
 
 
-def departed_line(gone: Departed, now: float) -> DepartedLine:
-    """Describe what has ended, at broker time `now`."""
+def _departed_line(gone: Departed, now: float) -> DepartedLine:
     ages = {"role": gone.role.value, "ending": gone.ending.value, "age_seconds": round(_age(gone.at, now), 3)}
     return _line(DepartedLine, gone, **ages)
 
@@ -369,7 +364,7 @@ def capacity_line(capacity: Capacity, now: float) -> CapacityLine:
 
 
 def _rollout(rollout: Rollout | None) -> str:
-    """Describe a rollout that is running or was rolled back; empty for any other."""
+    """Describe a rollout that is running or was rolled back, or empty for any other."""
     if rollout is None or rollout.state not in (RolloutState.RUNNING, RolloutState.ROLLED_BACK):
         return ""
     state = f"at {rollout.percent:g} %" if rollout.running else f"rolled back: {rollout.reason}"
@@ -390,11 +385,11 @@ def scaling_line(scaling: Scaling) -> ScalingLine:
 
 
 def _line(kind: type[_Line], source: msgspec.Struct, **own: object) -> _Line:
-    """Make a line from values of its own, and from the fields of `source` with the names of its other fields."""
+    """Make a line from `own` values, and from the fields of `source` that have the names of its other fields."""
     for name in kind.__struct_fields__:
         if name not in own:
             value = getattr(source, name)
-            own[name] = round(value, _PLACES[name]) if name in _PLACES else text(value) if name in _TEXTS else value
+            own[name] = round(value, _PLACES[name]) if name in _PLACES else escaped(value) if name in _TEXTS else value
     return kind(**own)
 
 
@@ -405,5 +400,5 @@ def _cost(line: CostLine | None) -> LineOfCost | None:
 
 
 def _age(instant: float, now: float) -> float:
-    """Return the seconds since an instant, at least 0: the clocks of several shards may differ a little."""
+    """Return the seconds since an instant, at least 0: the clocks of shards may differ a little."""
     return max(now - instant, 0.0)

@@ -31,7 +31,7 @@ _LONE = r"the body contains a lone surrogate (\ud800 to \udfff without its other
 _MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
 _SEVERAL = re.compile(r"Expected `str`, got `array` - at `\$\.(?:input|input_data)`")
 _SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")
-"""Beginning of a body in Python's notation, or of one that its shell has left in quotes."""
+"""Beginning of a body in Python's notation, or still in the quotes of a shell."""
 _MOST_BYTES = 1 << 16
 """Longest body that is searched for a suggestion."""
 _MALFORMED = "JSON is malformed: "
@@ -91,7 +91,7 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
 
 
 ParsedBody = tuple[str | None, Value | list[Value], bytes, str]
-"""Model or None; one input, or a list of several; parameters; version, or empty for any."""
+"""Model (or None), one input or a list of several, parameters, and version (empty for any)."""
 
 
 def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], ParsedBody]:
@@ -196,8 +196,8 @@ def _has_lone_surrogate(text: bytes) -> Steps[bool]:
 
 
 def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str, bytes]], Any]:
-    """Make a function that builds a struct from the members of a long body without decoding the fields in `raw`, of which `kind`
-    may lack some. The function raises BadRequest."""
+    """Make a function that builds a struct from a long body's members, without decoding the fields in `raw`. It raises
+    BadRequest."""
     decode = msgspec.json.Decoder(kind).decode
     names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     kept = [(field, names[field]) for field in raw if field in names]
@@ -273,7 +273,7 @@ def _several(raw: msgspec.Raw, limit: int) -> list[Value]:
 
 
 def _texts(text: bytes) -> list[Any]:
-    """Return the elements of a JSON array if all of them are valid texts; else an empty list."""
+    """Return the elements of a JSON array if all of them are valid texts, or an empty list."""
     try:
         texts: list[str] = _decode_texts(text)
     except msgspec.MsgspecError:

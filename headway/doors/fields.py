@@ -33,7 +33,7 @@ def select_fields(
     fields: Iterable[tuple[bytes, bytes]], names: Collection[bytes], lists: Collection[bytes], kind: str = "header"
 ) -> dict[bytes, bytes]:
     """Return the values of the fields in `names`, given lower-case names and values. Fields in `lists` may come more than once;
-    their values are joined by commas, which makes a second `traceparent` malformed. Raises BadRequest if another comes twice."""
+    their values are joined by commas, so a second `traceparent` makes it malformed. Raises BadRequest for other repetitions."""
     selected: dict[bytes, bytes] = {}
     for name, value in fields:
         if name in names:

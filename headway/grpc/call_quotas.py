@@ -83,7 +83,7 @@ class CallQuotas:
         return self._largest
 
     def may_hold(self, owner: str, amount: int) -> bool:
-        """Count the bytes of a message that has come. Return False if the owner holds too many."""
+        """Count the bytes of a received message. Return False if the owner holds too many."""
         return self._bytes.take(owner, amount)
 
     def keep(self, owner: str, amount: int) -> int:

@@ -183,7 +183,7 @@ class CallStream:
         return cast(bytes, content)  # Nobody changes it, so it serves as bytes.
 
     async def change(self) -> None:
-        """Return as soon as more data have come, or the client has to open another connection."""
+        """Return as soon as more data have arrived, or the client has to open another connection."""
         self._waiting = asyncio.get_running_loop().create_future()
         try:
             await self._waiting

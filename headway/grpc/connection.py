@@ -57,7 +57,7 @@ _NO_CALL = block_of(((":status", "415"),))
 _PREFACE = b"PRI "
 _HANDSHAKE = b"\x16\x03"
 _HTTP1 = re.compile(rb"[A-Z]{3,10} [/*h]")
-"""Beginnings of a connection in HTTP/2, in TLS, and in HTTP/1.1: the method and what it asks for."""
+"""Beginnings of a connection in HTTP/2, in TLS, and in HTTP/1.1: the method and its target."""
 _NOT_HTTP1 = b"this port speaks gRPC, in HTTP/2: HTTP/1.1 has a port of its own\n"
 _REFUSAL = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
 """Answer to a client that doesn't speak HTTP/2."""

@@ -19,9 +19,8 @@ from headway.doors.readiness import CachedReadiness, Readiness
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PortContext
 from headway.grpc.connection import CallConnection, PortConnections
-from headway.grpc.health import Health
 from headway.grpc.message_turns import MessageTurns
-from headway.grpc.methods import methods_of
+from headway.grpc.methods import Health, methods_of
 from headway.runtime.certificates import Certificates
 from headway.runtime.listening import SPARE, ListeningPort, descriptor_ceiling
 from headway.runtime.tls_transport import TlsPort

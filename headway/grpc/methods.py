@@ -1,23 +1,36 @@
-"""Methods of the port, and the call that answers each of them. Tools such as grpcurl learn the methods by reflection."""
+"""Methods of the port, the calls that answer them, and the port's own services: health and reflection."""
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
 from headway.core.excerpt import excerpt
 from headway.doors.fields import ID_PREFIX
+from headway.doors.readiness import AGE, CachedReadiness
+from headway.errors import NotFound
 from headway.grpc import messages
-from headway.grpc.call_stream import CallStream
+from headway.grpc.call_stream import CallStream, to_be_opened_anew
 from headway.grpc.calls import PlainCall, PortContext, StreamCall
 from headway.grpc.connection import MakeCall
-from headway.grpc.health import Health, WatchCall
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.predict import PREDICT_READER
 from headway.grpc.statuses import Metadata, StatusCode
+from headway.model import Principal
 from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.grpc.infer_stream import InferStreamCall
 from headway.oip.grpc.models import OpenInference, responder
+
+_CHECK = messages.message("grpc.health.v1.HealthCheckRequest")
+_STATUS = messages.message("grpc.health.v1.HealthCheckResponse")
+_LIST = messages.message("grpc.health.v1.HealthListResponse")
+
+UP = _STATUS.SERVING
+DOWN = _STATUS.NOT_SERVING
+UNKNOWN = _STATUS.SERVICE_UNKNOWN
+
+NAMES = frozenset(("", *messages.SERVICES))
 
 _PREDICTS, _INFERS = f"{messages.HEADWAY}/Predict", f"{messages.OPEN_INFERENCE}/ModelInfer"
 _STREAMS = f"{messages.OPEN_INFERENCE}/ModelStreamInfer"
@@ -46,8 +59,66 @@ def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
     return methods
 
 
+class Health:
+    """Health service of one process, `grpc.health.v1.Health`.
+
+    The process as a whole, under the empty name, and every service have the same status: SERVING if the process should get
+    traffic, like `/readyz`. `leaving` is set when the process goes down, so everybody who watches learns it at once."""
+
+    def __init__(self, glance: CachedReadiness) -> None:
+        self._glance = glance
+        self.leaving = asyncio.Event()
+
+    async def ready(self) -> bool:
+        return bool(await self.status() == UP)
+
+    async def status(self) -> int:
+        """Return the status, which all names share."""
+        if self.leaving.is_set():
+            return int(DOWN)
+        serving = await self._glance.serving()
+        return int(UP if serving and not self.leaving.is_set() else DOWN)
+
+    async def check(self, body: bytes, principal: Principal) -> bytes:
+        name = messages.read(_CHECK, body).service
+        if name not in NAMES:
+            raise NotFound("no service of this name is served here")
+        return bytes(_STATUS(status=await self.status()).SerializeToString())
+
+    async def list(self, body: bytes, principal: Principal) -> bytes:
+        answer, status = _LIST(), await self.status()
+        for name in sorted(NAMES):
+            answer.statuses[name].status = status
+        return bytes(answer.SerializeToString(deterministic=True))
+
+
+class WatchCall(StreamCall):
+    """One call of Watch, which sends the status at once, and then whenever it has changed."""
+
+    __slots__ = ("_health",)
+
+    def __init__(self, port: PortContext, stream: CallStream, health: Health) -> None:
+        super().__init__(port, stream)
+        self._health = health
+
+    async def talk(self) -> Metadata:
+        self.shown = ID_PREFIX + self.port.entrance.new_id()
+        self.belong_to_address()
+        name = messages.read(_CHECK, await self.read()).service
+        self.drop(self.kept)
+        sent = -1
+        while True:
+            status = await self._health.status() if name in NAMES else int(UNKNOWN)
+            if status != sent:
+                sent = status
+                await self.send(_STATUS(status=status).SerializeToString())
+            if self.retired:
+                raise to_be_opened_anew()
+            await self.pause(AGE)
+
+
 class ReflectionCall(StreamCall):
-    """One call of the reflection service, whose two versions are in different packages."""
+    """One call of the reflection service, from which tools such as grpcurl learn what is served."""
 
     __slots__ = ("_request", "_response")
 

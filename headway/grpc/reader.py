@@ -68,7 +68,7 @@ class Events(Protocol):
         """The client has sent more header fields than the reader accepts. No stream begins after `last`."""
 
     def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
-        """Data have come on a stream. With padding they take `amount` of its window. A view is valid only during the call."""
+        """Data have arrived on a stream. With padding they take `amount` of its window. A view is valid only during the call."""
 
     def was_reset(self, number: int) -> None:
         """A stream has ended, because its client has cancelled it or made an error on it."""
@@ -172,7 +172,7 @@ class Http2Reader:
         return length - begin - part
 
     def _begins(self, data: bytes) -> bool:
-        """Return True once the preface has come with the beginning of the settings that must follow."""
+        """Return True once the preface has arrived, with the beginning of the settings that must follow."""
         size = len(PREFACE)
         kind = data[size + 3 : size + 4]
         _check(data[:size] == PREFACE[: len(data)] and kind in (b"", bytes((SETTINGS,))))

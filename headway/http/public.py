@@ -84,8 +84,7 @@ class _Models:
             raise NoRoute
         if id in names:
             return as_json(self._described(id))
-        failure = self._gateway.served.absence(id, request.principal.models)
-        return refusal(request.id, failure, encode_error)
+        return refusal(request.id, self._gateway.served.absence(id, request.principal.models), encode_error)
 
     def _names(self, principal: Principal) -> list[str]:
         return self._gateway.served.visible(principal.models)

@@ -11,8 +11,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from headway import errors
-from headway.errors import AnyError, RequestError
+from headway.errors import STATUS, AnyError, RequestError
 from headway.http.problem import EncodeError, encode_problem
 from headway.http.server.head import Head
 from headway.model import Failure, Principal
@@ -149,7 +148,7 @@ Handler = Callable[[Request], Awaitable[RouteAnswer]]
 def refusal(id: str, error: AnyError, encode: EncodeError = encode_problem) -> RouteAnswer:
     """Return the answer that refuses request `id`, which is as clients see it, `req_…`."""
     fields, body = encode(error, id)
-    return RouteAnswer(body, errors.STATUS[error.code], fields)
+    return RouteAnswer(body, STATUS[error.code], fields)
 
 
 def without_reason(error: RequestError) -> Failure:

@@ -57,8 +57,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 
 def routes(gateway: Gateway, known: Authentication) -> list[Route]:
     """Return the route of tasks."""
-    tasks = _Tasks(gateway)
-    return [Route(f"{PATH}/{{task_id}}", known(tasks.answer), ("GET", "DELETE"))]
+    return [Route(f"{PATH}/{{task_id}}", known(_Tasks(gateway).answer), ("GET", "DELETE"))]
 
 
 class _Tasks:

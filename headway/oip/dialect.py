@@ -47,7 +47,7 @@ _NEVER = frozenset((PRIORITY, TIMEOUT, BINARY_OUTPUT, "sequence_id", "sequence_s
 """Parameters that are never sent: they concern the remote server's scheduling, or the form of the answer."""
 
 _LARGEST_EXAMPLE = 16 << 20
-"""Maximum size in bytes of a row of which an example is made."""
+"""Maximum size in bytes of a row for which to make an example."""
 
 
 class Sent(NamedTuple):

@@ -178,5 +178,4 @@ def _binary_data(octets: memoryview, sizes: Sequence[int | None]) -> list[memory
     known = [size for size in sizes if size is not None]
     if min(known) < 0 or sum(known) != len(octets):
         raise NoOutputs(f"{len(octets)} bytes of binary data, and it says {sum(known)}")
-    ends = list(accumulate(known))
-    return [octets[end - size : end] for size, end in zip(known, ends, strict=True)]
+    return [octets[end - size : end] for size, end in zip(known, accumulate(known), strict=True)]

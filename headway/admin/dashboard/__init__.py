@@ -1,7 +1,4 @@
-"""The dashboard: routes of its page here, its sign-in and its stream of events beside.
-
-The page's files are not secret, so they need no credential.
-"""
+"""Routes of the dashboard's page. The page's files are not secret, so they need no credential."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""History on the dashboard: half an hour of the fleet's counts, and rates of the last seconds. `hub` sends it; this only adds up."""
+"""History on the dashboard: half an hour of the fleet's counts, and rates of the last seconds. `hub` sends them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 
 class FleetHistory:
-    """Rows of the last half hour, and current rates and percentiles. `tiers` are names, highest first; `rows` already include
-    `notices`."""
+    """Rows of the last half hour, and current rates and percentiles. `tiers` are names, highest first. `rows` include `notices`."""
 
     def __init__(self, tiers: Sequence[str], rows: Iterable[HistoryRow] = (), notices: Iterable[Notice] = ()) -> None:
         self._tiers = tiers
@@ -28,7 +27,6 @@ class FleetHistory:
             self._note(notice)
 
     def add(self, notice: Notice) -> None:
-        """Add the counts of a notice."""
         self._note(notice)
         if (row := self._history.add(notice)) is not None:
             self._changed[row.step] = row
@@ -108,7 +106,7 @@ def scaling_of(at: float, change: ScalingChange) -> list[Any]:
 
 
 def percentiles(buckets: Sequence[int]) -> list[float | None]:
-    """Return percentiles in seconds from counts by bucket; None if nothing was counted."""
+    """Return percentiles in seconds from counts by bucket, or None if nothing was counted."""
     total = sum(buckets)
     return [round(_quantile(buckets, share * total), 4) if total else None for share in QUANTILES]
 

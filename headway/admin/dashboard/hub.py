@@ -1,7 +1,7 @@
-"""Stream of the dashboard's events (server-sent events): follows the departure board, and sends all viewers the same events.
+"""Stream of the dashboard's server-sent events. It follows the departure board, and sends all viewers the same events.
 
     start   everything: half an hour of rows, the departures of the last minutes, the fleet
-    tick    what is new: twice a second if there are departures, else once a second, which also keeps the stream alive
+    tick    what is new: twice a second if there are departures, otherwise once a second, which also keeps the stream alive
 
 Nothing runs while nobody watches. A viewer that reconnects within a minute gets the ticks since its `Last-Event-ID` instead of
 everything. While the broker is out of reach, ticks say so and show what was last known.
@@ -19,35 +19,33 @@ from typing import Any
 
 import msgspec
 
-from headway import errors
 from headway.admin.dashboard.history import FleetHistory, scaling_of
 from headway.admin.process import ProcessView
 from headway.admin.snapshot import Snapshot, SnapshotSource
 from headway.core.departure_board import RECENT_SECONDS, STEP
-from headway.errors import BrokerUnavailable
+from headway.errors import SERVICE_OVERLOADED, BrokerUnavailable
 from headway.http.requests import Request, RouteAnswer, StreamedAnswer, refusal
 from headway.model import Failure
 from headway.model.board import BatchDeparture, Notice
 from headway.version import __version__
 
 TICK = 0.5
-"""Seconds between two ticks with departures or changes of workers; every second tick also has the state of the fleet."""
+"""Seconds between two ticks with departures or changes of workers. Every second tick also has the state of the fleet."""
 REMEMBERED = 120
 """Ticks that a reconnecting viewer can catch up on."""
 MOST_VIEWERS = 100
-"""Most streams of one process."""
+"""Maximum number of streams of one process."""
 MOST_DEPARTURES = 20_000
-"""Most departures sent at a start."""
+"""Maximum number of departures sent at a start."""
 AGAIN_AFTER = 1.0
 """Seconds after which a board that didn't answer is read again."""
 BUFFER = 32
-"""Most events that wait for one viewer; a viewer further behind is dropped."""
+"""Maximum number of events that wait for one viewer. A viewer further behind is dropped."""
 DROP_GRACE = 5.0
-"""Seconds in which a dropped viewer can read why, before its connection is cut."""
+"""Seconds that a dropped viewer has to read why, before its connection is cut."""
 TOO_SLOW = b'event: dropped\ndata: {"reason":"this page did not take its events in time"}\n\n'
-"""Last event of a viewer that is dropped."""
 OPENING = b"retry: 1000\n\n"
-"""Start of a stream; it makes the browser reconnect a second after it ends."""
+"""Start of a stream. It makes the browser reconnect a second after the stream ends."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -58,14 +56,13 @@ class EventStream:
         self._hub, self._valid = hub, valid
 
     async def answer(self, request: Request) -> RouteAnswer:
-        """Answer with the stream."""
         if self._hub.full:
             message = f"{MOST_VIEWERS} pages look at this process already; look at another one of the fleet"
-            return refusal(request.id, Failure(errors.SERVICE_OVERLOADED, message, 5.0, "viewers"))
+            return refusal(request.id, Failure(SERVICE_OVERLOADED, message, 5.0, "viewers"))
         return StreamedAnswer(partial(self._events, request), _HEADERS, "text/event-stream; charset=utf-8")
 
     async def _events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield events until the client leaves, is too slow, or has signed out, or the port closes."""
+        """Yield events until the client leaves, is too slow or has signed out, or the port closes."""
         session, viewer = request.session, Viewer(request.cut)
         leaving = asyncio.ensure_future(request.left())
         leaving.add_done_callback(lambda _: viewer.end())
@@ -80,7 +77,7 @@ class EventStream:
 
 
 class Viewer:
-    """One open stream, with a bounded buffer of events that were encoded once for all. `cut` closes its connection."""
+    """One open stream, with a bounded buffer of encoded events. `cut` closes its connection."""
 
     def __init__(self, cut: Callable[[], None]) -> None:
         self._cut = cut
@@ -90,7 +87,7 @@ class Viewer:
         self.ended = False
 
     def offer(self, event: bytes) -> None:
-        """Queue an event. A viewer with a full buffer is told so and dropped."""
+        """Queue an event. If the buffer is full, tell the viewer so, and drop it."""
         if self.ended:
             return
         if len(self._events) >= BUFFER:
@@ -108,7 +105,7 @@ class Viewer:
         self._news.set()
 
     async def next(self) -> bytes | None:
-        """Wait for events, and return all that are queued; None at the end."""
+        """Wait for events, and return all queued ones, or None at the end."""
         while not self._events:
             if self.ended:
                 return None
@@ -119,7 +116,6 @@ class Viewer:
         return queued
 
     def left(self) -> None:
-        """Note that the connection has ended."""
         self.ended = True
         self._events.clear()
         if self._grace is not None:
@@ -138,11 +134,10 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        """True if there are MOST_VIEWERS viewers."""
         return len(self._viewers) >= MOST_VIEWERS
 
     def join(self, viewer: Viewer, last_event: str, shut: asyncio.Event) -> None:
-        """Start to send a viewer events after `last_event`, an id. `shut` is set when the port closes."""
+        """Start to send a viewer the events after the id `last_event`. `shut` is set when the port closes."""
         self._viewers.add(viewer)
         self._shut = shut
         if not self._tasks:
@@ -157,7 +152,6 @@ class Hub:
                 viewer.offer(event)
 
     def leave(self, viewer: Viewer) -> None:
-        """Stop sending a viewer events."""
         self._viewers.discard(viewer)
         viewer.left()
         if not self._viewers:
@@ -167,7 +161,7 @@ class Hub:
             self._begin()
 
     def _begin(self) -> None:
-        """Reset; everything is read again when a viewer comes."""
+        """Reset. Everything is read again when a viewer comes."""
         self._run = secrets.token_hex(4)
         self._number = 0
         self._history = FleetHistory(self._process.settings.tier_names)
@@ -185,7 +179,7 @@ class Hub:
         self._due = asyncio.Event()
 
     def _since(self, last_event: str) -> list[bytes] | None:
-        """Return the ticks after an event; None if some are no longer known."""
+        """Return the ticks after an event, or None if some have been forgotten."""
         run, _, number = last_event.partition("-")
         if run != self._run or not (number.isascii() and number.isdigit()) or not self._sent:
             return None
@@ -195,7 +189,6 @@ class Hub:
         return [event for sent, event in self._sent if sent > last]
 
     async def _follow(self) -> None:
-        """Read the board."""
         board, cursor = self._process.board, ""
         while True:
             try:
@@ -218,25 +211,18 @@ class Hub:
                 self._due.set()
 
     def _take(self, notice: Notice) -> None:
-        """Collect the batches and changes in a notice."""
         for departure in notice.departures:
             key = departure.worker, departure.left
             self._news[key] = self._departures[key] = departure
             self._departures.move_to_end(key)
+        at = notice.at
         changes = [
-            [
-                round(notice.at - change.ago, 3),
-                change.worker,
-                change.model,
-                change.status,
-                change.restarts,
-                change.cause,
-            ]
+            [round(at - change.ago, 3), change.worker, change.model, change.status, change.restarts, change.cause]
             for change in notice.changes
         ]
         self._changes.extend(changes)
         self._new_changes += changes
-        oldest = notice.at - RECENT_SECONDS
+        oldest = at - RECENT_SECONDS
         while self._departures:
             key = next(iter(self._departures))
             if key[1] >= oldest and len(self._departures) <= MOST_DEPARTURES:
@@ -244,7 +230,7 @@ class Hub:
             del self._departures[key]
 
     async def _tell(self) -> None:
-        """Send all viewers what is new, until the port closes."""
+        """Send ticks to all viewers, until the port closes."""
         count, seen = 0, None
         while not self._shut.is_set():
             await self._look()
@@ -287,12 +273,11 @@ class Hub:
         self._number += 1
         event = _event("tick", f"{self._run}-{self._number}", news)
         self._sent.append((self._number, event))
-        welcome = set(self._waiting)
-        for viewer in self._viewers - welcome:
+        for viewer in self._viewers.difference(self._waiting):
             viewer.offer(event)
 
     def _welcome(self) -> None:
-        """Send everything to viewers that have come since the last tick."""
+        """Send everything to viewers that have joined since the last tick."""
         if not self._waiting:
             return
         process = self._process
@@ -320,7 +305,7 @@ class Hub:
         self._waiting.clear()
 
     def _rates(self) -> dict[str, Any] | None:
-        """Return rates of the last seconds; while the broker is out of reach, the last that are known."""
+        """Return rates of the last seconds, or the last known rates while the broker is out of reach."""
         if self._read and not self._away:
             self._recent = self._history.recent(self._now())
         return self._recent

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
-from headway import errors
 from headway.admin.guard import ServiceTokens, too_many_tries
-from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, set_cookie, shown_address
-from headway.errors import BadRequest
-from headway.http.requests import ClientLeft, Request, RouteAnswer, refusal
+from headway.errors import UNAUTHENTICATED, BadRequest
+from headway.http.requests import ClientLeft, Request, RouteAnswer, as_json, refusal
 from headway.http.routing import Route
 from headway.model import Failure
 from headway.runtime.logger import get_logger
@@ -22,7 +20,7 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 LARGEST = 8192
-"""Largest body of a sign-in in bytes; a token has at most 4,096."""
+"""Largest body of a sign-in in bytes. A token has at most 4,096."""
 
 
 class _Body(msgspec.Struct):
@@ -30,18 +28,15 @@ class _Body(msgspec.Struct):
 
 
 class SignIn:
-    """Route of the sign-in. Without service tokens no session is needed. If `secure`, the port speaks TLS, and cookies travel
-    only over TLS."""
+    """Route of the sign-in. Without service tokens no session is needed. If `secure`, cookies travel only over TLS."""
 
     def __init__(self, tokens: ServiceTokens, sessions: Sessions, tries: Tries, *, secure: bool) -> None:
         self._tokens, self._sessions, self._tries, self._secure = tokens, sessions, tries, secure
 
     def routes(self) -> list[Route]:
-        """Return the route."""
         return [Route("/dashboard/session", self.answer, ("GET", "POST", "DELETE"))]
 
     async def answer(self, request: Request) -> RouteAnswer:
-        """Show, start or end the session of a browser."""
         name = cookie_name(request.headers.get("host", ""))
         session = cookie_of(request.headers.get("cookie", ""), name)
         if request.method == "DELETE":
@@ -66,12 +61,11 @@ class SignIn:
             return too_many_tries(id, wait)
         if not right:
             log.warning("a browser could not sign in: wrong service token", address=address)
-            return refusal(id, Failure(errors.UNAUTHENTICATED, "this is not the service token of this process"))
+            return refusal(id, Failure(UNAUTHENTICATED, "this is not the service token of this process"))
         return RouteAnswer(status=204, headers={"set-cookie": set_cookie(name, self._sessions.begin(), self._secure)})
 
 
 async def _token(request: Request) -> str:
-    """Read the token in the body of a sign-in. Raises BadRequest."""
     body = b""
     try:
         async for chunk in request.pieces():

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from headway import errors
 from headway.bulk.lines import AT_ONCE, AskedLine, LineForm, Making, NotYet
 from headway.config import Settings
 from headway.core import failures
@@ -20,7 +19,7 @@ from headway.core.json_pages import SHORT, Steps
 from headway.doors.bodies import decode_problem, members_in_steps, struct_reader
 from headway.doors.exchange import Exchange, Outcome, Reader
 from headway.doors.fields import ID_PREFIX
-from headway.errors import UNFORESEEN, AnyError, BadRequest, PayloadTooLarge, RequestError
+from headway.errors import INTERNAL, STATUS, UNFORESEEN, AnyError, BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import joined, too_many_bytes
 from headway.gateway.served_models import ServedModels
 from headway.http.openai.answers import ChoicesWriter
@@ -185,7 +184,7 @@ class OpenAILines(LineForm):
         try:
             _, written = exchange.write(Outcome(shown, outputs, 0.0, version, [reply.tokens for reply in replies]))
             for piece in (written,) if isinstance(written, bytes) else written:
-                pieces.append(piece.translate(None, b"\r\n"))  # An output's JSON may contain line breaks as white space.
+                pieces.append(piece.translate(None, b"\r\n"))  # JSON may contain line breaks as white space.
                 size += len(piece)
                 if size >= AT_ONCE:
                     size = 0
@@ -202,13 +201,13 @@ class OpenAILines(LineForm):
     def _fault(self, job: str, number: int, custom_id: str | None, exc: Exception) -> bytes:
         """Log an unexpected exception, and return the error record of its line."""
         log.error("a line of a bulk job failed", job=job, line=number, exc_info=exc)
-        return self._failed(number, custom_id, Failure(errors.INTERNAL, UNFORESEEN))
+        return self._failed(number, custom_id, Failure(INTERNAL, UNFORESEEN))
 
     def _failed(self, number: int, custom_id: str | None, error: AnyError) -> bytes:
         """Return the error record of a line, with the error as its route would answer it."""
         shown = ID_PREFIX + self._new_id()
         _, body = encode_error(error, shown)
-        response = _Response(errors.STATUS[error.code], shown, msgspec.Raw(body))
+        response = _Response(STATUS[error.code], shown, msgspec.Raw(body))
         return _encode(_Record(self._record_id(), custom_id, response, None, number))
 
     def _record_id(self) -> str:

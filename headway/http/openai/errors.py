@@ -61,8 +61,7 @@ def encode_error(error: AnyError, shown: str, name: str = "") -> Encoded:
     named = name or _CODES.get(code, errors.SHOWN.get(code, code).lower())
     match = _PARAM.search(message)
     param = "model" if named == MODEL_NOT_FOUND else match[1] if match else None
-    text = escaped(message)
-    return fields, msgspec.json.encode(_Body(_Error(text, kind, param, named)))
+    return fields, msgspec.json.encode(_Body(_Error(escaped(message), kind, param, named)))
 
 
 def encode_path_error(error: AnyError, shown: str) -> Encoded:

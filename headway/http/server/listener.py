@@ -167,8 +167,8 @@ class Listener(ListeningPort):
         context.fd_ceiling = descriptor_ceiling(context.spare)
         context.fd_brief_at = descriptor_ceiling(context.spare // 2)
         if context.connections:
-            # After a pause of this process clients only look silent. Sweep once everything that has arrived is read: timers run
-            # before reads, so wait for two turns of the loop.
+            # After a pause of this process, clients only look silent. So first read everything that has arrived: timers
+            # run before reads, so wait for two turns of the loop.
             context.loop.call_soon(context.loop.call_soon, self.sweep, monotonic())
         longest = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
         return max(0.01, min(longest, context.read_timeout / 2, context.keep_alive / 2))

@@ -35,7 +35,8 @@ class Writer:
     def write_error(self, code: str, shown: str, encoded: Encoded, fields: bytes) -> None:
         """Write an error answer. `fields` are further header lines, each with its line ending."""
         named, body = encoded
-        self._transport.write(self.frame(STATUS[code], {**named, "content-length": str(len(body))}, shown, fields) + body)
+        head = self.frame(STATUS[code], {**named, "content-length": str(len(body))}, shown, fields)
+        self._transport.write(head + body)
 
     def write_answer(self, response: RouteAnswer, shown: str, marks: bytes, method: str) -> None:
         """Write the answer of an ordinary route to a request with this `method`; see `frame` for `marks`."""

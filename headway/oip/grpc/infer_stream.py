@@ -108,7 +108,7 @@ class InferStreamCall(StreamCall):
         return ()
 
     async def _take_in(self, items: Items, begun: Begun) -> RequestError | None:
-        """Start each request that comes. Return the error that ends the call, if any."""
+        """Start each request as it arrives. Return the error that ends the call, if any."""
         while True:
             try:
                 body = await self.next()

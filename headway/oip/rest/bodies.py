@@ -78,7 +78,7 @@ take_request = struct_reader(LongRequest, ("inputs", "outputs", "parameters"))
 
 
 def array_of(kind: Any) -> Any:
-    """Make a struct for an array of which only the first MOST_TENSORS + 1 members are decoded."""
+    """Make a struct for an array. Only the array's first MOST_TENSORS + 1 members are decoded."""
     fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_TENSORS + 1)]
     return msgspec.defstruct("Members", fields, array_like=True, gc=False)
 

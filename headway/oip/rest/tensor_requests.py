@@ -43,6 +43,7 @@ _SHORT = 1024
 """Longest JSON object to cache, in bytes, if all data follow it. Clients send the same object again and again."""
 _MOST_KNOWN = 256
 _EMPTY = msgspec.Raw(b"[]")
+Specs = tuple[TensorSpec, ...]
 
 
 class _Request(msgspec.Struct, gc=False):
@@ -95,23 +96,15 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     """Make a function that reads bodies; see `request_reader`."""
     tiers, most_parameters = len(settings.tier_names), settings.max_parameters
 
-    def parse(text: bytes, specs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], max_rows: int) -> _Parsed:
+    def parse(text: bytes, specs: Specs, outputs: Specs, max_rows: int) -> _Parsed:
         try:
             if not text.isascii():
                 text.decode()
             request = _decode(text)
             wishes, parameters = parameters_of(request.parameters, most_parameters, tiers)
-            wanted = () if request.outputs is ABSENT else wanted_outputs(request.outputs, binary=wishes.binary)
-            check_names([output.name for output in wanted], names_of(outputs))
-            inputs: list[AskedInput] = members_of(request.inputs)
-            given = [
-                TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)
-            ]
-            heads = checked_heads(given, specs, max_rows)
+            return _checked(request, members_of(request.inputs), wishes, parameters, specs, outputs, max_rows)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(decode_problem(exc, text)) from None
-        size, opening = _form_of(inputs, heads)
-        return _Parsed(request.id, wishes, parameters, wanted, inputs, heads, size, opening)
 
     cached_parse = lru_cache(maxsize=_MOST_KNOWN)(parse)
 
@@ -141,17 +134,11 @@ def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, Serv
         wishes, parameters = NONE, b""
         if request.parameters is not ABSENT:
             wishes, parameters = yield from long_parameters_of(request.parameters, most_parameters, tiers)
-        wanted = () if request.outputs is ABSENT else wanted_outputs(request.outputs, binary=wishes.binary)
-        check_names([output.name for output in wanted], names_of(served.outputs))
         inputs = yield from long_inputs_of(request.inputs, MOST_TENSORS)
         if inputs is None:
             raise BadRequest(f"the request has more than {MOST_TENSORS} inputs; expected 1 to {MOST_TENSORS}")
-        given = [
-            TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)
-        ]
-        heads = checked_heads(given, served.inputs, served.settings.max_batch_size)
-        size, opening = _form_of(inputs, heads)
-        return _Parsed(request.id, wishes, parameters, wanted, inputs, heads, size, opening)
+        max_rows = served.settings.max_batch_size
+        return _checked(request, inputs, wishes, parameters, served.inputs, served.outputs, max_rows)
 
     def read(body: bytes, length: int | None, served: ServedModel) -> Steps[TensorsRequest]:
         text, binary = (bytes(body), None) if length is None else cut(body, length)
@@ -168,20 +155,26 @@ def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, Serv
     return read
 
 
-def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple[int, bytes]:
-    """Return the size of the data after a JSON object and the packed value up to them, or -1 if they can't be packed unchanged."""
-    if inputs[0].parameters is None:  # They are in JSON.
-        return -1, b""
+def _checked(
+    sent: Any, inputs: list[AskedInput], wishes: Wishes, parameters: bytes, specs: Specs, outputs: Specs, rows: int
+) -> _Parsed:
+    """Check the requested outputs and the heads of the inputs, which may have `rows` rows. Raises RequestError."""
+    wanted = () if sent.outputs is ABSENT else wanted_outputs(sent.outputs, binary=wishes.binary)
+    check_names([output.name for output in wanted], names_of(outputs))
+    given = [TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)]
+    heads = checked_heads(given, specs, rows)
     total = 0
     for tensor, head in zip(inputs, heads, strict=True):
-        size = SIZES[head.datatype] * count_of(head.shape)
         asked = tensor.parameters
-        if asked is None or asked.binary_data_size != size or asked.shared_memory_region is not ABSENT:
-            return -1, b""
-        if tensor.data is not ABSENT or head.datatype == BYTES or total % ALIGNED:
-            return -1, b""
+        if asked is None or head.datatype == BYTES or total % ALIGNED:
+            break
+        size = SIZES[head.datatype] * count_of(head.shape)
+        if asked.binary_data_size != size or asked.shared_memory_region is not ABSENT or tensor.data is not ABSENT:
+            break
         total += size
-    return total, opening(heads)
+    else:
+        return _Parsed(sent.id, wishes, parameters, wanted, inputs, heads, total, opening(heads))
+    return _Parsed(sent.id, wishes, parameters, wanted, inputs, heads, -1, b"")
 
 
 def packed_in_place(data: memoryview, opening: bytes) -> Tensors:

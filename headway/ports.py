@@ -1,8 +1,7 @@
 """Protocols between services and adapters. Each is small, and has a contract test suite.
 
-Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another process. So
-any of their methods may raise `BrokerUnavailable`; the step may then have been done or not.
-"""
+Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another process,
+so any of their methods may raise `BrokerUnavailable`. The step may then have been done or not."""
 
 from __future__ import annotations
 
@@ -57,9 +56,8 @@ class QueueCondition(Protocol):
 
     @property
     def epoch(self) -> str:
-        """Opaque id of the broker's state. It changes when the state may have been lost, as by a restart without data.
-
-        Empty until a call has succeeded. When it changes, the cursors of `replies` start at 0 again."""
+        """Opaque id of the broker's state; empty until a call has succeeded. It changes when the state may have been lost, for
+        example by a restart without data. The cursors of `replies` then start at 0 again."""
 
     @property
     def memory_pressure(self) -> bool:
@@ -67,49 +65,44 @@ class QueueCondition(Protocol):
 
     @property
     def apart_from(self) -> float:
-        """Input length above which an entry gets a call of `enqueue` of its own; infinite for none.
-
-        Such a call takes longer, so no other entries should wait for it."""
+        """Input length above which an entry gets a call of `enqueue` of its own, as no other should wait for such a long call;
+        infinite for none."""
 
     @property
     def kept(self) -> KeptLimits:
         """Byte budgets of kept outcomes.
 
-        One tenant's kept outcomes never displace another tenant's, and never keep an entry from being admitted. An outcome larger than
-        the budgets allow is not kept. If it is a task's, a failure that says so is kept instead."""
+        One tenant's kept outcomes never displace another tenant's, and never keep an entry from being admitted. An outcome that is
+        too large for the budgets is not kept. If it is a task's, a failure that says so is kept instead."""
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Return at least how many seconds pass until the full burst is available, as far as this process knows."""
 
 
 class Held(Protocol):
-    """Interface to what a gateway holds for an entry. `key`: the entry's tenant and id."""
+    """What a gateway holds for an entry. `key` is the entry's tenant and id."""
 
     entry: Entry
     key: tuple[str, str]
 
 
 class NearQueue(Protocol):
-    """Broker in the gateway's own process: no call waits, and replies come without being asked for."""
+    """Broker in the gateway's own process. No call waits, and it delivers replies by itself."""
 
     def take(self, entry: Entry) -> Failure | None:
         """Admit or refuse one entry immediately; see `RequestQueue.enqueue`."""
 
     def enter(self, held: Held, now: float) -> Failure | None:
-        """Fast path of `take`, for an entry without version, weight and shape, whose id no other entry has. `held` comes back with the
-        output."""
+        """Fast path of `take`, for an entry without version, weight and shape, whose id no other entry has. `held` comes back with
+        the output."""
 
-    def knows(self, tenant: str, id: str) -> bool:
-        """Return True if a task or its outcome is known here."""
+    def knows(self, tenant: str, id: str) -> bool: ...
 
     def attach(self, gateway: str, deliver: Callable[[Sequence[Reply], Sequence[Any]], None]) -> None:
         """Deliver replies to `gateway` from now on, in the loop's next turn after their outcomes. They count as acknowledged.
 
-        Arguments:
-            gateway: id of the gateway.
-            deliver: takes replies. If they answer a whole batch of entries that came by `enter`, all with plain outputs, its second
-                argument has what is held for each; otherwise that is empty.
-        """
+        If the replies answer a whole batch of entries that came by `enter`, all with plain outputs, the second argument of
+        `deliver` has what is held for each of them. Otherwise it is empty."""
 
 
 class RequestQueue(QueueCondition, Protocol):
@@ -117,43 +110,40 @@ class RequestQueue(QueueCondition, Protocol):
 
     @property
     def near(self) -> NearQueue | None:
-        """The same queue without waits, if the broker is in the gateway's process; None if it is in another."""
+        """The same queue without waits; None if the broker is in another process."""
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse each entry. The result has None for each admitted entry, in the same order.
 
-        An entry that joins another's answer is admitted too, and gets its own reply. A new entry is judged by its rate limits, then by
-        its dedup keys, then, if it has to run, by whether it can be answered in time. Only an admitted entry is charged, to all its
-        limits. An entry for a model without a queue is refused.
+        An entry that joins another's answer is admitted too, and gets its own reply. A new entry is judged by its rate limits, then
+        by its dedup keys, and then, if it has to run, by whether it can be answered in time. Only an admitted entry is charged, to
+        all its limits. An entry for a model without a queue is refused.
 
-        An entry that follows a task (`headway.core.dedup.follower`) never runs. It gets one reply: the task's outcome, at once if it is
-        kept; or a failure if the task is forgotten or the entry's own time is over. If its tenant has no such task, it is refused. Its
-        model is empty if unknown."""
+        An entry that follows a task (`headway.core.dedup.follower`) never runs. It gets one reply, which is the task's outcome, or
+        a failure if the task is forgotten or the entry's own time is over. If its tenant has no such task, it is refused. Its model
+        is empty if unknown."""
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """Let go of submissions that nobody at `gateway` waits for any more, and free their ids. Only for submissions of this process.
+        """Let go of submissions of this process that nobody at `gateway` waits for any more, and free their ids.
 
-        A queued entry then never reaches a GPU, and a running one gets no reply. But it runs on if others have joined it, or if it is
-        the first under an idempotency key, for later requests with that key. Submissions that have their outcomes, and those of other
-        gateways under the same id, are unaffected."""
+        A queued entry then never reaches a GPU, and a running one gets no reply. But it runs on if others have joined it, or if it
+        is the first under an idempotency key, for later requests with that key. Submissions that have their outcomes, and
+        submissions of other gateways under the same id, are unaffected."""
 
     async def probe(self, gateway: str) -> None:
-        """Check for a gateway that the broker accepts changes, without making one."""
+        """Check that the broker accepts changes by a gateway, without making one."""
 
     async def takes_reads_only(self) -> bool:
-        """Return True if the broker answers but accepts no changes at present, for example while a replica takes over.
-
-        Ask this after a change got no answer. Never raises."""
+        """Return True if the broker answers but accepts no changes, for example while a replica takes over. Never raises."""
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """Forget a task, if there is one.
-
-        A task that has not run never will. Its outcome is not kept, and whoever waits for it gets a reply that says so."""
+        """Forget a task. If it has not run, it never will. Its outcome is not kept, and whoever waits for it gets a reply that says
+        so."""
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """Wait for replies to `gateway` after cursor `after`, which starts at 0. Returns them with the new cursor.
 
-        The call acknowledges all replies up to its cursor. Repeating a cursor repeats its replies."""
+        The call acknowledges all replies up to its cursor. A call with the same cursor gets the same replies again."""
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
         """Return the state of an entry, of any tenant for None; None if the entry has its outcome or is unknown."""
@@ -168,9 +158,9 @@ class BulkQueue(Protocol):
     async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse bulk entries, as `RequestQueue.enqueue` does. Entries beyond the limit are refused.
 
-        Their tier is the number of tiers. Entries of a shape other than 0 ride only with others of that shape. Bulk entries count
-        towards no rate limit and have no dedup keys. They never expire, so their sender withdraws them. If a batch fails, its bulk
-        entries get a failure with the cause as its reason, and leave no dead letter."""
+        Their tier is the number of tiers. An entry of a shape other than 0 rides only with others of that shape. Bulk entries have
+        no rate limits and no dedup keys. They never expire, so their sender withdraws them. If a batch fails, its bulk entries get
+        a failure with the cause as its reason, and leave no dead letter."""
 
 
 class WorkSource(Protocol):
@@ -180,22 +170,21 @@ class WorkSource(Protocol):
         """Claim the batch that leaves now for `slot`, or return when to claim again."""
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """Wait until `slot` should claim again: until a wake-up, or `until`, which its last claim returned.
+        """Wait until `slot` should claim again, which is at a wake-up or at `until`, the answer to its last claim.
 
         A wake-up wakes one of several idle slots. A cancelled call passes its wake-up on."""
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """Return the next batch of each of the slots that share a GPU, to decide whose turn it is. Each slot must have claimed before."""
+        """Return the next batch of each of the slots that share a GPU, for `core.locality.turns`. Each must have claimed before."""
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """End a lease with one item per entry, in order.
-
-        A broker may answer entries with large outputs in separate atomic steps, before the step that ends the lease."""
+        """End a lease with one item per entry, in order. A broker may answer entries with large outputs in atomic steps of their
+        own, before the step that ends the lease."""
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """End a lease without outputs. Returns False if the lease was no longer valid.
 
-        Without a failure the work never started, and nothing is charged. With a failure, the retry plan decides about each entry."""
+        Without a failure the work never started, and nothing is charged. With one, the retry plan decides about each entry."""
 
     async def extend(self, lease: Lease) -> bool:
         """Renew a lease by its full length from now. Returns False if it was no longer valid."""
@@ -205,16 +194,13 @@ class WorkSource(Protocol):
 
 
 class Registry(Protocol):
-    """Figures of the workers and the queues."""
+    """Figures of the workers and the queues. A queue of bulk entries is listed once it has had any."""
 
-    async def workers(self) -> Sequence[WorkerInfo]:
-        """Return all workers with their last reported states."""
+    async def workers(self) -> Sequence[WorkerInfo]: ...
 
-    async def depths(self) -> Sequence[TierDepth]:
-        """Return the queue depth by model and tier."""
+    async def depths(self) -> Sequence[TierDepth]: ...
 
-    async def bulk_queues(self) -> Sequence[BulkDepth]:
-        """Return the bulk entries of each queue that has had any."""
+    async def bulk_queues(self) -> Sequence[BulkDepth]: ...
 
     async def loads(self) -> Mapping[QueueName, Load]:
         """Return arrivals, pace and slots of each queue of this broker."""
@@ -226,14 +212,11 @@ class Maintenance(Protocol):
     async def reap(self, rest: float = 0.0) -> float:
         """Expire overdue entries and take back expired leases. Returns the seconds until the next call is due.
 
-        Arguments:
-            rest: seconds until about the next call, if nothing is due. Whatever comes before then and is due sooner is reaped by then.
-                0: the next call comes soon.
-        """
+        If nothing is due, the caller rests for about `rest` seconds. What comes meanwhile and is due sooner is reaped by then."""
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
-        """Add queues for these models, or change their limits. Queues with entries stay. `others`: from now on, also have queues for
-        unlisted models that have entries."""
+        """Add queues for these models, or change their limits. Queues with entries stay. With `others`, models that aren't listed
+        also have a queue from now on while they have entries."""
 
 
 class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protocol):
@@ -257,15 +240,13 @@ class Fleet(Protocol):
     """The processes of a fleet, their leader, and the capacities."""
 
     async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
-        """Record that a process is alive. It is forgotten some seconds after its last heartbeat.
-
-        Returns the names of all drains."""
+        """Record that a process is alive, and return the names of all drains. Some seconds later it is forgotten again."""
 
     async def leave(self, id: str) -> None:
         """Forget a process at once. If it led, another may take the lead."""
 
     async def depart(self, gone: Departed) -> None:
-        """Record the end of a process, for some minutes. The end of a process that fell silent is recorded without this call."""
+        """Record the end of a process, for some minutes. If a process falls silent, its end is recorded without this call."""
 
     async def departed(self) -> Sequence[Departed]:
         """Return the recorded ends of the last minutes, up to a limit, even of processes that have come back since."""
@@ -274,18 +255,14 @@ class Fleet(Protocol):
         """Return the processes with a recent heartbeat."""
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
-        """Take or renew the lead of the controllers for `seconds`.
-
-        Returns 0 on success. While another controller leads, returns the seconds until its lead ends unless renewed."""
+        """Take or renew the lead of the controllers. Returns 0 on success, else the seconds until the present lead ends."""
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
         """Take or renew the right to load a model for `seconds`. Returns False while another process has it."""
 
-    async def publish(self, capacity: Capacity) -> None:
-        """Publish the capacity of a model's workers."""
+    async def publish(self, capacity: Capacity) -> None: ...
 
-    async def withdraw_capacity(self, model: str) -> None:
-        """Forget the capacity of a model that is gone, if any."""
+    async def withdraw_capacity(self, model: str) -> None: ...
 
     async def capacities(self) -> Sequence[Capacity]:
         """Return the last published capacity of each model."""
@@ -293,17 +270,16 @@ class Fleet(Protocol):
     async def rollouts(self) -> Sequence[Rollout]:
         """Return the last rollout of each model that had one."""
 
-    async def drains(self) -> Sequence[Drain]:
-        """Return the drains in force."""
+    async def drains(self) -> Sequence[Drain]: ...
 
     async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
-        """Put drains in force. With `seen`, return False and change nothing if the drains in force have other names than these."""
+        """Put drains in force. With `seen`, returns False and changes nothing if drains with other names than these are in
+        force."""
 
-    async def undrain(self, names: Collection[str]) -> None:
-        """End the drains of these names."""
+    async def undrain(self, names: Collection[str]) -> None: ...
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
-        """Replace the last rollout. Returns False, and changes nothing, if that doesn't have the revision before this one's."""
+        """Replace the last rollout. Returns False and changes nothing unless the last one has the revision before this one's."""
 
 
 class Board(Protocol):
@@ -318,15 +294,13 @@ class Board(Protocol):
         The rows count exactly what was posted up to the cursor. The board then counts as watched for some seconds."""
 
     async def read(self, after: str) -> News:
-        """Return notices after a cursor. The board then counts as watched for some seconds.
-
-        The call waits a short while for news, but may return none."""
+        """Wait a short while for notices after a cursor, and return them, if any. The board then counts as watched for some
+        seconds."""
 
 
 class DeadLetters(Protocol):
-    """Dead letters. They are bounded: the oldest goes first.
-
-    An entry is identified by its tenant and id. An id without a tenant means the entries of all tenants with that id."""
+    """Dead letters, of which the oldest goes if there are too many. An id without a tenant means the entries of all tenants with
+    it."""
 
     async def add(self, letter: DeadLetter) -> None:
         """Keep a dead letter. It replaces an earlier one of the same entry."""
@@ -334,14 +308,12 @@ class DeadLetters(Protocol):
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """Return the newest dead letters, without inputs and parameters."""
 
-    async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """Return the dead letters of entry `id`."""
+    async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]: ...
 
     async def remove(self, id: str, tenant: str | None = None) -> int:
         """Remove the dead letters of entry `id`. Returns their number."""
 
-    async def count(self) -> int:
-        """Return the number of dead letters."""
+    async def count(self) -> int: ...
 
     async def counts(self) -> Mapping[str, int]:
         """Return the number of dead letters by model. Models without any may be missing."""
@@ -351,7 +323,7 @@ class DeadLetters(Protocol):
 
 
 class Backend(Protocol):
-    """One slot's way to the black box. Runs one batch at a time."""
+    """Way of one slot to the black box. It runs one batch at a time."""
 
     @property
     def pid(self) -> int:
@@ -389,9 +361,7 @@ class BulkRunner(Protocol):
         """Wait until a model can take lines. Returns how many."""
 
     def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
-        """Run lines in empty seats.
-
-        Each line gets one reply, with an output or a failure. The runner handles retries, outages of the broker, and the search for bad
+        """Run lines in empty seats. Each gets one reply. The runner handles retries, outages of the broker, and the search for bad
         lines."""
 
     def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
@@ -403,13 +373,13 @@ class BulkRunner(Protocol):
         """Return True if a tenant has so many bytes of unfinished lines that it may offer no more."""
 
     def paused(self, model: str, tenant: str = "") -> str:
-        """Return the reason why a model or a tenant's lines are paused; "" if they aren't."""
+        """Return why a model or a tenant's lines are paused; "" if they aren't."""
 
     async def look(self) -> None:
         """Find out why offered lines wait, unless that was done a moment ago. Raises BrokerUnavailable."""
 
     def waits(self, model: str, tenant: str) -> tuple[str, float] | None:
-        """Return why lines of a model and tenant wait, and at most how many seconds; infinite if unknown. None: they run."""
+        """Return why lines of a model and tenant wait, and at most how many seconds (infinite if unknown); None if they run."""
 
 
 class Gpu(Protocol):
@@ -420,7 +390,7 @@ class Gpu(Protocol):
         """Share of its memory that was in use after the last model had been loaded, 0 to 1; 0 while unknown."""
 
     def figures(self) -> GpuFigures | None:
-        """Return the figures that were read last, if recent; else None. Does not wait."""
+        """Return the figures that were read last, if recent. Does not wait."""
 
     async def look(self) -> GpuFigures | None:
         """Read the figures now. Returns the last ones if that takes longer than a second."""
@@ -433,9 +403,10 @@ class Identity(Protocol):
     """Authentication: finds the principal of a credential."""
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal for the value of an `Authorization` header (empty: none was sent); None if it is not valid.
+        """Return the principal for the value of an `Authorization` header, which is empty if none was sent; None if it is not
+        valid.
 
-        Raises RequestError if the credential cannot be checked at present; says when to retry."""
+        Raises RequestError, which says when to retry, if the credential cannot be checked at present."""
 
 
 @runtime_checkable
@@ -443,7 +414,7 @@ class WatchedIdentity(Protocol):
     """Identity that need not check a good credential again while its sender stays connected."""
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """Return a function that answers for this credential what `Identity.identify` would answer at that time; None if there is none."""
+        """Return a function that answers for this credential what `Identity.identify` would at that time; None if there is none."""
 
 
 @runtime_checkable
@@ -451,30 +422,21 @@ class KeyIdentity(Protocol):
     """Identity of API keys, which can tell what a key sent earlier may do now."""
 
     def principal_of(self, key: str) -> Principal | None:
-        """Return the principal of the key with this id; None if it is not valid. Raises RequestError if the key cannot be checked at
+        """Return the principal of the key with this id; None if it is not valid. Raises RequestError if it cannot be checked at
         present."""
 
 
 class KeyMark(msgspec.Struct, frozen=True):
-    """One change in the history of a store of keys.
-
-    Attributes:
-        revision: number that grows with every change; 0: before the first change.
-        mark: random text that distinguishes changes of the same revision; empty if unknown.
-    """
+    """One change in the history of a store of keys. `revision` grows with every change, and is 0 before the first one. `mark` is a
+    random text that distinguishes changes of the same revision; it is empty if unknown."""
 
     revision: int = 0
     mark: str = ""
 
 
 class KeyChanges(msgspec.Struct, frozen=True):
-    """Keys that changed after some earlier change.
-
-    Attributes:
-        keys: their present state, in the order of their last changes.
-        upto: the last of these changes.
-        more: True if there may be further changes.
-    """
+    """Present state of the keys that changed after some earlier change, in the order of their last changes. `upto` is the last of
+    these changes. `more` is True if there may be further ones."""
 
     keys: Sequence[ApiKey]
     upto: KeyMark
@@ -492,8 +454,7 @@ class KeyHistory(Protocol):
 
         None if that change may not be part of the present store's history. Then read all keys again, from KeyMark()."""
 
-    async def latest(self) -> KeyMark:
-        """Return the last change."""
+    async def latest(self) -> KeyMark: ...
 
 
 class KeyStore(KeyHistory, Protocol):
@@ -505,8 +466,7 @@ class KeyStore(KeyHistory, Protocol):
     async def add(self, key: ApiKey) -> None:
         """Add a new key. Raises ValueError if its id is taken, or if the key that it replaces already has a valid replacement."""
 
-    async def get(self, id: str) -> ApiKey | None:
-        """Return the key with an id."""
+    async def get(self, id: str) -> ApiKey | None: ...
 
     async def expire(self, id: str, at: float) -> bool:
         """Let a key expire at Unix time `at`, or earlier if it would anyway. Returns False for an unknown id."""
@@ -516,12 +476,11 @@ class KeyStore(KeyHistory, Protocol):
 
         This makes no entry in the history, as these keys were refused already."""
 
-    async def close(self) -> None:
-        """Close the store."""
+    async def close(self) -> None: ...
 
 
 class Ledger(Protocol):
-    """Ledger, with a record of every request. Each method raises StoreUnavailable if the store does not answer."""
+    """Record of every request. Each method raises StoreUnavailable if the store does not answer."""
 
     async def open(self) -> None:
         """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
@@ -530,7 +489,7 @@ class Ledger(Protocol):
         """Keep all records or none. A record that is already there, by (tenant, id, completed_at), stays as it is."""
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        """Forget the open requests `ended`, each a tenant and id; then note `records` as open, replacing earlier notes."""
+        """Forget the open requests `ended`, each a tenant and id; then note `records` as open, in place of earlier notes."""
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
         """Return the records of a request id, of all tenants. Open ones come last."""
@@ -538,31 +497,26 @@ class Ledger(Protocol):
     async def prune(self, before: float, limit: int) -> int:
         """Remove at most `limit` records completed before Unix time `before`, and open ones that old. Returns their number."""
 
-    async def close(self) -> None:
-        """Close the ledger."""
+    async def close(self) -> None: ...
 
 
 class BulkStore(Protocol):
-    """Store of bulk jobs and their files' metadata. Each method raises StoreUnavailable if the store does not answer.
-
-    A tenant can't see other tenants' ids. Leases are on the store's own clock."""
+    """Store of bulk jobs and their files' metadata. Each method raises StoreUnavailable if the store does not answer. A tenant
+    can't see other tenants' ids. Leases are on the store's own clock."""
 
     async def open(self) -> None:
         """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
 
     async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
-        """Add a file, or update the size of the one with its id.
+        """Add a file, or update the size of the one with its id. Returns False if its tenant would exceed `most`, or if another
+        generation than `holder`'s holds the job."""
 
-        Returns False if its tenant would exceed `most`, or if another generation than `holder`'s holds the job."""
-
-    async def file(self, tenant: str, id: str) -> BulkFile | None:
-        """Return the file with an id."""
+    async def file(self, tenant: str, id: str) -> BulkFile | None: ...
 
     async def files(self, tenant: str, after: str, limit: int, purpose: str = "") -> Sequence[BulkFile]:
-        """Return a tenant's newest files: of one purpose if given, and older than the file `after` if given."""
+        """Return a tenant's newest files, of one purpose if given, and older than the file `after` if given."""
 
-    async def stored(self, tenant: str) -> Stored:
-        """Return the total of a tenant's files."""
+    async def stored(self, tenant: str) -> Stored: ...
 
     async def remove_file(self, tenant: str, id: str) -> bool:
         """Forget a file. Returns False if it is not there, or if an unfinished job is still reading it."""
@@ -574,12 +528,10 @@ class BulkStore(Protocol):
         """Return the ids of all tenants' files in order, after the id `after`."""
 
     async def add_job(self, job: BulkJob, most: int, most_ended: int = MOST_ENDED) -> bool:
-        """Add a job. Returns False if its tenant would have more than `most` unfinished jobs.
+        """Add a job. Returns False if its tenant would have more than `most` unfinished jobs. Of its finished jobs the newest
+        `most_ended` are kept."""
 
-        Of a tenant's finished jobs the newest `most_ended` are kept."""
-
-    async def job(self, tenant: str, id: str) -> BulkJob | None:
-        """Return the job with an id."""
+    async def job(self, tenant: str, id: str) -> BulkJob | None: ...
 
     async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
         """Return a tenant's newest jobs, older than the job `after` if given."""
@@ -591,14 +543,13 @@ class BulkStore(Protocol):
         """Note that the client wants a job to end, unless it has ended. Returns the job."""
 
     async def claim(self, owner: str, seconds: float, share: int) -> BulkJob | None:
-        """Take the oldest job that nobody holds, of a tenant with fewer than `share` held jobs. None if there is none.
-
-        The lease lasts for `seconds`. The job enters its next generation."""
+        """Take the oldest job that nobody holds, of a tenant with fewer than `share` held jobs. None if there is none. The lease
+        lasts for `seconds`, and the job enters its next generation."""
 
     async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
-        """Write the state of a held job, and hold it for another `seconds` from now; 0: release it.
+        """Write the state of a held job, and hold it for another `seconds` from now; 0 releases it.
 
-        Returns the job, with the client's present wish. None, and nothing is written, if another generation holds it."""
+        Returns the job with the client's present wish. If another generation holds it, returns None and writes nothing."""
 
     async def remove_jobs(self, before: float, limit: int) -> int:
         """Forget at most `limit` finished jobs from before Unix time `before`. Returns their number."""
@@ -606,5 +557,4 @@ class BulkStore(Protocol):
     async def counts(self) -> Mapping[str, int]:
         """Return the number of jobs by status."""
 
-    async def close(self) -> None:
-        """Close the store."""
+    async def close(self) -> None: ...

@@ -45,21 +45,16 @@ class Code(msgspec.Struct, frozen=True):
     """One error code.
 
     Attributes:
-        status: HTTP status.
-        title: one short line, the `title` of its problem document.
-        when: one sentence for the API contract: when clients get this code.
-        hopeless: True if the same request will fail again.
         refusal: True if the request was not admitted. The ledger may count many such requests of a caller in one record.
-        native: True if the native routes, which answer on the fast path, can return it.
         shown: the code that clients see instead; they tell the two apart by status or title. Empty: its own name.
     """
 
-    status: int
-    title: str
-    when: str
-    hopeless: bool = False
+    status: int  # HTTP status.
+    title: str  # One short line, the `title` of its problem document.
+    when: str  # One sentence for the API contract: when clients get this code.
+    hopeless: bool = False  # True if the same request will fail again.
     refusal: bool = False
-    native: bool = True
+    native: bool = True  # True if the native routes, which answer on the fast path, can return it.
     shown: str = ""
 
 

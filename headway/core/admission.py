@@ -44,17 +44,14 @@ class Refused(msgspec.Struct, frozen=True):
     """Refusal of an entry.
 
     Attributes:
-        wait: seconds until the entry would be admitted.
-        tier_only: True if the highest tier would be admitted now.
         most: number of inputs that would be admitted, if the request has too many even for an empty queue; otherwise 0. Negative if at
             the known pace not even one would be answered in time; its absolute value is then the number tried anyway.
-        apart: True if its caller's quarantine is full.
     """
 
-    wait: float
-    tier_only: bool
+    wait: float  # Seconds until the entry would be admitted.
+    tier_only: bool  # True if the highest tier would be admitted now.
     most: int = 0
-    apart: bool = False
+    apart: bool = False  # True if its caller's quarantine is full.
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True):
@@ -63,17 +60,14 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     Attributes:
         drains: size per second that reaches each tier, highest first; all 0 while unknown. Sizes are as in `QueueLimits.size`: numbers of
             entries, unless entries are weighed.
-        batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
-        max_batch: size of a full batch.
         spread: growth of a wait's squared margin (WAIT_DEVIATIONS standard deviations), in seconds² per second of wait.
-        known: bounds computed so far, by tier and timeouts.
     """
 
     drains: tuple[float, ...]
-    batch_seconds: float
-    max_batch: float = 0.0
+    batch_seconds: float  # Run time in seconds of a full batch that is slower than the mean by one standard deviation.
+    max_batch: float = 0.0  # Size of a full batch.
     spread: float = 0.0
-    known: dict[tuple[int, float, float], float] = {}
+    known: dict[tuple[int, float, float], float] = {}  # Bounds computed so far, by tier and timeouts.
 
     @classmethod
     def unknown(cls, tiers: int) -> AdmissionLimits:

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-ALIGNMENT = 64
-"""Offsets of places are multiples of so many bytes, which suits arrays of numbers."""
+ALIGNMENT = 64  # Offsets of places are multiples of so many bytes, which suits arrays of numbers.
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -31,17 +30,13 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Allocator:
-    """Allocator of the places of one batch, whose number is `generation`. `size`: bytes of the arena.
-
-    Attributes:
-        used: bytes taken at the beginning of the arena.
-    """
+    """Allocator of the places of one batch, whose number is `generation`. `size`: bytes of the arena."""
 
     __slots__ = ("_generation", "_size", "used")
 
     def __init__(self, size: int, generation: int, used: int = 0) -> None:
         self._size, self._generation = size, generation
-        self.used = used
+        self.used = used  # Bytes taken at the beginning of the arena.
 
     def take(self, length: int) -> Place | None:
         """Return a place for so many bytes; None if there is no room."""

@@ -54,16 +54,12 @@ BUSY_TIME = 5.0
 
 
 class RunningBatches:
-    """Batches on GPUs.
-
-    Attributes:
-        utilisation: busy share of the slots over the last seconds, 0 to 1, as of the last call.
-    """
+    """Batches on GPUs."""
 
     __slots__ = ("_since", "_sizes", "utilisation")
 
     def __init__(self) -> None:
-        self.utilisation = 0.0
+        self.utilisation = 0.0  # Busy share of the slots over the last seconds, 0 to 1, as of the last call.
         self._sizes: list[float] = []
         self._since = 0.0
 

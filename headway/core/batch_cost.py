@@ -23,52 +23,37 @@ from headway.core.service_model import DECAY, ServiceModel
 from headway.core.weight_estimate import octets
 from headway.model import CostLine, CostShape, Value, WorkerInfo, WorkerStatus
 
-NUMBER_ERROR = 0.03
-"""Mean relative error of forecasts below which the line by number holds whatever the others are."""
-BETTER = 0.8
-"""Error of another line, relative to the current line, at which the other line takes over."""
-RECENT = 0.05
-"""Weight of the newest call in the mean error of a line."""
-KNOWN_CALLS = 16
-"""Calls that must run before a line other than that by number can hold."""
+NUMBER_ERROR = 0.03  # Mean relative error of forecasts below which the line by number holds whatever the others are.
+BETTER = 0.8  # Error of another line, relative to the current line, at which the other line takes over.
+RECENT = 0.05  # Weight of the newest call in the mean error of a line.
+KNOWN_CALLS = 16  # Calls that must run before a line other than that by number can hold.
 FIRST_TRIALS, MORE_TRIALS, LAST_TRIALS = 8, 256, 8192
 """Calls between two trials: at first; at most while trials show a gain, and at least once one didn't; at most."""
-MORE = 1.5
-"""Growth of the distance between trials after one that showed a gain; it doubles after others."""
+MORE = 1.5  # Growth of the distance between trials after one that showed a gain; it doubles after others.
 AS_FORETOLD = 0.75
 """Time of the lighter inputs, relative to the forecast by number, from which there is little to gain."""
-SPARED = 0.25
-"""Smallest share of number × longest that a trial must spare."""
+SPARED = 0.25  # Smallest share of number × longest that a trial must spare.
 FULL = 0.95
 """Mean batch, relative to the largest, from which all are about as large: their times say little about smaller ones."""
-NOTICED = 0.1
-"""Relative change of a line from which it is reported again."""
+NOTICED = 0.1  # Relative change of a line from which it is reported again.
 MOST_CALLS = 4
 """Limit on the calls of a batch."""
 LEAST_SAVED = 0.1
 """Smallest share of a batch's time that a cut must save."""
-MOST_PLACES = 64
-"""Limit on the places of a batch at which a cut is considered."""
+MOST_PLACES = 64  # Limit on the places of a batch at which a cut is considered.
 
 
 class BatchCost:
-    """Run time of calls, learnt from past calls.
-
-    Attributes:
-        shape: shape of the line that holds.
-        errors: mean relative error of each line's recent forecasts.
-    """
+    """Run time of calls, learnt from past calls."""
 
     def __init__(self) -> None:
-        self.shape = CostShape.NUMBER
-        self.errors = dict.fromkeys(CostShape, 0.0)
+        self.shape = CostShape.NUMBER  # Shape of the line that holds.
+        self.errors = dict.fromkeys(CostShape, 0.0)  # Mean relative error of each line's recent forecasts.
         self._lines = {shape: ServiceModel() for shape in CostShape}
         self._calls = self._batches = self._inputs = self._padded = 0.0
-        self._largest = 0.0
-        """Size of the largest batch, which decays slowly."""
+        self._largest = 0.0  # Size of the largest batch, which decays slowly.
         self._observed, self._trial_at, self._distance = 0, KNOWN_CALLS, float(FIRST_TRIALS)
-        self._tries = False
-        """True if the next call is the first of a batch on trial."""
+        self._tries = False  # True if the next call is the first of a batch on trial.
 
     @property
     def cuts(self) -> bool:
@@ -222,8 +207,7 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
     return parts[::-1] or [list(range(count))]
 
 
-SURE = 64
-"""Calls after which most are ignored, if every input takes the same time."""
+SURE = 64  # Calls after which most are ignored, if every input takes the same time.
 LOOKED_AT = 8
 """One in so many calls is observed then."""
 

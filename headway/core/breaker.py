@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-COOLDOWN_CAP = 30.0
-"""Longest cooldown, seconds."""
-REST_CAP = 3600.0
-"""Longest rest that a backend can ask for, seconds."""
+COOLDOWN_CAP = 30.0  # Longest cooldown, seconds.
+REST_CAP = 3600.0  # Longest rest that a backend can ask for, seconds.
 
 
 class State(IntEnum):

@@ -14,16 +14,12 @@ GREED = 9
 
 
 class Budget:
-    """A number of units, and how many of them each owner holds. `greed`: as GREED; 0 for no limit but `total`.
-
-    Attributes:
-        free: units that no owner holds.
-    """
+    """A number of units, and how many of them each owner holds. `greed`: as GREED; 0 for no limit but `total`."""
 
     __slots__ = ("_greed", "_used", "free")
 
     def __init__(self, total: int, greed: int = GREED) -> None:
-        self.free = total
+        self.free = total  # Units that no owner holds.
         self._greed = greed
         self._used: dict[str, int] = {}
 

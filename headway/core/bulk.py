@@ -61,25 +61,15 @@ _WEIGHT = attrgetter("weight")
 
 
 class Forecast(msgspec.Struct, frozen=True, gc=False):
-    """Forecast for the time of a whole batch that would leave now.
+    """Forecast for the time of a whole batch that would leave now."""
 
-    Attributes:
-        seconds: expected run time of the batch in seconds.
-        rate: arrivals of others per second.
-        gap: shortest time in seconds between two departures of others; 0 for none.
-        slots: live GPUs.
-        whole: whole GPUs that they add up to. On a GPU that models share, a batch would delay another model.
-        newest: instant of the latest arrival of others; minus infinity for none.
-        waiting: others that wait.
-    """
-
-    seconds: float
-    rate: float
-    gap: float
-    slots: int
-    whole: float
-    newest: float
-    waiting: int = 0
+    seconds: float  # Expected run time of the batch in seconds.
+    rate: float  # Arrivals of others per second.
+    gap: float  # Shortest time in seconds between two departures of others; 0 for none.
+    slots: int  # Live GPUs.
+    whole: float  # Whole GPUs that they add up to. On a GPU that models share, a batch would delay another model.
+    newest: float  # Instant of the latest arrival of others; minus infinity for none.
+    waiting: int = 0  # Others that wait.
 
 
 class BulkClass:

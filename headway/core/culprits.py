@@ -27,8 +27,7 @@ MOST_APART = 16
 """Limit on callers that ride apart. Beyond it, the caller whose last culprit is longest ago rides with others again."""
 KNOWN_SECONDS = 180.0
 """Seconds for which an input that failed alone is answered without a run."""
-MOST_KNOWN = 256
-"""Limit on known inputs of one tenant; the oldest are forgotten first."""
+MOST_KNOWN = 256  # Limit on known inputs of one tenant; the oldest are forgotten first.
 MOST_TENANTS = 1000
 """Limit on tenants with known inputs."""
 ALL_GENERATIONS = -1
@@ -78,16 +77,11 @@ class _Caller(msgspec.Struct):
 
 _Known = tuple[float, float, str]
 _UNKNOWN: _Known = (-math.inf, 0.0, "")
-_PAST = -2
-"""A past generation."""
+_PAST = -2  # A past generation.
 
 
 class Culprits:
-    """Known callers and inputs of one queue.
-
-    Attributes:
-        active: True if there are any; a plain attribute, as it is read for each entry.
-    """
+    """Known callers and inputs of one queue."""
 
     __slots__ = ("_callers", "_generation", "_known", "active")
 
@@ -97,7 +91,7 @@ class Culprits:
         self._known: dict[str, dict[bytes, _Known]] = {}
         """Known inputs by tenant: until when each is known, in which generation, and its error; the oldest first."""
         self._generation = 0.0
-        self.active = False
+        self.active = False  # True if there are any; a plain attribute, as it is read for each entry.
 
     def found(self, entry: Entry, now: float, killed: bool = False, error: str = "", left_at: float = math.inf) -> None:
         """Note an input that failed alone, with the error for its sender. `killed`: it killed its worker in several runs.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-_AMPLE = 2.0
-"""Ratio of an ample deadline to what it must cover."""
+_AMPLE = 2.0  # Ratio of an ample deadline to what it must cover.
 MOST_MS = 600_000
 """Longest deadline that the settings allow, in ms."""
 HELD_SHARE = 0.95

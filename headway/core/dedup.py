@@ -133,12 +133,11 @@ class Consequences(msgspec.Struct):
     """Consequences of one event for other entries.
 
     Attributes:
-        replies: outcomes of other entries.
         reoffered: former followers to offer again, in this order.
         idle: originals that nobody waits for any more, so they needn't run.
     """
 
-    replies: list[tuple[QueuedEntry, Reply]] = msgspec.field(default_factory=list)
+    replies: list[tuple[QueuedEntry, Reply]] = msgspec.field(default_factory=list)  # Outcomes of other entries.
     reoffered: list[QueuedEntry] = msgspec.field(default_factory=list)
     idle: list[QueuedEntry] = msgspec.field(default_factory=list)
 
@@ -151,8 +150,7 @@ class Dedup:
         self._begun: dict[QueuedEntry, list[_Flight]] = {}
         self._followed: dict[QueuedEntry, _Flight] = {}
         self._unwanted: set[QueuedEntry] = set()
-        self._codes: dict[QueueName, list[str]] = {}
-        """Codes of the workers of each queue, the newest first."""
+        self._codes: dict[QueueName, list[str]] = {}  # Codes of the workers of each queue, the newest first.
         self.limits = limits
         self._kept: Retention[_Flight] = Retention(limits)
         self._due: list[tuple[float, int, QueuedEntry]] = []

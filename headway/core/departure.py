@@ -49,37 +49,24 @@ class Load(msgspec.Struct, frozen=True):
     """Load of a model at an instant; the input of every policy.
 
     Attributes:
-        rate: arrivals in entries per second (λ).
-        alpha: fixed part of a batch's time in seconds (α); 0 until a batch was measured.
-        beta: seconds for each unit of a batch's size (β), as `QueueLimits.size` has it.
-        slots: live GPUs (k).
-        max_batch: limit on the entries of a batch, and the size of a full one.
-        depth: entries waiting.
-        utilisation: busy share of the slots, 0 to 1.
-        wait: recent wait in seconds of the oldest member at departure.
-        departures: batches that have left so far.
-        deviation: standard deviation in seconds of a batch's time around what α and β predict.
-        largest: about the largest recently measured batch; 0 if unknown.
-        entry_size: mean size of an entry; 1 unless entries are weighed.
         paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are for a slot whose pace is the mean of
             all.
-        past: recent arrivals; None if not kept.
     """
 
-    rate: float
-    alpha: float
-    beta: float
-    slots: int
-    max_batch: int
-    depth: int = 0
-    utilisation: float = 0.0
-    wait: float = 0.0
-    departures: int = 0
-    deviation: float = 0.0
-    largest: float = 0.0
-    entry_size: float = 1.0
+    rate: float  # Arrivals in entries per second (λ).
+    alpha: float  # Fixed part of a batch's time in seconds (α); 0 until a batch was measured.
+    beta: float  # Seconds for each unit of a batch's size (β), as `QueueLimits.size` has it.
+    slots: int  # Live GPUs (k).
+    max_batch: int  # Limit on the entries of a batch, and the size of a full one.
+    depth: int = 0  # Entries waiting.
+    utilisation: float = 0.0  # Busy share of the slots, 0 to 1.
+    wait: float = 0.0  # Recent wait in seconds of the oldest member at departure.
+    departures: int = 0  # Batches that have left so far.
+    deviation: float = 0.0  # Standard deviation in seconds of a batch's time around what α and β predict.
+    largest: float = 0.0  # About the largest recently measured batch; 0 if unknown.
+    entry_size: float = 1.0  # Mean size of an entry; 1 unless entries are weighed.
     paces: tuple[int, ...] = ()
-    past: Past | None = None
+    past: Past | None = None  # Recent arrivals; None if not kept.
 
     @property
     def size_rate(self) -> float:
@@ -105,41 +92,28 @@ class Rule(msgspec.Struct, frozen=True):
     """Numbers that decide when the next batch leaves.
 
     Attributes:
-        size: size at which a batch leaves at once.
-        headway: shortest time in seconds between departures; None if the policy doesn't space them.
-        gap_each: seconds that each unit of size of the largest batch on a GPU adds to that.
         split: square of the number of batches that a unit of size is best cut into; 0 to cut none. See `share`.
-        window: limit in seconds on the oldest member's wait; infinite for none.
-        rate: expected arrivals per second, for the early test.
-        service: expected run time of the batch in seconds, for the deadline test.
-        pace: seconds by which each departure moves the schedule on.
         tolerance: seconds that a full batch may leave ahead of schedule; infinite if full batches aren't spaced.
-        gather: seconds for which others may join the oldest member, although the headway is over.
-        quiet: seconds without an arrival after which the batch waits no longer.
         company: smallest size at which the batch heeds that silence, which starts at the last end of a batch, if that is later; 0 for
             any size, and if ends don't count.
-        team: slots that take turns, if slots differ; else 0.
-        speed: batches that these run together in the time of one on a slot of factor 1.
-        slowest: factor above which a slot only helps out.
-        batch: expected run time in seconds of a batch of the usual size on a slot of factor 1.
     """
 
-    size: int
-    headway: float | None = None
-    gap_each: float = 0.0
+    size: int  # Size at which a batch leaves at once.
+    headway: float | None = None  # Shortest time in seconds between departures; None if the policy doesn't space them.
+    gap_each: float = 0.0  # Seconds that each unit of size of the largest batch on a GPU adds to that.
     split: float = 0.0
-    window: float = math.inf
-    rate: float = 0.0
-    service: float = 0.0
-    pace: float = 0.0
+    window: float = math.inf  # Limit in seconds on the oldest member's wait; infinite for none.
+    rate: float = 0.0  # Expected arrivals per second, for the early test.
+    service: float = 0.0  # Expected run time of the batch in seconds, for the deadline test.
+    pace: float = 0.0  # Seconds by which each departure moves the schedule on.
     tolerance: float = math.inf
-    gather: float = 0.0
-    quiet: float = 0.0
+    gather: float = 0.0  # Seconds for which others may join the oldest member, although the headway is over.
+    quiet: float = 0.0  # Seconds without an arrival after which the batch waits no longer.
     company: float = 0.0
-    team: float = 0.0
-    speed: float = 0.0
-    slowest: float = math.inf
-    batch: float = 0.0
+    team: float = 0.0  # Slots that take turns, if slots differ; else 0.
+    speed: float = 0.0  # Batches that these run together in the time of one on a slot of factor 1.
+    slowest: float = math.inf  # Factor above which a slot only helps out.
+    batch: float = 0.0  # Expected run time in seconds of a batch of the usual size on a slot of factor 1.
 
     def gap(self, running: float) -> float:
         """Return the shortest time in seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
@@ -168,27 +142,18 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     """State of a queue that decides about a departure.
 
     Attributes:
-        depth: size of all waiting entries; their number unless they are weighed.
-        oldest: arrival of the oldest.
-        due: earliest deadline.
-        last_departure: instant of the last departure.
-        schedule: instant of the next departure if all so far had kept the rule's pace.
-        newest: latest arrival, or for a rule with `company`, the latest end of a batch if later.
-        running: size of the largest batch on a GPU; 0 if all are idle.
-        factor: factor of the slot that asks, see `core.slot_factors`.
-        unseen: departures since a batch of that slot came back.
         busy, slots: GPUs that run a batch, and all live ones.
     """
 
-    depth: float
-    oldest: float
-    due: float
-    last_departure: float
-    schedule: float = -math.inf
-    newest: float = -math.inf
-    running: float = 0.0
-    factor: float = 1.0
-    unseen: float = 0.0
+    depth: float  # Size of all waiting entries; their number unless they are weighed.
+    oldest: float  # Arrival of the oldest.
+    due: float  # Earliest deadline.
+    last_departure: float  # Instant of the last departure.
+    schedule: float = -math.inf  # Instant of the next departure if all so far had kept the rule's pace.
+    newest: float = -math.inf  # Latest arrival, or for a rule with `company`, the latest end of a batch if later.
+    running: float = 0.0  # Size of the largest batch on a GPU; 0 if all are idle.
+    factor: float = 1.0  # Factor of the slot that asks, see `core.slot_factors`.
+    unseen: float = 0.0  # Departures since a batch of that slot came back.
     busy: int = 0
     slots: int = 1
 

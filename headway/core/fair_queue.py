@@ -31,8 +31,7 @@ QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
 _HAS_LEFT = attrgetter("state")
-_EVEN = frozenset((1,))
-"""Costs of entries that take one round each."""
+_EVEN = frozenset((1,))  # Costs of entries that take one round each.
 
 PAGE = 64 << 10
 """Characters of input and parameters that cost one round."""
@@ -57,35 +56,24 @@ class QueuedEntry(msgspec.Struct, eq=False):
     """An admitted entry and its state, owned by one queue. Compared by identity.
 
     Attributes:
-        entry: the entry that was admitted.
-        arrived: instant of its admission, in seconds.
-        due: instant by which it must be answered.
-        queue_due: instant by which it must have left for the first time.
-        cost: rounds that it costs its tenant.
-        weight: its weight, at most the weight of a full batch; see `QueueLimits.weight`.
         held: the gateway's own object for this entry, returned with its output; None if the gateway looks it up.
-        pages: pages of its input and parameters.
-        attempts: number of times it has left.
-        reservation: its bytes in memory, until it has an outcome.
-        round: round of its tier queue in which it is served.
-        hung: whether its last run was ended at the GPU deadline.
         state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE, or FOLLOWS (waits
             for another's outcome). Queues drop what is no longer QUEUED when they meet it.
     """
 
-    entry: Entry
-    arrived: float
-    due: float
-    queue_due: float
-    cost: float
-    weight: int
+    entry: Entry  # The entry that was admitted.
+    arrived: float  # Instant of its admission, in seconds.
+    due: float  # Instant by which it must be answered.
+    queue_due: float  # Instant by which it must have left for the first time.
+    cost: float  # Rounds that it costs its tenant.
+    weight: int  # Its weight, at most the weight of a full batch; see `QueueLimits.weight`.
     held: object = None
-    pages: int = 1
-    attempts: int = 0
-    reservation: object = None
-    round: float = 0
+    pages: int = 1  # Pages of its input and parameters.
+    attempts: int = 0  # Number of times it has left.
+    reservation: object = None  # Its bytes in memory, until it has an outcome.
+    round: float = 0  # Round of its tier queue in which it is served.
     state: int = QUEUED
-    hung: bool = False
+    hung: bool = False  # Whether its last run was ended at the GPU deadline.
 
 
 def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
@@ -106,30 +94,18 @@ def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
 
 
 class TierQueue:
-    """Waiting entries of one tier, fair between tenants.
-
-    Attributes:
-        depth: number of queued entries.
-        weight: their weight.
-        mean: mean weight of recent arrivals, even refused ones; 0 before the first.
-        shaped: True if some may ride only with entries of their shape, if entries are weighed.
-    """
+    """Waiting entries of one tier, fair between tenants."""
 
     __slots__ = (
         "_arrivals", "_begun", "_dropped", "_gaps", "_latest", "_next", "_rough", "_round", "_rounds", "depth", "mean", "shaped", "weight",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._round: list[QueuedEntry] = []
-        """Entries left of the round being served, last first."""
-        self._rounds: dict[float, list[QueuedEntry]] = {}
-        """Rounds with entries that haven't begun."""
-        self._next: float = 1
-        """Number of the first round that hasn't begun."""
-        self._gaps: dict[float, int] = {}
-        """Number of dropped entries in rounds that haven't begun, if any."""
-        self._begun = 0
-        """Entries still queued in the round being served, so that a refusal needn't count."""
+        self._round: list[QueuedEntry] = []  # Entries left of the round being served, last first.
+        self._rounds: dict[float, list[QueuedEntry]] = {}  # Rounds with entries that haven't begun.
+        self._next: float = 1  # Number of the first round that hasn't begun.
+        self._gaps: dict[float, int] = {}  # Number of dropped entries in rounds that haven't begun, if any.
+        self._begun = 0  # Entries still queued in the round being served, so that a refusal needn't count.
         self._latest: dict[str, float] = {}
         """Last round that each tenant's entries have paid for; the next entry starts in the round that isn't used up."""
         self._rough = 0
@@ -137,12 +113,11 @@ class TierQueue:
 
         Up to there a tenant's entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds."""
         self._arrivals: deque[QueuedEntry] = deque()
-        self._dropped = 0
-        """Dropped entries that are still in the rounds."""
-        self.depth = 0
-        self.weight = 0
-        self.mean = 0.0
-        self.shaped = False
+        self._dropped = 0  # Dropped entries that are still in the rounds.
+        self.depth = 0  # Number of queued entries.
+        self.weight = 0  # Their weight.
+        self.mean = 0.0  # Mean weight of recent arrivals, even refused ones; 0 before the first.
+        self.shaped = False  # True if some may ride only with entries of their shape, if entries are weighed.
 
     def counted(self) -> Counter[str]:
         """Return the number of waiting entries by tenant."""
@@ -437,8 +412,7 @@ class DeadlineQueue:
         self._line: deque[QueuedEntry] = deque()
         self._heap: list[tuple[float, int, QueuedEntry]] = []
         self._order = 0
-        self._full_at = STALE
-        """Number of entries in deque and heap at which entries that left are swept."""
+        self._full_at = STALE  # Number of entries in deque and heap at which entries that left are swept.
 
     def push(self, queued: QueuedEntry) -> None:
         """Add an entry, keyed by its `queue_due`."""

@@ -39,10 +39,8 @@ UNKNOWN_FOR = 10.0
 
 A worker may take that long to register again after the broker lost its state. Workers that leave say so.
 """
-MEMORY_SCARCE = 0.9
-"""Share of its memory in use above which a worker counts as lost capacity."""
-MEMORY_AMPLE = 0.85
-"""Share below which it counts again."""
+MEMORY_SCARCE = 0.9  # Share of its memory in use above which a worker counts as lost capacity.
+MEMORY_AMPLE = 0.85  # Share below which it counts again.
 MEMORY_GROWN = 0.02
 """Share that must be used on top of what a GPU's models took when loaded, if that alone is near MEMORY_SCARCE."""
 

@@ -40,10 +40,8 @@ CHARACTERS: Mapping[str, str] = {
 
 LEAST_RUN = 8
 """Smallest limit on the longest run; a search for shorter runs would take longer."""
-MOST_MARKS = 64
-"""Limit on combining marks in a row in a text to normalise: sorting them takes quadratic time."""
-GROWTH = 3
-"""Limit on the growth of a piece of text when normalised: some characters stand for 18 others."""
+MOST_MARKS = 64  # Limit on combining marks in a row in a text to normalise: sorting them takes quadratic time.
+GROWTH = 3  # Limit on the growth of a piece of text when normalised: some characters stand for 18 others.
 PIECE = 1024
 """Characters of such a piece."""
 MOST_TEXTS = 10_000
@@ -78,39 +76,22 @@ Noted = set[tuple[str, Effect]]
 
 
 class InputRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. One of the attributes that define its effect is set.
+    """One rule. One of the attributes that define its effect is set."""
 
-    Attributes:
-        name: name of the rule, as clients and metrics see it.
-        normalise: form of normalisation.
-        characters: names of classes of characters.
-        action: what happens to a text with one of these: `remove` them, or `refuse` it.
-        longest: limit on the characters of a text.
-        longest_run: limit on a run of one character.
-        patterns: regular expressions; a text that matches one is refused.
-        function: function that judges texts, written as a target is.
-        deadline_ms: limit on the time of one call of the function.
-        on_failure: what happens to a request if the function gives no verdict: `refuse` or `admit`.
-        processes: processes that run the function.
-        tiers: names of the tiers that it applies to; empty for all.
-        models: names of the models that it applies to; empty for all.
-        shadow: True if it is only counted.
-    """
-
-    name: str
-    normalise: str = ""
-    characters: tuple[str, ...] = ()
-    action: str = "remove"
-    longest: int = 0
-    longest_run: int = 0
-    patterns: tuple[str, ...] = ()
-    function: str = ""
-    deadline_ms: float = 500.0
-    on_failure: str = "refuse"
-    processes: int = 1
-    tiers: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    shadow: bool = False
+    name: str  # Name of the rule, as clients and metrics see it.
+    normalise: str = ""  # Form of normalisation.
+    characters: tuple[str, ...] = ()  # Names of classes of characters.
+    action: str = "remove"  # What happens to a text with one of these: `remove` them, or `refuse` it.
+    longest: int = 0  # Limit on the characters of a text.
+    longest_run: int = 0  # Limit on a run of one character.
+    patterns: tuple[str, ...] = ()  # Regular expressions; a text that matches one is refused.
+    function: str = ""  # Function that judges texts, written as a target is.
+    deadline_ms: float = 500.0  # Limit on the time of one call of the function.
+    on_failure: str = "refuse"  # What happens to a request if the function gives no verdict: `refuse` or `admit`.
+    processes: int = 1  # Processes that run the function.
+    tiers: tuple[str, ...] = ()  # Names of the tiers that it applies to; empty for all.
+    models: tuple[str, ...] = ()  # Names of the models that it applies to; empty for all.
+    shadow: bool = False  # True if it is only counted.
 
     def applies(self, tier: str, model: str) -> bool:
         """Return True if the rule applies to requests of a tier and a model."""

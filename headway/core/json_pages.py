@@ -26,14 +26,12 @@ PAGE = 1 << 14
 """Bytes of a page. A string is never cut, so a page with a long one is longer."""
 SHORT = 1 << 13
 """Size in bytes up to which a JSON text is read in one go."""
-MAX_LEVELS = 102
-"""Deepest nesting of a text: a value may have 100 levels, within the members of a body."""
+MAX_LEVELS = 102  # Deepest nesting of a text: a value may have 100 levels, within the members of a body.
 _LONGEST = 1 << 17
 """Limit on bytes outside strings without a comma, which could only be one number or white space."""
 _TOKENS = 1 << 9
 """Limit on brackets and commas handled singly between two yields."""
-_TOKEN_BYTES = 24
-"""Bytes of flat JSON that take as long as one of these."""
+_TOKEN_BYTES = 24  # Bytes of flat JSON that take as long as one of these.
 
 # Python 3.11 before 3.11.5 gets possessive repeats of groups wrong, so only those of single characters are used.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*"'
@@ -46,8 +44,7 @@ _LONG = re.compile(rb'[^",]*+(?:%b[^",]*+)*' % _STRING, re.DOTALL)
 _FLAT = rb'(?:[^\[\]{}"]++|%b)' % _STRING
 for _ in range(2):
     _FLAT = rb"(?:%b|\[%b*\]|\{%b*\})" % (_FLAT, _FLAT, _FLAT)
-_INNER = re.compile(_FLAT + rb"*", re.DOTALL)
-"""Content of brackets, including brackets nested no more than twice."""
+_INNER = re.compile(_FLAT + rb"*", re.DOTALL)  # Content of brackets, including brackets nested no more than twice.
 _OUTER = re.compile(rb'[^\[\]{}",]*+(?:%b[^\[\]{}",]*+)*' % _STRING, re.DOTALL)
 _MEMBER = re.compile(rb"(%b)[ \t\r\n]*:[ \t\r\n]*" % _STRING, re.DOTALL)
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -99,8 +96,7 @@ class Pages(Iterator[bytes]):
     def __init__(self, text: bytes, *, known: bool = False, reach: int = PAGE) -> None:
         self._text, self._known, self._reach = text, known, reach
         self._at = 0
-        self._opened = b""
-        """Open brackets at the start of the next page."""
+        self._opened = b""  # Open brackets at the start of the next page.
         self.deepest = self.size = self.commas = 0
 
     def __next__(self) -> bytes:

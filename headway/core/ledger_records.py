@@ -18,10 +18,8 @@ from headway.core.values import shown
 from headway.errors import REFUSALS, SHOWN
 from headway.model import Entry, LedgerRecord, Principal, Reply
 
-NAME_LENGTH = 128
-"""Limit on a name in characters, as clients may make names up."""
-MINUTE = 60.0
-"""Seconds for which refusals are counted together."""
+NAME_LENGTH = 128  # Limit on a name in characters, as clients may make names up.
+MINUTE = 60.0  # Seconds for which refusals are counted together.
 MOST_COUNTED = 10_000
 """Limit on combinations of caller, tier and code. Beyond it, the oldest get their record early."""
 

@@ -33,42 +33,31 @@ EVENTS = 3000.0
 """Limit on events rehearsed per second of arrivals, on average; if more come, only some are looked at."""
 QUIET = 8
 """Looks in a row that keep the usual rule, after which looks become rarer: each pause doubles."""
-RAREST = 64
-"""Limit on the growth of the pause between looks. A change of the rate by a quarter resets it."""
-SPAN = 12.0
-"""Full batches, run one after the other, that a record has to span."""
+RAREST = 64  # Limit on the growth of the pause between looks. A change of the rate by a quarter resets it.
+SPAN = 12.0  # Full batches, run one after the other, that a record has to span.
 FEWEST_SLOTS = 2
 """Minimum number of slots for looking at arrivals: with one there is nothing to space, and no better rule was found."""
 SETTLED = 0.2
 """Share of a record whose latencies don't count, as the queue starts empty."""
-PARTS = 4
-"""Parts of a record with equally many arrivals, whose lengths show if arrivals are even."""
-EVEN = 1.25
-"""Ratio of the longest to the shortest part up to which arrivals count as even."""
-STEPPED = 1.15
-"""Ratio of the mean rates of two even records that is more than chance."""
+PARTS = 4  # Parts of a record with equally many arrivals, whose lengths show if arrivals are even.
+EVEN = 1.25  # Ratio of the longest to the shortest part up to which arrivals count as even.
+STEPPED = 1.15  # Ratio of the mean rates of two even records that is more than chance.
 LOOKS = 4
 """Looks before the first choice."""
 DECAY = 0.9
 """Weight of the histograms at each look."""
 MARGIN = 1.03
 """Factor by which another rule must be better to be chosen. It then stays while it is better at all."""
-CLIENTS_MARGIN = 1.01
-"""The same for clients, whom the model predicts well, relative to the current rule."""
+CLIENTS_MARGIN = 1.01  # The same for clients, whom the model predicts well, relative to the current rule.
 TURN = 149
 """Number of draws by which each look starts after the previous look."""
-FINENESS = 100
-"""Buckets of a histogram for each e-fold of latency."""
-RATES = 20.0
-"""Steps of rounded arrival rates for each e-fold; a rule is made for each."""
+FINENESS = 100  # Buckets of a histogram for each e-fold of latency.
+RATES = 20.0  # Steps of rounded arrival rates for each e-fold; a rule is made for each.
 GROUP = 8
 """Arrivals after which the rate is read again."""
-KNOWN_AFTER = 0.5
-"""Seconds from a record's start for which its mean rate stands in for the learnt one."""
-ROUNDS, SETTLED_ROUNDS = 60, 15
-"""Full batches for which clients are rehearsed, and how many of them don't count."""
-NEWEST = 0.3
-"""Weight of the newest look at clients."""
+KNOWN_AFTER = 0.5  # Seconds from a record's start for which its mean rate stands in for the learnt one.
+ROUNDS, SETTLED_ROUNDS = 60, 15  # Full batches for which clients are rehearsed, and how many of them don't count.
+NEWEST = 0.3  # Weight of the newest look at clients.
 LATER, LATEST = 1.5, 1000
 """Clients are rehearsed again when departures have grown by this factor, but after at most so many more."""
 
@@ -112,15 +101,11 @@ class LookAhead:
     def __init__(self, rules: Mapping[str, Make], of_clients: Mapping[str, Make] | None = None) -> None:
         self._rules, self._rules_of_clients = rules, of_clients or rules
         self._usual = self.chosen = next(iter(rules))
-        self._looks = self._quiet = 0
-        """Looks so far, and the last ones in a row that kept the usual rule."""
-        self._mean = 0.0
-        """Mean rate of the last look's arrivals."""
-        self._even = 0.0
-        """Mean rate of the last even record; 0 if there was none."""
+        self._looks = self._quiet = 0  # Looks so far, and the last ones in a row that kept the usual rule.
+        self._mean = 0.0  # Mean rate of the last look's arrivals.
+        self._even = 0.0  # Mean rate of the last even record; 0 if there was none.
         self._latencies = {name: Latencies() for name in rules}
-        self._again = 0
-        """Number of departures at which clients are rehearsed again."""
+        self._again = 0  # Number of departures at which clients are rehearsed again.
         self._clients = False
         self._apart = True
         """True if clients start spread over a batch's time at the next look. It alternates, as some rhythms last."""

@@ -31,16 +31,13 @@ class Nearness(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         full: entries of a full batch. If no more wait, they ride in turn, unless it saves time to separate light and heavy ones.
-        fixed: weight that takes as long as the fixed part of a batch.
-        most: number of a tier's next entries among which the nearest are searched.
-        cost: returns the rounds that a place costs if padded to a weight.
         by_age: True if the first entry comes from the tier whose oldest has waited longest, if that tier would get a place anyway.
     """
 
     full: int
-    fixed: float
-    most: int
-    cost: Cost
+    fixed: float  # Weight that takes as long as the fixed part of a batch.
+    most: int  # Number of a tier's next entries among which the nearest are searched.
+    cost: Cost  # Returns the rounds that a place costs if padded to a weight.
     by_age: bool = False
 
 
@@ -48,24 +45,18 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     """Terms for packing a batch.
 
     Attributes:
-        limit: limit on its entries.
-        weight: limit on its weight; infinite if entries aren't weighed.
-        unit: weight of one of `limit` places; infinite if entries aren't weighed.
-        share: share of the batch kept for lower tiers.
-        owed: weight owed to lower tiers besides.
         pages: limit on the pages of all large entries together, except for a single one; infinite for none.
-        rows: True if entries have rows or call parameters, so only entries of one shape ride together.
         fewest: True if the first entry comes from the tenant whose next entries make the fewest batches, if they have shapes.
         hopeless: instant at which the batch ends. While more waits than fits, an entry due before it is dropped.
     """
 
-    limit: int
-    weight: float = math.inf
-    unit: float = math.inf
-    share: float = 0.0
-    owed: float = 0.0
+    limit: int  # Limit on its entries.
+    weight: float = math.inf  # Limit on its weight; infinite if entries aren't weighed.
+    unit: float = math.inf  # Weight of one of `limit` places; infinite if entries aren't weighed.
+    share: float = 0.0  # Share of the batch kept for lower tiers.
+    owed: float = 0.0  # Weight owed to lower tiers besides.
     pages: float = math.inf
-    rows: bool = False
+    rows: bool = False  # True if entries have rows or call parameters, so only entries of one shape ride together.
     fewest: bool = False
     hopeless: float = -math.inf
 
@@ -82,19 +73,12 @@ class Packed(msgspec.Struct):
 
 
 class BatchRoom(msgspec.Struct, gc=False):
-    """Room left in a batch.
+    """Room left in a batch."""
 
-    Attributes:
-        count: room for entries at first.
-        weight: room for weight.
-        kept: part of that weight kept for lower tiers at present; infinite while they go first.
-        promised: part of that weight that lower tiers should get.
-    """
-
-    count: int
-    weight: float = math.inf
-    kept: float = 0.0
-    promised: float = 0.0
+    count: int  # Room for entries at first.
+    weight: float = math.inf  # Room for weight.
+    kept: float = 0.0  # Part of that weight kept for lower tiers at present; infinite while they go first.
+    promised: float = 0.0  # Part of that weight that lower tiers should get.
 
 
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from headway.core.batch import RunningBatches
 
-FEWEST = 1000
-"""Minimum number of arrivals in a record."""
+FEWEST = 1000  # Minimum number of arrivals in a record.
 MOST = 6000
 """Limit on arrivals in a record."""
 DECAY = 0.9
@@ -28,16 +27,13 @@ REGULAR = 0.06
 """Ratio of variance to mean of the waiting or running entries below which their number counts as constant."""
 SOON = 0.3
 """Clients ask again within this share of the time between two ends of batches."""
-STILL_SOON = 0.6
-"""The same for clients already recognised, as batches of several slots may end nearly together."""
+STILL_SOON = 0.6  # The same for clients already recognised, as batches of several slots may end nearly together.
 
 
 class Past:
     """Arrivals of the last seconds, and the number of clients.
 
     Attributes:
-        clients: number of clients that wait for their answers; 0 for an open load.
-        last_end: instant at which a batch last came back.
         long: True if the record has enough arrivals.
         tells: True once there has been a long record or any clients; until then there is nothing to learn from it.
         each: mean size of an entry, used to convert a batch's size into its number of entries; 1 unless entries have rows.
@@ -49,12 +45,11 @@ class Past:
 
     def __init__(self) -> None:
         self._arrived: list[float] = []
-        self._from = -math.inf
-        """Instant from which arrivals are noted."""
+        self._from = -math.inf  # Instant from which arrivals are noted.
         self._ends = 0
-        self.last_end = 0.0
+        self.last_end = 0.0  # Instant at which a batch last came back.
         self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
-        self.clients = 0
+        self.clients = 0  # Number of clients that wait for their answers; 0 for an open load.
         self.each = 1.0
         self.long = self.tells = False
 

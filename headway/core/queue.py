@@ -62,8 +62,7 @@ NEAR_BATCHES = 8
 """Limit, in batches, on the waiting entries searched for ones nearest to the first, or of callers that now ride apart."""
 SEARCH_LOAD = 2
 """An entry in a quarantine counts as so many, since it may fail and run again."""
-MOST_KINDS = 64
-"""Limit on the kinds of entries, by tier and timeouts, in `_sure`."""
+MOST_KINDS = 64  # Limit on the kinds of entries, by tier and timeouts, in `_sure`.
 MIXED_SECONDS = 1.0
 """Seconds after another tenant's entry for which batches are kept small in bytes."""
 _TENANT, _TIER = attrgetter("entry.tenant"), attrgetter("entry.tier")
@@ -90,21 +89,17 @@ class ModelQueue:
         self._due = DeadlineQueue()
         self._crowded = limits.max_queue * GREED // (GREED + 1)
         """Number of waiting entries from which a tenant may have no more than its share."""
-        self._waiting: Counter[str] | None = None
-        """Waiting entries by tenant; None while the count isn't needed."""
+        self._waiting: Counter[str] | None = None  # Waiting entries by tenant; None while the count isn't needed.
         self._last_tenant: str | None = None
-        self._mixed_at = -math.inf
-        """Instant of the last entry that came from another tenant than the entry before it."""
+        self._mixed_at = -math.inf  # Instant of the last entry that came from another tenant than the entry before it.
         self._fresh = 0
         self._coming: list[QueuedEntry] = []
         """Entries that were admitted since the last look at the queue, and have no place in it yet."""
         self._sure: dict[tuple[int, float, float], float] = {}
         """Length of `_coming`, including a new entry and those that it pays for, from which `offer` must judge it; by tier and
         timeouts."""
-        self._sure_until = -math.inf
-        """Instant until which `_sure` holds."""
-        self.bulk: BulkClass | None = None
-        """Bulk entries, once there were any."""
+        self._sure_until = -math.inf  # Instant until which `_sure` holds.
+        self.bulk: BulkClass | None = None  # Bulk entries, once there were any.
         self.culprits = Culprits()
         self._suspects = Suspects()
         self._budgets = RetryBudgets(limits.max_batch)
@@ -117,8 +112,7 @@ class ModelQueue:
         self._policy: Policy | None = None
         self._limit = limits.max_batch
         self._weighs, self._sheds = limits.weighs, limits.shed_at is not None
-        self._owed = 0.0
-        """Weight kept for lower tiers that they didn't get."""
+        self._owed = 0.0  # Weight kept for lower tiers that they didn't get.
         self._rule = Rule(limits.max_batch)
         self._rule_at = -math.inf
 

@@ -13,15 +13,10 @@ from headway.model import CostLine, Entry
 
 
 class Padding(msgspec.Struct, frozen=True):
-    """Cost of a place in a batch of a model that pads all inputs to the longest.
+    """Cost of a place in a batch of a model that pads all inputs to the longest."""
 
-    Attributes:
-        longest: mean weight to which inputs were padded recently.
-        fixed: weight that takes as long as a place's share of a full batch's fixed time.
-    """
-
-    longest: float
-    fixed: float = 0.0
+    longest: float  # Mean weight to which inputs were padded recently.
+    fixed: float = 0.0  # Weight that takes as long as a place's share of a full batch's fixed time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +24,22 @@ class QueueLimits:
     """Limits of a queue.
 
     Attributes:
-        tiers: number of tiers.
-        max_batch: size of the largest batch.
-        reserved_share: share of a batch kept for lower tiers.
-        max_queue: limit on waiting entries.
         shed_at: depths from which the lowest tier, and all tiers but the highest, are refused; None: as many as can be served in time.
-        max_weight: limit on the weight of a batch; 0 if entries aren't weighed.
-        rows: True if entries have rows or parameters of a call, so only entries of one shape ride together.
-        promise: promised latency in seconds; 0 for none.
-        delayed: share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
         unit: weight of one place of a batch; infinite if entries aren't weighed.
         padding: cost of a place if the model pads, so that entries of similar weight ride together; else None.
         round_weight: weight that costs a tenant one round; 0 if entries aren't weighed, and cost one each.
         least_cost: rounds that one place of a batch costs, which is the minimum for an entry.
     """
 
-    tiers: int
-    max_batch: int
-    reserved_share: float = 0.1
-    max_queue: int = 20_000
+    tiers: int  # Number of tiers.
+    max_batch: int  # Size of the largest batch.
+    reserved_share: float = 0.1  # Share of a batch kept for lower tiers.
+    max_queue: int = 20_000  # Limit on waiting entries.
     shed_at: tuple[int, int] | None = None
-    max_weight: int = 0
-    rows: bool = False
-    promise: float = 0.0
-    delayed: float = 0.01
+    max_weight: int = 0  # Limit on the weight of a batch; 0 if entries aren't weighed.
+    rows: bool = False  # True if entries have rows or parameters of a call, so only entries of one shape ride together.
+    promise: float = 0.0  # Promised latency in seconds; 0 for none.
+    delayed: float = 0.01  # Share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
     padding: Padding | None = None
     unit: float = field(init=False, default=math.inf)
     round_weight: float = field(init=False, default=0.0)

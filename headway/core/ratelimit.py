@@ -20,8 +20,7 @@ from headway.model import Limit
 ROUNDING = 1e-9
 """Seconds by which rounding may move an instant."""
 
-LEAST_TATS = 10_000
-"""Limits that are remembered before those without debt are dropped."""
+LEAST_TATS = 10_000  # Limits that are remembered before those without debt are dropped.
 
 
 def part(limit: Limit, of: int) -> Limit:

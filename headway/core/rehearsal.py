@@ -21,10 +21,8 @@ from headway.core.slot_factors import FACTORS, USUAL, scale
 
 Rules = Callable[[float, ArrivalRate], Rule]
 """Function from an instant and the learnt rate of clients to the rule at that time."""
-STEP_EVENTS = 100
-"""Events in a step, about a millisecond."""
-COARSE = 8
-"""Arrivals come in groups of up to this share of what waits, as one more among many changes little."""
+STEP_EVENTS = 100  # Events in a step, about a millisecond.
+COARSE = 8  # Arrivals come in groups of up to this share of what waits, as one more among many changes little.
 RETURN_GAP = 0.0001
 """Seconds between the requests of two clients that were answered together."""
 _BLOCK, _BLOCKS = 64, 16
@@ -63,14 +61,7 @@ class Rehearsal:
         arrivals: instants, in order.
         deviation: standard deviation of a batch's time relative to its mean.
         clients: True if each entry comes back once answered. The rate is then learnt.
-        turn: number of the first draw; it differs between looks to vary chance.
-
-    Attributes:
-        events: number of events so far.
-        latencies: seconds from each arrival to its answer, in order of departure.
-        rate: arrival rate as a queue would learn it, if entries come back.
-        answered: instants and sizes of the finished batches, if entries come back.
-    """
+        turn: number of the first draw; it differs between looks to vary chance."""
 
     def __init__(
         self, load: Load, rules: Rules, arrivals: list[float], deviation: float, clients: bool = False, turn: int = 0
@@ -82,17 +73,15 @@ class Rehearsal:
         self._draws, self._factors = _draws(even=clients), factors_of(load)
         self._idle = dict.fromkeys(range(len(self._factors)))
         self._ran_at = [0] * len(self._factors)
-        self._running: list[tuple[float, int, int, int]] = []
-        """Ends of batches, their numbers, slots and sizes."""
-        self._first = self._next = 0
-        """Positions of the first waiting arrival, and of the next to come."""
+        self._running: list[tuple[float, int, int, int]] = []  # Ends of batches, their numbers, slots and sizes.
+        self._first = self._next = 0  # Positions of the first waiting arrival, and of the next to come.
         self._last = self._schedule = self._newest = self._ended = -math.inf
         self._look = math.inf
         self._departures = 0
-        self.events = 0
-        self.rate = ArrivalRate()
-        self.latencies: list[float] = []
-        self.answered: list[tuple[float, int]] = []
+        self.events = 0  # Number of events so far.
+        self.rate = ArrivalRate()  # Arrival rate as a queue would learn it, if entries come back.
+        self.latencies: list[float] = []  # Seconds from each arrival to its answer, in order of departure.
+        self.answered: list[tuple[float, int]] = []  # Instants and sizes of the finished batches, if entries come back.
 
     def steps(self, until: float = math.inf) -> Iterator[None]:
         """Run until a given instant, or until nothing is left. Yields now and then."""

@@ -19,12 +19,10 @@ from headway.model import Reply, Value
 
 OVERHEAD = 1600
 """Bytes that a kept outcome takes besides its text."""
-FAILURE_TEXT = 2000
-"""Bytes that a failure's text counts as, and to which it is cut."""
+FAILURE_TEXT = 2000  # Bytes that a failure's text counts as, and to which it is cut.
 FAILURE_BYTES = OVERHEAD + FAILURE_TEXT
 """Bytes that a kept failure counts as."""
-LARGEST_SHARE = 4
-"""Number of outcomes of the largest size that fit into a tenant's budget."""
+LARGEST_SHARE = 4  # Number of outcomes of the largest size that fit into a tenant's budget.
 STALE = 64
 """Outdated entries of a heap before they are swept."""
 
@@ -39,17 +37,11 @@ def weight(output: Value | None) -> int:
 
 
 class KeptLimits(msgspec.Struct, frozen=True):
-    """Budgets of kept outcomes, in bytes.
+    """Budgets of kept outcomes, in bytes."""
 
-    Attributes:
-        total: budget of all tenants together.
-        tenant: budget of one tenant.
-        largest: largest outcome that is kept, see `weight`.
-    """
-
-    total: int
-    tenant: int
-    largest: int
+    total: int  # Budget of all tenants together.
+    tenant: int  # Budget of one tenant.
+    largest: int  # Largest outcome that is kept, see `weight`.
 
     @classmethod
     def of(cls, total: int, tenant: int) -> KeptLimits:

@@ -38,14 +38,12 @@ BUDGET_RESERVE = 64.0
 """Limit on saved retries, and the number at first."""
 BUDGET_TRICKLE = 1.0
 """Retries that each second earns, whatever the traffic."""
-BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1
-"""Smallest reserve and trickle, in multiples of the largest batch."""
+BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1  # Smallest reserve and trickle, in multiples of the largest batch.
 SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))
 """Causes that are an input's fault: the batch is searched at once, and tenants pay for no retry."""
 NEVER_SPLIT = frozenset((Cause.REMOTE,))
 """Causes unrelated to inputs: the batch runs again whole, or is given up whole."""
-MOST_BUDGETS = 10_000
-"""Limit on tenants whose budgets are kept."""
+MOST_BUDGETS = 10_000  # Limit on tenants whose budgets are kept.
 BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
 """Causes for which an input that ran alone is blamed."""
 FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))
@@ -90,10 +88,8 @@ class RetryBudgets:
     __slots__ = ("_each", "_paid_at", "_reserve")
 
     def __init__(self, largest: int) -> None:
-        self._each = 1.0 / max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * largest)
-        """Seconds that pay for one retry."""
-        self._reserve = self._each * max(BUDGET_RESERVE, BUDGET_RUNS * largest)
-        """Maximum debt in seconds."""
+        self._each = 1.0 / max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * largest)  # Seconds that pay for one retry.
+        self._reserve = self._each * max(BUDGET_RESERVE, BUDGET_RUNS * largest)  # Maximum debt in seconds.
         self._paid_at: dict[str, float] = {}
 
     def earn(self, tenants: Iterable[str], now: float) -> None:
@@ -119,12 +115,10 @@ class RetryBudgets:
 
 FIRST_PAUSE = 0.25
 """Seconds of the first pause; doubles with each."""
-PAUSE_CAP = 30.0
-"""Longest pause, seconds."""
+PAUSE_CAP = 30.0  # Longest pause, seconds.
 KILLED_CAP = 2.0
 """Longest pause in seconds after a start that was killed from outside, as nothing is wrong with the target."""
-STEADY_LIFE = 5.0
-"""Seconds of life that show that a backend is well."""
+STEADY_LIFE = 5.0  # Seconds of life that show that a backend is well.
 
 
 class RestartPauses:

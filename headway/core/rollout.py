@@ -22,16 +22,13 @@ from headway.core.versions import Weights
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo, WorkerStatus
 from headway.model.rollout import Block, Evidence
 
-ERROR_RATE = 0.008
-"""Limit on the probability, over all steps and tests, of rolling back a version that isn't worse."""
+ERROR_RATE = 0.008  # Limit on the probability, over all steps and tests, of rolling back a version that isn't worse.
 FAILURES, P95 = "failures", "p95"
 TESTS = (FAILURES, P95)
 """Tests that may end a rollout."""
 MOST_STEPS = 20
-LONGEST_STEP = 7 * 86400.0
-"""Seconds of the longest step."""
-MOST_KEPT = 64
-"""Limit on the versions of earlier rollouts in a record: the last promoted one, and the last losers."""
+LONGEST_STEP = 7 * 86400.0  # Seconds of the longest step.
+MOST_KEPT = 64  # Limit on the versions of earlier rollouts in a record: the last promoted one, and the last losers.
 SLOWER = 0.25
 """Default share by which the new version's P95 may exceed the other's."""
 MOST_SLOWER = 10.0
@@ -41,19 +38,14 @@ ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
 
 So a list of bad inputs, or a stall of some seconds, isn't enough, however many requests fail, as they have one cause.
 """
-OUTCOMES_BLOCK = 0.9
-"""Shortest block of outcomes in seconds: two looks, which come a little early or late."""
+OUTCOMES_BLOCK = 0.9  # Shortest block of outcomes in seconds: two looks, which come a little early or late.
 LATENCIES_BLOCK = 1.9
 """Shortest block of latencies in seconds: four looks. Only their share counts, as requests that wait together delay each other."""
-LEAST_LATENCIES = 20
-"""Answers of the other version from which its P95 is known well enough."""
-USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05
-"""Shares of hits expected at first."""
+LEAST_LATENCIES = 20  # Answers of the other version from which its P95 is known well enough.
+USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05  # Shares of hits expected at first.
 
-_GROWTH = 1.1
-"""Growth from one bucket of latencies to the next."""
-_SHORTEST = 0.0005
-"""Upper bound in seconds of bucket 0."""
+_GROWTH = 1.1  # Growth from one bucket of latencies to the next.
+_SHORTEST = 0.0005  # Upper bound in seconds of bucket 0.
 
 
 class NoRollout(Exception):

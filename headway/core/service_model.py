@@ -15,8 +15,7 @@ DECAY = 0.98
 """Weight of the past at each new batch: about the last 50 batches count."""
 RATE_TIME = 1.0
 """Time constant of the arrival rate, seconds."""
-MOST_TIMES = 30.0
-"""Time constants after which the sum of arrivals gets a new base instant."""
+MOST_TIMES = 30.0  # Time constants after which the sum of arrivals gets a new base instant.
 LEAST_SEEN = 0.001
 """Smallest share of the past that counts as seen, so that two first arrivals at one instant aren't a flood."""
 REACH = 2.0
@@ -46,11 +45,8 @@ class ServiceModel:
     batch of many seconds; admission would refuse all but a trickle, and no larger batch would ever come to correct it.
 
     Attributes:
-        alpha: fixed part in seconds.
-        beta: seconds for each unit of size, which is an entry unless entries are weighed.
         deviation: standard deviation in seconds of the run times around the line. It is taken from their mean distance, which one stray
             batch sways far less than it does the mean square (Jacobson, "Congestion avoidance and control", SIGCOMM 1988).
-        largest: largest batch seen, slowly forgotten.
     """
 
     __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strays", "_w", "alpha", "beta", "deviation", "largest")
@@ -59,9 +55,9 @@ class ServiceModel:
         self._strays = 0
         """1 after a stray; otherwise minus the number of last batches that were much faster than expected."""
         self._w = self._n = self._l = self._nn = self._nl = self._off = 0.0
-        self.largest = 0.0
-        self.alpha = 0.0
-        self.beta = 0.0
+        self.largest = 0.0  # Largest batch seen, slowly forgotten.
+        self.alpha = 0.0  # Fixed part in seconds.
+        self.beta = 0.0  # Seconds for each unit of size, which is an entry unless entries are weighed.
         self.deviation = 0.0
 
     def warm_up(self, runs: Iterable[WarmUpRun]) -> None:
@@ -130,8 +126,7 @@ class ArrivalRate:
         self._sum = 0.0
         self._base = 0.0
         self._began: float | None = None
-        self._next_base = -math.inf
-        """Instant at which the base moves, since the sum would grow without bound."""
+        self._next_base = -math.inf  # Instant at which the base moves, since the sum would grow without bound.
 
     def observe(self, count: int, now: float) -> None:
         """Count arrivals at instant `now`. The first only starts the clock, as one instant doesn't make a rate."""

@@ -48,11 +48,9 @@ class SharedBucket:
         self.rate = self.burst = math.inf
         self._at = 0.0
         self._virtual = 0.0
-        self._done: dict[str, float] = {}
-        """Virtual instants at which tenants will have worked off their levels."""
+        self._done: dict[str, float] = {}  # Virtual instants at which tenants will have worked off their levels.
         self._weights: Mapping[str, float] = NO_WEIGHTS
-        self._sum = self._weight = 0.0
-        """Sum of these instants times their tenants' weights, and sum of the weights."""
+        self._sum = self._weight = 0.0  # Sum of these instants times their tenants' weights, and sum of the weights.
         self._order: list[tuple[float, str]] = []
         """Heap with an instant for each of these tenants, which may be earlier than the true instant; and some outdated instants."""
 

@@ -20,8 +20,7 @@ from headway.core.service_model import ServiceModel
 
 STEP = 0.2
 """Natural logarithm of the ratio of two neighbouring factors: a fifth."""
-LOWEST = -4
-"""Steps from the usual factor down to the smallest, which is less than half of it."""
+LOWEST = -4  # Steps from the usual factor down to the smallest, which is less than half of it.
 FACTORS = tuple(math.exp(STEP * steps) for steps in range(LOWEST, 8))
 """All factors before scaling, ascending."""
 USUAL = -LOWEST

@@ -28,10 +28,8 @@ TOLERANCE = 0.1
 """Limit on the relative error, with 95 % confidence, of a pace that counts as measured."""
 KEPT_TOLERANCE = 0.15
 """Relative error at which a pace stops counting as measured; larger, so that it doesn't flip to and fro."""
-CONFIDENCE = 2.5
-"""Standard errors in a 95 % confidence interval for few values, whose spread is uncertain, too."""
-DOUBT = 0.5
-"""Possible error of the seconds added to a batch that wasn't quite full, as a share of them."""
+CONFIDENCE = 2.5  # Standard errors in a 95 % confidence interval for few values, whose spread is uncertain, too.
+DOUBT = 0.5  # Possible error of the seconds added to a batch that wasn't quite full, as a share of them.
 
 
 class Average:
@@ -67,27 +65,19 @@ class Average:
 
 
 class SlotPace:
-    """Pace of one slot, whose largest batch has size `max_batch`.
-
-    Attributes:
-        estimated: True if too few nearly full batches were seen to be sure of the pace.
-        line: run time by size, through all batches it ran.
-    """
+    """Pace of one slot, whose largest batch has size `max_batch`."""
 
     __slots__ = ("_full", "_max", "_ratio", "_run", "_shift", "_warm", "estimated", "line")
 
     def __init__(self, max_batch: int) -> None:
-        self.estimated = True
+        self.estimated = True  # True if too few nearly full batches were seen to be sure of the pace.
         self._max = max_batch
-        self.line = ServiceModel()
-        self._warm: ServiceModel | None = None
-        """Line through the batches of the start, if the largest was among them."""
-        self._ratio = Average(DECAY)
-        """Run times of batches relative to that line."""
+        self.line = ServiceModel()  # Run time by size, through all batches it ran.
+        self._warm: ServiceModel | None = None  # Line through the batches of the start, if the largest was among them.
+        self._ratio = Average(DECAY)  # Run times of batches relative to that line.
         self._full, self._shift = Average(DECAY), Average(DECAY)
         """Seconds of nearly full batches as if full, and how much of that was added."""
-        self._run: list[float] = []
-        """The last of these seconds, if they are far from the mean on one side."""
+        self._run: list[float] = []  # The last of these seconds, if they are far from the mean on one side.
 
     def warmed(self, runs: Sequence[WarmUpRun]) -> None:
         """Learn from a start's batches how much longer a full one takes than a smaller one."""

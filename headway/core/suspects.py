@@ -52,48 +52,35 @@ SEARCH_PRICE = 3.0
 """Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out fresh work."""
 MOST_CREDIT = 2.0
 """Full batches of GPU time that groups may save up while the tier queues go first."""
-CLEAN = 64
-"""Lines of a tenant that must succeed after its first bad one before its lines ride beside others again."""
-MOST_DOUBLINGS = 16
-"""Doublings of CLEAN, one for each further bad line."""
+CLEAN = 64  # Lines of a tenant that must succeed after its first bad one before its lines ride beside others again.
+MOST_DOUBLINGS = 16  # Doublings of CLEAN, one for each further bad line.
 LEAST_REST, RESTS = 15.0, 20.0
 """Rest of a tenant whose batch has killed its worker: at least so many seconds, or so many times the run of that batch."""
-MOST_REST_DOUBLINGS = 4
-"""Doublings of that rest, one for each line of the tenant that was found to kill its worker."""
-MOST_SENDERS = 10_000
-"""Tenants whose lines are remembered as bad or large."""
+MOST_REST_DOUBLINGS = 4  # Doublings of that rest, one for each line of the tenant that was found to kill its worker.
+MOST_SENDERS = 10_000  # Tenants whose lines are remembered as bad or large.
 LONGEST_PAUSE = 30.0
 """Longest pause, in seconds, before lines run again on a remote API that is in trouble."""
-SHAPES = 1 << 39
-"""Range from which a process draws its first shape, so that the shapes of several processes differ."""
+SHAPES = 1 << 39  # Range from which a process draws its first shape, so that the shapes of several processes differ.
 
 
 class Group(msgspec.Struct, eq=False):
     """Entries that wait to run together, in order.
 
     Attributes:
-        ready_at: instant before which they don't run.
-        kind: FIRST, HALF, QUARANTINE or REST.
-        failures: times that the entries failed together, or in a larger batch.
-        attempts: runs of each of them.
-        alone: number of attempts in which the only member ran alone.
-        caller: caller whose quarantine it is.
-        rest: for a half, the group that holds the culprit if the half doesn't.
         avoid, avoid_until: worker on which the entries failed, and the instant until which they wait for another worker.
-        hung: True if their last run was ended at the GPU deadline.
     """
 
     members: list[QueuedEntry]
-    ready_at: float
-    kind: int
-    failures: int = 0
-    attempts: int = 0
-    alone: int = 0
-    caller: CallerKey | None = None
-    rest: Group | None = None
+    ready_at: float  # Instant before which they don't run.
+    kind: int  # FIRST, HALF, QUARANTINE or REST.
+    failures: int = 0  # Times that the entries failed together, or in a larger batch.
+    attempts: int = 0  # Runs of each of them.
+    alone: int = 0  # Number of attempts in which the only member ran alone.
+    caller: CallerKey | None = None  # Caller whose quarantine it is.
+    rest: Group | None = None  # For a half, the group that holds the culprit if the half doesn't.
     avoid: str = ""
     avoid_until: float = -math.inf
-    hung: bool = False
+    hung: bool = False  # True if their last run was ended at the GPU deadline.
 
     def open_at(self, worker: str, others: bool) -> float:
         """Return the instant from which `worker` may take them. It is later if they failed there and there are `others`."""
@@ -114,12 +101,9 @@ class Suspects:
     def __init__(self) -> None:
         self.groups: dict[Group, None] = {}
         self.of: dict[QueuedEntry, Group] = {}
-        self.due = math.inf
-        """Instant before which no member is overdue."""
-        self.credit = 0.0
-        """GPU seconds that groups may take while the tier queues have a batch."""
-        self._lean = 0.0
-        """GPU seconds of halves, at their price, minus the GPU seconds of quarantines."""
+        self.due = math.inf  # Instant before which no member is overdue.
+        self.credit = 0.0  # GPU seconds that groups may take while the tier queues have a batch.
+        self._lean = 0.0  # GPU seconds of halves, at their price, minus the GPU seconds of quarantines.
         self._quarantines: dict[CallerKey, Group] = {}
 
     def quarantine(self, caller: CallerKey) -> Group | None:
@@ -301,35 +285,23 @@ Line = TypeVar("Line", bound=SuspectLine)
 
 
 class _Sender(msgspec.Struct):
-    """Tenant whose bulk lines were bad or large.
+    """Tenant whose bulk lines were bad or large."""
 
-    Attributes:
-        shape: shape of the tenant's lines while they ride apart.
-        bad: lines that were to blame so far.
-        deadly: blamed lines that killed their worker.
-        owed: lines that must succeed before the tenant rides beside others again.
-        suspects: lines that are being searched.
-        largest: size in bytes of its largest output, if its lines ride apart because of it; else 0.
-        room: further lines of this shape whose outputs still fit in a batch.
-        rests_until: instant before which none of its lines runs.
-    """
-
-    shape: int
-    bad: int = 0
-    deadly: int = 0
-    owed: int = 0
-    suspects: int = 0
-    largest: int = 0
-    room: int = 0
-    rests_until: float = 0.0
+    shape: int  # Shape of the tenant's lines while they ride apart.
+    bad: int = 0  # Lines that were to blame so far.
+    deadly: int = 0  # Blamed lines that killed their worker.
+    owed: int = 0  # Lines that must succeed before the tenant rides beside others again.
+    suspects: int = 0  # Lines that are being searched.
+    largest: int = 0  # Size in bytes of its largest output, if its lines ride apart because of it; else 0.
+    room: int = 0  # Further lines of this shape whose outputs still fit in a batch.
+    rests_until: float = 0.0  # Instant before which none of its lines runs.
 
 
 class LineSuspects:
     """Suspected bulk lines of one process, and the tenants that ride apart. `rng`: uniform in [0, 1); draws the first shape."""
 
     def __init__(self, rng: Callable[[], float]) -> None:
-        self.new_shape = count(int(rng() * SHAPES) + 1).__next__
-        """Returns a shape that no other lines have."""
+        self.new_shape = count(int(rng() * SHAPES) + 1).__next__  # Returns a shape that no other lines have.
         self._senders: dict[str, _Sender] = {}
 
     def shape(self, tenant: str) -> int:

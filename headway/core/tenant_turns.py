@@ -11,16 +11,11 @@ T = TypeVar("T")
 
 
 class TenantTurns(Generic[T]):
-    """Waiting items by tenant. True while there are any.
-
-    Attributes:
-        count: number of items.
-    """
+    """Waiting items by tenant. True while there are any."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[T]] = {}
-        """Non-empty lines, from the line of the tenant whose turn it is."""
-        self.count = 0
+        self._lines: dict[str, deque[T]] = {}  # Non-empty lines, from the line of the tenant whose turn it is.
+        self.count = 0  # Number of items.
 
     def __len__(self) -> int:
         return self.count

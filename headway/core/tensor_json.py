@@ -62,10 +62,8 @@ _LARGEST = {
 """Largest number that each datatype with a fraction rounds to a finite one."""
 BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}
 """Smallest and largest number by datatype."""
-_HALVES = ("FP16", "BF16")
-"""Two-byte datatypes with a fraction."""
-_MOST_WITH_EMPTY = 1 << 16
-"""Limit in bytes on a text with empty arrays."""
+_HALVES = ("FP16", "BF16")  # Two-byte datatypes with a fraction.
+_MOST_WITH_EMPTY = 1 << 16  # Limit in bytes on a text with empty arrays.
 _MOST_DIGITS = 40
 """Limit on the characters of a wrong element in a message."""
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
@@ -84,8 +82,7 @@ _READERS: dict[str, tuple[Callable[[bytes], list[Any]], Callable[[bytes], list[l
         (("BOOL",), _read_booleans, msgspec.json.Decoder(list[list[bool]]).decode),
     )
     for name in names
-}
-"""Readers of a vector and of several vectors, by datatype."""
+}  # Readers of a vector and of several vectors, by datatype.
 _read_texts = msgspec.json.Decoder(list[str]).decode
 _read_any = msgspec.json.Decoder(list[Any]).decode
 _encode = msgspec.json.Encoder().encode

@@ -47,8 +47,7 @@ _MOST_SHOWN = 8
 _NAME = attrgetter("name")
 _LARGEST = 1 << 40
 """More elements than any value holds."""
-_MOST_EMPTY = 1 << 16
-"""Limit on empty arrays of a tensor without elements, as they take no bytes of a request."""
+_MOST_EMPTY = 1 << 16  # Limit on empty arrays of a tensor without elements, as they take no bytes of a request.
 
 _encode = msgspec.msgpack.Encoder().encode
 _LENGTH = struct.Struct("<I")
@@ -95,8 +94,7 @@ class Tensor(NamedTuple):
 
 
 _decode = msgspec.msgpack.Decoder(Header).decode
-_often_decode = lru_cache(maxsize=256)(_decode)
-"""Cached, as many requests have the same header."""
+_often_decode = lru_cache(maxsize=256)(_decode)  # Cached, as many requests have the same header.
 
 
 def count_of(shape: Iterable[int]) -> int:
@@ -329,8 +327,7 @@ def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[
     return (TensorHead(specs[0].name, heads[0].datatype, heads[0].shape),) if len(specs) == 1 else tuple(heads)
 
 
-_often_checked = lru_cache(maxsize=256)(_checked)
-"""Cached, as many requests have inputs of the same shapes."""
+_often_checked = lru_cache(maxsize=256)(_checked)  # Cached, as many requests have inputs of the same shapes.
 
 
 def shown(value: Octets) -> str:

@@ -26,22 +26,17 @@ from headway.model import Capacity
 
 MOST_TENANTS = 1000
 """Limit on tenants that are counted separately. All others count as one."""
-MOST_TOLD = 16
-"""Limit on tenants whose averages are reported."""
+MOST_TOLD = 16  # Limit on tenants whose averages are reported.
 LEAST_RATE = 0.01
 """Arrivals per second below which a tenant is forgotten."""
-OTHER_TENANTS = ""
-"""Name for all further tenants; no tenant has it."""
+OTHER_TENANTS = ""  # Name for all further tenants; no tenant has it.
 BURST_SECONDS = 1.0
 """Seconds' worth of the rate that may come at once."""
 LEAST_BURST = 10.0
 """Requests that may come at once however low the rate, which is an average over a second, and rough if low."""
-DEALT = 0.1
-"""Part of the room that is divided evenly among all gateways."""
-LEAST_WEIGHT = 0.01
-"""Minimum weight of a tenant at a gateway, so that what it took there is worked off in time."""
-AVERAGED = 1.0
-"""Time constant in seconds of the averages of arrivals."""
+DEALT = 0.1  # Part of the room that is divided evenly among all gateways.
+LEAST_WEIGHT = 0.01  # Minimum weight of a tenant at a gateway, so that what it took there is worked off in time.
+AVERAGED = 1.0  # Time constant in seconds of the averages of arrivals.
 
 
 class TenantRates:
@@ -50,8 +45,7 @@ class TenantRates:
     __slots__ = ("_averages", "_came")
 
     def __init__(self) -> None:
-        self._came: dict[str, int] = {}
-        """Arrivals since the last average."""
+        self._came: dict[str, int] = {}  # Arrivals since the last average.
         self._averages: dict[str, float] = {}
 
     def add(self, tenant: str, count: int) -> None:
@@ -82,13 +76,11 @@ class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
     """Arrivals per second at one gateway.
 
     Attributes:
-        higher: of all tiers above the lowest.
-        lowest: of the lowest tier.
         tenants: of the tenants of the lowest tier that send most, by name. Empty: one tenant sends all of it.
     """
 
-    higher: float = 0.0
-    lowest: float = 0.0
+    higher: float = 0.0  # Of all tiers above the lowest.
+    lowest: float = 0.0  # Of the lowest tier.
     tenants: dict[str, float] = {}
 
 
@@ -170,7 +162,6 @@ class Throttle:
     Attributes:
         higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to `higher`, and
             subtracts what needed no run.
-        rates: averages of recent arrivals.
         least_seconds: see Capacity. An entry that can't wait that long isn't demand, as no number of workers could answer it.
     """
 
@@ -180,7 +171,7 @@ class Throttle:
         self.higher = 0
         self.lowest = 0
         self.least_seconds = 0.0
-        self.rates = ArrivalRates()
+        self.rates = ArrivalRates()  # Averages of recent arrivals.
         self._bucket = SharedBucket()
         self._tenants = TenantRates()
         self._counted_at: float | None = None

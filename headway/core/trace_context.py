@@ -20,10 +20,8 @@ from headway.model.request import RANDOM, SAMPLED
 
 MOST_MEMBERS = 32
 """Limit on the members of a `tracestate`; one with more is dropped."""
-MOST_STATE = 512
-"""Limit on the characters of a `tracestate` that are passed on. Members beyond it are left out whole."""
-LONG_MEMBER = 128
-"""Length in characters from which members are left out first."""
+MOST_STATE = 512  # Limit on the characters of a `tracestate` that are passed on. Members beyond it are left out whole.
+LONG_MEMBER = 128  # Length in characters from which members are left out first.
 
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[ -~]*)?")
 _MEMBER = re.compile(rb"[a-z0-9][a-z0-9_*/@-]{0,255}=(?:[ -+\--<>-~]{0,255}[!-+\--<>-~])")
@@ -108,8 +106,7 @@ def trace_id_of(packed: bytes) -> str:
 
 
 _ALL = 1 << 64
-_MOST_LEFT_OUT = 1 << 62
-"""Limit on the requests that are skipped in one draw."""
+_MOST_LEFT_OUT = 1 << 62  # Limit on the requests that are skipped in one draw.
 
 
 class Sampler:

@@ -26,8 +26,7 @@ _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 """Start of an escape that may stand for half of a surrogate pair, or for U+0000."""
 _GOOD = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000).{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL
-)
-"""Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000."""
+)  # Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000.
 _LONGEST_ESCAPE = 12
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG = b"0" * 200

@@ -49,15 +49,11 @@ class WeightEstimate:
     """Knowledge of one process about a weight function.
 
     The line is fitted by least squares with decaying weights. It is raised so that a full batch of such inputs rarely exceeds its
-    limit. `most`: limit on a batch's weight; 0 for none. `max_batch`: limit on its inputs.
-
-    Attributes:
-        latest: weights of the inputs of the last batch.
-    """
+    limit. `most`: limit on a batch's weight; 0 for none. `max_batch`: limit on its inputs."""
 
     def __init__(self, function: str, most: int, max_batch: int) -> None:
         self.function, self.most = function, most
-        self.latest: Sequence[int] = ()
+        self.latest: Sequence[int] = ()  # Weights of the inputs of the last batch.
         self._max_batch = max_batch
         self._count = self._x = self._y = self._xx = self._xy = self._yy = 0.0
 

@@ -27,8 +27,7 @@ _MOST_OPENING = 64
 Beyond a server's queue an attempt is dropped, and repeated only a second later.
 """
 _SPARE_FILES = 64
-_CONNECT_WITHIN = 5.0
-"""Seconds that an attempt to connect may take."""
+_CONNECT_WITHIN = 5.0  # Seconds that an attempt to connect may take.
 _STALE = 4.0
 """Seconds after which an idle connection is not used again.
 
@@ -251,8 +250,7 @@ class ConnectionPool:
         self._most = most or min(_MOST, _file_limit() - _SPARE_FILES)
         self._build, self._tried = build, tried
         self._opening: set[asyncio.Task[None]] = set()
-        self.open: set[Connection] = set()
-        """Open connections. Their owner adds and removes them."""
+        self.open: set[Connection] = set()  # Open connections. Their owner adds and removes them.
         self.idle: list[Connection] = []
         """Free connections, the last one used at the end. Some may have been closed since."""
 

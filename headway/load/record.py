@@ -19,12 +19,9 @@ class Stream:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.answered = array("d")
-        """Latencies of answers with a 2xx status."""
-        self.refused = array("d")
-        """Latencies of refusals, status 429 or 503."""
-        self.refused_without_retry_after = 0
-        """Refusals that did not say when to come back."""
+        self.answered = array("d")  # Latencies of answers with a 2xx status.
+        self.refused = array("d")  # Latencies of refusals, status 429 or 503.
+        self.refused_without_retry_after = 0  # Refusals that did not say when to come back.
         self.failed: Counter[str] = Counter()
         """Every outcome but 2xx, by label: status and error code of an answer, or what happened to the connection."""
 
@@ -34,32 +31,19 @@ class Record:
 
     def __init__(self, tiers: Sequence[str]) -> None:
         self.streams = [Stream(name) for name in tiers]
-        self.sent = [0] * len(tiers)
-        """Requests that have been due, by tier."""
-        self.dues = array("d")
-        """Due times of the requests, in seconds from the start."""
-        self.lags = array("d")
-        """Seconds by which the generator was late for each request."""
-        self.mismatches = 0
-        """2xx answers that are not the right answer to their request."""
-        self.mismatched: list[str] = []
-        """The first few wrong answers."""
-        self.first_refused = ""
-        """Text of the first 4xx answer other than 429; empty if there was none."""
-        self.waited = 0
-        """Requests for which no connection was free when they were due."""
-        self.opened = 0
-        """Connections opened."""
-        self.peak = 0
-        """Most connections open at once."""
-        self.last_answer = 0.0
-        """Seconds from the start to the last answer of any status."""
-        self.elapsed = 0.0
-        """Seconds from the start until every request had its outcome."""
-        self.cpu = 0.0
-        """CPU seconds of the generator, user and system."""
-        self.interrupted = False
-        """True if the load was stopped early."""
+        self.sent = [0] * len(tiers)  # Requests that have been due, by tier.
+        self.dues = array("d")  # Due times of the requests, in seconds from the start.
+        self.lags = array("d")  # Seconds by which the generator was late for each request.
+        self.mismatches = 0  # 2xx answers that are not the right answer to their request.
+        self.mismatched: list[str] = []  # The first few wrong answers.
+        self.first_refused = ""  # Text of the first 4xx answer other than 429; empty if there was none.
+        self.waited = 0  # Requests for which no connection was free when they were due.
+        self.opened = 0  # Connections opened.
+        self.peak = 0  # Most connections open at once.
+        self.last_answer = 0.0  # Seconds from the start to the last answer of any status.
+        self.elapsed = 0.0  # Seconds from the start until every request had its outcome.
+        self.cpu = 0.0  # CPU seconds of the generator, user and system.
+        self.interrupted = False  # True if the load was stopped early.
 
     @property
     def variation(self) -> float:

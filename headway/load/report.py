@@ -27,8 +27,7 @@ _BUSY = 0.9
 _WIDTH = 160
 _COLUMNS = ("requests", "answered", "p50", "p90", "p95", "p99", "p99.9", "max", "in time/s")
 
-EVERY_ON_TERMINAL = 0.5
-"""Seconds between two lines on a terminal, where each replaces the last."""
+EVERY_ON_TERMINAL = 0.5  # Seconds between two lines on a terminal, where each replaces the last.
 EVERY = 5.0
 """Seconds between two lines in a file or a pipe."""
 
@@ -52,30 +51,20 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """Outcomes of the requests of one tier, or of all.
 
     Attributes:
-        requests: requests that were due.
-        answered: requests with a 2xx answer.
-        refused: requests with a 429 or 503.
-        failed: requests with any other status, or without an answer.
-        answered_rate: 2xx answers per second, until the last answer came.
-        in_time: 2xx answers within the promise; null without a promise.
-        goodput: answers within the promise per second of the load's duration; null without a promise.
-        latency_ms: from the due time to a 2xx answer.
-        refusal_ms: from the due time to a refusal.
-        refused_without_retry_after: refusals that did not say when to come back.
         outcomes: count of every outcome, which add up to `requests`: `ok` for 2xx, or status and error code, or what happened
             to the connection.
     """
 
-    requests: int
-    answered: int
-    refused: int
-    failed: int
-    answered_rate: float
-    in_time: int | None
-    goodput: float | None
-    latency_ms: Latency
-    refusal_ms: Latency
-    refused_without_retry_after: int
+    requests: int  # Requests that were due.
+    answered: int  # Requests with a 2xx answer.
+    refused: int  # Requests with a 429 or 503.
+    failed: int  # Requests with any other status, or without an answer.
+    answered_rate: float  # 2xx answers per second, until the last answer came.
+    in_time: int | None  # 2xx answers within the promise; null without a promise.
+    goodput: float | None  # Answers within the promise per second of the load's duration; null without a promise.
+    latency_ms: Latency  # From the due time to a 2xx answer.
+    refusal_ms: Latency  # From the due time to a refusal.
+    refused_without_retry_after: int  # Refusals that did not say when to come back.
     outcomes: dict[str, int]
 
 
@@ -83,40 +72,27 @@ class Self(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of the generator itself.
 
     Attributes:
-        lag_ms: how late the generator was for each request, which is part of every latency.
-        cpu_us_per_request: CPU time, user and system, in microseconds; `cpu_share` is the share of a core.
         connections_opened, connections_peak: connections in total, and at once.
-        waited_for_connection: requests for which no connection was free when they were due.
     """
 
-    lag_ms: Latency
-    cpu_us_per_request: float
+    lag_ms: Latency  # How late the generator was for each request, which is part of every latency.
+    cpu_us_per_request: float  # CPU time, user and system, in microseconds; `cpu_share` is the share of a core.
     cpu_share: float
     connections_opened: int
     connections_peak: int
-    waited_for_connection: int
+    waited_for_connection: int  # Requests for which no connection was free when they were due.
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a load test.
 
     Attributes:
-        command: command line without API keys.
-        started_at: ISO 8601, UTC.
         url, rate, duration_s, arrivals, seed, promise_ms, expect: as given.
-        interrupted: True if it was stopped early.
-        arrivals_cv: coefficient of variation of the gaps between due times: 0 even, about 1 Poisson.
-        offered_rate: requests due per second.
-        rows: rows of each request; null if its body has no tensors.
         answered_rows_rate: rows of 2xx answers per second, until the last answer came; null without tensors.
-        elapsed_s: seconds until every request had its outcome.
-        tiers: figures of each tier, if there is a mix.
-        mismatches: 2xx answers that are not the right answer to their request; null if not checked.
-        mismatched: the first few of them.
     """
 
-    command: list[str]
-    started_at: str
+    command: list[str]  # Command line without API keys.
+    started_at: str  # ISO 8601, UTC.
     url: str
     rate: float
     duration_s: float
@@ -124,16 +100,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     promise_ms: float | None
     expect: str
-    interrupted: bool
-    arrivals_cv: float
-    offered_rate: float
-    rows: int | None
+    interrupted: bool  # True if it was stopped early.
+    arrivals_cv: float  # Coefficient of variation of the gaps between due times: 0 even, about 1 Poisson.
+    offered_rate: float  # Requests due per second.
+    rows: int | None  # Rows of each request; null if its body has no tensors.
     answered_rows_rate: float | None
-    elapsed_s: float
+    elapsed_s: float  # Seconds until every request had its outcome.
     total: Flow
-    tiers: dict[str, Flow]
-    mismatches: int | None
-    mismatched: list[str]
+    tiers: dict[str, Flow]  # Figures of each tier, if there is a mix.
+    mismatches: int | None  # 2xx answers that are not the right answer to their request; null if not checked.
+    mismatched: list[str]  # The first few of them.
     generator: Self
 
     @property

@@ -50,14 +50,9 @@ class LoadSpec:
     """A load test. Raises SettingError if a part of it is impossible.
 
     Attributes:
-        arrivals: `poisson`, `uniform`, or the path of a trace file.
         mix: weights of tiers, which are sent as X-Request-Tier; empty to send none.
-        keys: API keys by tier; the key under "" serves all tiers.
         member: member of the JSON body with the input, which differs in each request; "" if there is none to vary.
-        data: bytes after the JSON body, which are its tensors.
-        timeout: counts from the due time.
         expect: check of the answer's `output`: `none`, `upper` (the input in capitals) or `echo`.
-        tls: certificates to trust and to show.
     """
 
     target: Target
@@ -69,15 +64,15 @@ class LoadSpec:
     arrivals: str = tool_option("poisson", "--arrivals", "poisson|uniform|FILE", _LOAD,
         "When requests come: Poisson, evenly, or as in a trace (CSV with a TIMESTAMP column or one column of seconds), its time scaled to "
         "the rate.",
-        type=str)
+        type=str)  # `poisson`, `uniform`, or the path of a trace file.
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same load. By default a new one.", type=int)
     mix: Mapping[str, float] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)  # API keys by tier; the key under "" serves all tiers.
     body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
     member: str = "input"
-    data: bytes = b""
+    data: bytes = b""  # Bytes after the JSON body, which are its tensors.
     timeout: float = tool_option(10.0, "--timeout", "S", _LOAD,
-        "Give a request up after S seconds.", unit="s", within=(0.001, 3_600))
+        "Give a request up after S seconds.", unit="s", within=(0.001, 3_600))  # Counts from the due time.
     promise: float | None = tool_option(None, "--promise", "MS", _RESULT,
         "Promised latency; answers within it are counted.", unit="ms", per=1000, within=(0.001, 3_600_000))
     expect: str = tool_option("none", "--expect", "none|upper|echo", _RESULT,
@@ -85,7 +80,7 @@ class LoadSpec:
     connections: int | None = tool_option(None, "--connections", "N", _LOAD,
         "Most connections at once. By default as many as it takes, up to 10,000.", type=int, within=(1, 60_000))
     # fmt: on
-    tls: ssl.SSLContext | None = None
+    tls: ssl.SSLContext | None = None  # Certificates to trust and to show.
 
     def __post_init__(self) -> None:
         check_options(self, tool_options_of(self))

@@ -28,22 +28,16 @@ from headway.core.scaling.sizing import BatchCost, fewest_slots
 from headway.errors import SettingError
 
 DAY = 86_400
-TENTHS = 10
-"""Parts of a second in which a record's arrivals are counted."""
-FIRST_SECONDS = 600
-"""Seconds from whose counts FIXED and PLAN learn how uneven arrivals are."""
-LEAST_RECORD = 600.0
-"""Seconds to which a shorter record is repeated before it is counted."""
-WAVE = 0.6
-"""Amplitude of the daily wave, as a share of its mean."""
+TENTHS = 10  # Parts of a second in which a record's arrivals are counted.
+FIRST_SECONDS = 600  # Seconds from whose counts FIXED and PLAN learn how uneven arrivals are.
+LEAST_RECORD = 600.0  # Seconds to which a shorter record is repeated before it is counted.
+WAVE = 0.6  # Amplitude of the daily wave, as a share of its mean.
 DOUBLES_AT, DOUBLES_WITHIN, DOUBLED_FOR = 39_600.0, 60.0, 3600.0
 """When the rate doubles, how long it climbs, and how long it stays, in seconds."""
-FIXED = "fixed"
-"""Policy that never changes the number: the fewest workers that keep the promise in the busiest minute."""
+FIXED = "fixed"  # Policy that never changes the number: the fewest workers that keep the promise in the busiest minute.
 POLICIES = (RULES, PLAN, FIXED)
 """Policies to compare."""
-QUEUE_SECONDS = 2.0
-"""Seconds of work that may wait. What comes beyond is refused."""
+QUEUE_SECONDS = 2.0  # Seconds of work that may wait. What comes beyond is refused.
 FEW = 20.0
 """Arrivals per second below which they are drawn from the Poisson distribution itself, where seconds without any occur."""
 
@@ -52,21 +46,16 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a day to simulate. Times are in seconds.
 
     Attributes:
-        rate: mean arrivals per second before the doubling.
-        promise: promised latency.
-        start: time until a new worker serves.
-        trace: recorded times; empty for a steady rate.
         limits: bounds and rules of the autoscaler; its policy and promise are replaced.
-        timeout: longest overall time of a request.
     """
 
-    rate: float
+    rate: float  # Mean arrivals per second before the doubling.
     cost: BatchCost
-    promise: float
-    start: float
-    trace: tuple[float, ...] = ()
+    promise: float  # Promised latency.
+    start: float  # Time until a new worker serves.
+    trace: tuple[float, ...] = ()  # Recorded times; empty for a steady rate.
     limits: ScaleLimits = msgspec.field(default_factory=ScaleLimits)
-    timeout: float = 4.0
+    timeout: float = 4.0  # Longest overall time of a request.
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -87,30 +76,22 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one policy: RULES, PLAN or FIXED.
 
     Attributes:
-        gpu_hours: hours of all workers, their starts included.
-        within: share of the requests answered within the promise.
-        refused: share of the requests that were refused.
         ups, downs: changes of the number of workers, which lies between `fewest` and `most`.
-        utilisation: mean load divided by the capacity of the workers that serve.
-        zero_hours: hours without a worker, starts from zero included.
-        starts: starts from zero.
-        held: requests that were held for such a start.
-        sent_away: requests that got 503 for such a start; they count as refused.
     """
 
     policy: str
-    gpu_hours: float
-    within: float
-    refused: float
+    gpu_hours: float  # Hours of all workers, their starts included.
+    within: float  # Share of the requests answered within the promise.
+    refused: float  # Share of the requests that were refused.
     ups: int
     downs: int
     most: int
     fewest: int
-    utilisation: float
-    zero_hours: float
-    starts: int
-    held: float
-    sent_away: float
+    utilisation: float  # Mean load divided by the capacity of the workers that serve.
+    zero_hours: float  # Hours without a worker, starts from zero included.
+    starts: int  # Starts from zero.
+    held: float  # Requests that were held for such a start.
+    sent_away: float  # Requests that got 503 for such a start; they count as refused.
 
 
 def simulate_day(

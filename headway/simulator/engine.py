@@ -71,28 +71,23 @@ class _Simulation:
         self._choose = choose
         self._record = Record(scenario)
         self._shards = [Shard(number, scenario) for number in range(scenario.shards)]
-        self._active = 1
-        """Shards in use."""
+        self._active = 1  # Shards in use.
         names = [f"gpu-{number}" for number in range(scenario.workers)]
         self._workers = {name: self._worker(name, slow=number == 0) for number, name in enumerate(names)}
         warm = self._warm_up(slow=False)
         for shard in self._shards:
             shard.queue.service.warm_up(warm)
         self._throttle = LowestTierThrottle(scenario) if len(scenario.mix) > 1 else None
-        self._line: CostLine | None = None
-        """Line by which the queues fill up batches."""
+        self._line: CostLine | None = None  # Line by which the queues fill up batches.
         self._slots = 0
-        self._came: dict[QueuedEntry, float] = {}
-        """When entries came that then gathered in their gateway."""
+        self._came: dict[QueuedEntry, float] = {}  # When entries came that then gathered in their gateway.
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._looks_at = math.inf
         self._reap_at = 0.0
         self._closed = False
-        self._sending = 0
-        """Gateways about to send."""
-        self._leases = 0
-        """Leases of workers whose death nobody has noticed."""
+        self._sending = 0  # Gateways about to send.
+        self._leases = 0  # Leases of workers whose death nobody has noticed.
         self._failures = self._rng("failures")
         self._retries = self._rng("retries").random
         self._noise = self._rng("noise")

@@ -48,8 +48,7 @@ class Child:
 
     def __init__(self) -> None:
         self._cost = BatchCost()
-        self.line: CostLine | None = None
-        """Line that it reported last; None before the first."""
+        self.line: CostLine | None = None  # Line that it reported last; None before the first.
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
         """Return the weights of the inputs of each call that a batch is cut into."""
@@ -76,8 +75,7 @@ class Worker:
 
     def __init__(self, name: str, home: Shard, slow: bool, pace: SlotPace) -> None:
         self.name = name
-        self.known = True
-        """True while others think that it lives."""
+        self.known = True  # True while others think that it lives.
         self.pace = pace
         self.child = Child()
         self.slow = slow
@@ -85,10 +83,8 @@ class Worker:
         self.alive = True
         self.died_at = 0.0
         self.home = self.shard = home
-        self.departure: Departure | None = None
-        """Batch that it runs, from `shard`; None when idle."""
-        self.look = 0
-        """Number of the shard it looked at last."""
+        self.departure: Departure | None = None  # Batch that it runs, from `shard`; None when idle.
+        self.look = 0  # Number of the shard it looked at last.
 
 
 class Gateway:
@@ -97,8 +93,7 @@ class Gateway:
     __slots__ = ("_gather", "_max_batch", "_open_at", "_turn", "gathered")
 
     def __init__(self, scenario: Scenario, turn: int) -> None:
-        self.gathered: list[Came] = []
-        """Entries that wait for the next call."""
+        self.gathered: list[Came] = []  # Entries that wait for the next call.
         self._gather = scenario.gather
         self._max_batch = scenario.max_batch
         self._open_at = 0.0

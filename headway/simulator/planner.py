@@ -23,20 +23,14 @@ from headway.simulator.report import make_report, percentile
 from headway.simulator.scenario import Scenario
 
 SEEDS = 5
-BULK_SEEDS = 2
-"""Runs that predict the lines of bulk jobs. They differ little."""
+BULK_SEEDS = 2  # Runs that predict the lines of bulk jobs. They differ little.
 SETTLING = 75.0
 """Warm-up in batch times: a fleet that starts in step near saturation needs that many to spread out."""
-FOUND_OUT = 3.0
-"""Factor of the warm-up for a model that pads: entries pile up until workers have found that out."""
-MEASURED = 50.0
-"""Fewest batch times to measure."""
-MEASURED_REQUESTS = 10_000
-"""Fewest requests to measure in each run for a prediction."""
-RATE_STEPS = 5
-"""Halvings in the search for the highest rate, which is then known to 1/32 of the spare capacity."""
-RATE_SEEDS = 2
-"""Runs that must meet the targets at each of these rates."""
+FOUND_OUT = 3.0  # Factor of the warm-up for a model that pads: entries pile up until workers have found that out.
+MEASURED = 50.0  # Fewest batch times to measure.
+MEASURED_REQUESTS = 10_000  # Fewest requests to measure in each run for a prediction.
+RATE_STEPS = 5  # Halvings in the search for the highest rate, which is then known to 1/32 of the spare capacity.
+RATE_SEEDS = 2  # Runs that must meet the targets at each of these rates.
 RATE_REQUESTS = 5_000
 """Fewest requests in each of them: they take most of a plan's time, and their result is rough anyway."""
 EDGE_SHARE, EDGE_MS = 0.03, 2.0
@@ -114,10 +108,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         p50_ms, p95_ms, p99_ms: percentiles over all requests; without an answer a request is infinitely late (null in JSON).
-        doubt_ms: half-widths of their confidence intervals.
-        unanswered: share of requests without an answer.
-        fill: mean batch size as a share of the largest batch.
-        utilisation: share of the GPUs' time in which they run batches.
     """
 
     gpus: int
@@ -125,10 +115,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    doubt_ms: ConfidenceInterval
-    unanswered: float
-    fill: float
-    utilisation: float
+    doubt_ms: ConfidenceInterval  # Half-widths of their confidence intervals.
+    unanswered: float  # Share of requests without an answer.
+    fill: float  # Mean batch size as a share of the largest batch.
+    utilisation: float  # Share of the GPUs' time in which they run batches.
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -143,31 +133,22 @@ class Plan(Prediction, frozen=True, kw_only=True):
 
     Attributes:
         capacity: most requests per second that these GPUs can answer, in full batches; `load` is the rate divided by it.
-        arrivals_cv: coefficient of variation of the gaps between arrivals: 1 for Poisson, more for burstier.
-        meets_up_to: highest rate, in requests per second, at which these GPUs still meet the targets.
-        one_less: prediction for one GPU less; null if that could not carry the load at all.
-        on_the_edge: True if it is so near to a target that a real run may miss it.
-        one_more: prediction for one GPU more, if it is on the edge; else null.
-        with_room: least number of GPUs that the load uses to no more than the target utilisation.
-        cost: cost of the GPUs; null without a price.
         first_come: least number of GPUs for a model that pads if inputs ran in the order of arrival, in one call; null if it
             doesn't pad, or if they exceed the limit.
-        bulk: lines of bulk jobs per second that go into empty seats; null if nobody asked.
-        seeds: simulations behind the figures, which measured so many `requests`.
     """
 
     capacity: float
     load: float
-    arrivals_cv: float
-    meets_up_to: float
-    one_less: Prediction | None
-    on_the_edge: bool
-    one_more: Prediction | None
-    with_room: int
-    cost: Cost | None
+    arrivals_cv: float  # Coefficient of variation of the gaps between arrivals: 1 for Poisson, more for burstier.
+    meets_up_to: float  # Highest rate, in requests per second, at which these GPUs still meet the targets.
+    one_less: Prediction | None  # Prediction for one GPU less; null if that could not carry the load at all.
+    on_the_edge: bool  # True if it is so near to a target that a real run may miss it.
+    one_more: Prediction | None  # Prediction for one GPU more, if it is on the edge; else null.
+    with_room: int  # Least number of GPUs that the load uses to no more than the target utilisation.
+    cost: Cost | None  # Cost of the GPUs; null without a price.
     first_come: int | None
-    bulk: float | None
-    seeds: int
+    bulk: float | None  # Lines of bulk jobs per second that go into empty seats; null if nobody asked.
+    seeds: int  # Simulations behind the figures, which measured so many `requests`.
     requests: int
 
 
@@ -183,8 +164,7 @@ class _Planner:
     def __init__(self, goal: Goal, progress: Callable[[str], None]) -> None:
         self._goal = goal
         self._progress = progress
-        self._runs: dict[tuple[int, float, int], _Run] = {}
-        """Runs by GPUs, rate and seed."""
+        self._runs: dict[tuple[int, float, int], _Run] = {}  # Runs by GPUs, rate and seed.
 
     def plan(self) -> Plan:
         goal, rate = self._goal, self._goal.scenario.rate

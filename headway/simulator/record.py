@@ -16,42 +16,25 @@ class Record:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.arrived = array("d")
-        """When the answered requests came."""
-        self.latency = array("d")
-        """Latencies of the answered requests, in seconds."""
-        self.tier = array("H")
-        """Tiers of the answered requests, by index."""
-        self.offered = [0] * len(scenario.mix)
-        """Requests that came, by tier."""
+        self.arrived = array("d")  # When the answered requests came.
+        self.latency = array("d")  # Latencies of the answered requests, in seconds.
+        self.tier = array("H")  # Tiers of the answered requests, by index.
+        self.offered = [0] * len(scenario.mix)  # Requests that came, by tier.
         self.lost: Counter[tuple[str, str, int]] = Counter()
         """Requests without an answer, by kind (refused, expired or failed), reason and tier."""
-        self.poisonous = 0
-        """Requests that fail any batch they are in, and so can never be answered."""
-        self.harmed = 0
-        """Harmless requests without an answer."""
-        self.left_at = array("d")
-        """When batches left."""
-        self.size = array("L")
-        """Entries of those batches."""
-        self.bulk = 0
-        """Bulk entries answered between the warm-up and the end of arrivals."""
-        self.filled = 0.0
-        """Fill of all batches, added up."""
-        self.shard = array("H")
-        """Shards that the batches left."""
-        self.stolen = 0
-        """Batches taken by workers of another home shard."""
-        self.reasons: Counter[str] = Counter()
-        """Reasons why batches left."""
-        self.busy = 0.0
-        """Seconds that GPUs ran after the warm-up, without overhead."""
-        self.down = 0.0
-        """Seconds that workers were dead after the warm-up."""
-        self.died_at = array("d")
-        """When workers died."""
-        self.retried = 0
-        """Entries that were queued again as their batch failed."""
+        self.poisonous = 0  # Requests that fail any batch they are in, and so can never be answered.
+        self.harmed = 0  # Harmless requests without an answer.
+        self.left_at = array("d")  # When batches left.
+        self.size = array("L")  # Entries of those batches.
+        self.bulk = 0  # Bulk entries answered between the warm-up and the end of arrivals.
+        self.filled = 0.0  # Fill of all batches, added up.
+        self.shard = array("H")  # Shards that the batches left.
+        self.stolen = 0  # Batches taken by workers of another home shard.
+        self.reasons: Counter[str] = Counter()  # Reasons why batches left.
+        self.busy = 0.0  # Seconds that GPUs ran after the warm-up, without overhead.
+        self.down = 0.0  # Seconds that workers were dead after the warm-up.
+        self.died_at = array("d")  # When workers died.
+        self.retried = 0  # Entries that were queued again as their batch failed.
         self.estimates = (0.0, 0.0, 0.0, 0.0)
         """The queue's estimates at the last request: λ in requests per second; α, β and deviation in seconds."""
         self._last = -math.inf

@@ -24,51 +24,34 @@ from headway.simulator.scenario import Scenario
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes of the requests of one tier, or of all. The four kinds of outcome add up to `requests`.
-
-    Attributes:
-        answered: requests answered before their deadline.
-        refused: requests that were not admitted.
-        expired: requests that were admitted but not answered before their deadline.
-        failed: requests that were given up as their batches failed.
-        reasons: losses by kind and reason, such as `refused: shed`.
-        in_time: answers within the promise; null without a promise.
-        goodput: answers within the promise per second; without a promise, answers per second.
-        latency_ms: latencies of answers.
-    """
+    """Outcomes of the requests of one tier, or of all. The four kinds of outcome add up to `requests`."""
 
     requests: int
-    answered: int
-    refused: int
-    expired: int
-    failed: int
-    reasons: dict[str, int]
-    in_time: int | None
-    goodput: float
-    latency_ms: Latency
+    answered: int  # Requests answered before their deadline.
+    refused: int  # Requests that were not admitted.
+    expired: int  # Requests that were admitted but not answered before their deadline.
+    failed: int  # Requests that were given up as their batches failed.
+    reasons: dict[str, int]  # Losses by kind and reason, such as `refused: shed`.
+    in_time: int | None  # Answers within the promise; null without a promise.
+    goodput: float  # Answers within the promise per second; without a promise, answers per second.
+    latency_ms: Latency  # Latencies of answers.
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of the batches that left.
 
     Attributes:
-        mean_size: mean entries of a batch.
-        fill: mean share of a full batch, by number or by weight.
-        reasons: number of batches by why they left.
-        gap_ms: mean gap between two departures.
-        gap_cv: coefficient of variation of those gaps: 0 for even, 1 for random, more for bunched.
         shard_gap_cv: mean of the shards' own `gap_cv`, as shards are not in step with each other; null without shards.
-        stolen: share of batches taken by workers of another home shard.
     """
 
     count: int
-    mean_size: float
-    fill: float
-    reasons: dict[str, int]
-    gap_ms: float
-    gap_cv: float
+    mean_size: float  # Mean entries of a batch.
+    fill: float  # Mean share of a full batch, by number or by weight.
+    reasons: dict[str, int]  # Number of batches by why they left.
+    gap_ms: float  # Mean gap between two departures.
+    gap_cv: float  # Coefficient of variation of those gaps: 0 for even, 1 for random, more for bunched.
     shard_gap_cv: float | None
-    stolen: float
+    stolen: float  # Share of batches taken by workers of another home shard.
 
 
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,33 +64,22 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one simulation without its warm-up.
-
-    Attributes:
-        workers: number of GPUs.
-        capacity: most requests per second that they can answer, in full batches.
-        arrivals_cv: coefficient of variation of the gaps between arrivals: 0 even, 1 Poisson, more for burstier.
-        offered_rate: requests per second that came.
-        tiers: figures of each tier, highest first, if there are several.
-        utilisation: share of the GPUs' time in which they ran batches; `down`, in which they were dead.
-        retried: entries that ran again as their batch failed.
-        bulk: lines of bulk jobs answered per second; null without such jobs.
-    """
+    """Results of one simulation without its warm-up."""
 
     policy: str
-    workers: int
-    capacity: float
-    arrivals_cv: float
-    offered_rate: float
+    workers: int  # Number of GPUs.
+    capacity: float  # Most requests per second that they can answer, in full batches.
+    arrivals_cv: float  # Coefficient of variation of the gaps between arrivals: 0 even, 1 Poisson, more for burstier.
+    offered_rate: float  # Requests per second that came.
     total: Flow
-    tiers: dict[str, Flow]
+    tiers: dict[str, Flow]  # Figures of each tier, highest first, if there are several.
     batches: Batches
-    utilisation: float
+    utilisation: float  # Share of the GPUs' time in which they ran batches; `down`, in which they were dead.
     down: float
     deaths: int
-    retried: int
+    retried: int  # Entries that ran again as their batch failed.
     estimates: Estimates
-    bulk: float | None = None
+    bulk: float | None = None  # Lines of bulk jobs answered per second; null without such jobs.
 
 
 def make_report(record: Record) -> Report:

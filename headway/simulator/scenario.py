@@ -71,16 +71,11 @@ class Scenario:
 
     Attributes:
         weights: all equally likely; empty if all entries weigh the same. For a model that pads, their lengths.
-        padded: workers have to find out that the model pads.
         jitter: times of batches are log-normal.
         slow: factor by which the first worker is slower than the others.
         overhead: lies half before a run and half after, and is part of every latency.
-        trace: replayed at the mean rate; empty for Poisson arrivals.
         duration: all requests that come within it are followed to their end.
-        reserved_share: share of each batch kept for lower tiers, 0 to 0.5.
-        max_queue: most waiting entries.
         fail_every: times between deaths are exponential.
-        poisoner: whether all poison comes from one tenant that sends nothing else.
         gateways: each request goes to one by chance.
         gather: counts from the gateway's last call to the queue, and is part of every latency; 0 to send each entry at once.
         seed: gives the same arrivals under every policy.
@@ -109,7 +104,7 @@ class Scenario:
         type=str, repr=False)
     padded: bool = tool_option(False, "--padded", "", _MODEL,
         "The model pads all inputs of a call to the longest: a call takes --batch-ms + number × longest of --lengths × --beta-ms.",
-        type=bool)
+        type=bool)  # Workers have to find out that the model pads.
     first_come: bool = tool_option(False, "--first-come", "", _BATCHING,
         "With --padded, for comparison: run inputs in the order of arrival, all in one call.", type=bool)
     max_weight: int = tool_option(0, "--max-batch-weight", "N", _MODEL,
@@ -126,7 +121,7 @@ class Scenario:
     trace: tuple[float, ...] = tool_option((), "--trace", "FILE", _LOAD,
         "Arrivals as recorded in FILE (CSV with a TIMESTAMP column or one column of seconds), its time scaled to the rate. By default "
         "Poisson.",
-        type=str, repr=False)
+        type=str, repr=False)  # Replayed at the mean rate; empty for Poisson arrivals.
     steps: tuple[Step, ...] = tool_option((), "--step", "S=R", _LOAD,
         "From second S on, R requests per second. Repeatable.", type=str, multiple=True)
     duration: float = tool_option(60.0, "--duration", "S", _LOAD, "Seconds of load.", unit="s", within=(0.001, 604_800))
@@ -140,10 +135,10 @@ class Scenario:
         "Longest wait in the queue.", unit="ms", per=1000, within=(1, 3_600_000))
     timeout: float = tool_option(4.0, "--request-timeout-ms", "MS", _BATCHING,
         "Longest time for a request in all.", unit="ms", per=1000, within=(1, 3_600_000))
-    reserved_share: float = 0.1
+    reserved_share: float = 0.1  # Share of each batch kept for lower tiers, 0 to 0.5.
     target_utilisation: float = tool_option(1.0, "--target-utilisation", "X", _BATCHING,
         "Share of the measured capacity above which the lowest of several tiers is held to what the others leave.", within=(0.1, 1))
-    max_queue: int = 20_000
+    max_queue: int = 20_000  # Most waiting entries.
     promise: float | None = tool_option(None, "--promise", "MS", _RESULT,
         "Promised latency; answers within it are counted.", unit="ms", per=1000, within=(0.001, 3_600_000))
     fail_every: float = tool_option(0.0, "--fail-every", "S", _FAILURES,
@@ -154,7 +149,7 @@ class Scenario:
         "Seconds until a dead worker serves again.", unit="s", within=(0, 86_400))
     poison: float = tool_option(0.0, "--poison", "X", _FAILURES,
         "Share of inputs that make any batch they are in fail.", within=(0, 1))
-    poisoner: bool = False
+    poisoner: bool = False  # Whether all poison comes from one tenant that sends nothing else.
     gateways: int = tool_option(1, "--gateways", "N", _FLEET,
         "Gateways that requests come through.", type=int, within=(1, _MAX_GATEWAYS))
     gather: float = tool_option(0.0, "--gather-ms", "MS", _FLEET,

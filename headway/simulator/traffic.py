@@ -17,8 +17,7 @@ from headway.model import Entry
 from headway.simulator.batch_times import read_batch_times
 from headway.simulator.scenario import WEIGHTS_HINT, Scenario
 
-MOST_RANGE = 1_000_000
-"""Largest weight in a range."""
+MOST_RANGE = 1_000_000  # Largest weight in a range.
 POISON = "poison"
 """Input that fails its batch. Any other is harmless."""
 

@@ -13,19 +13,12 @@ from headway.core.policies.windows import DEFAULT_WINDOW, Pid, Table, Window
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Facts about a policy for settings, banner and documentation.
+    """Facts about a policy for settings, banner and documentation."""
 
-    Attributes:
-        make: builds it for a wait in seconds.
-        wait: default for that wait in seconds; infinite: as long as the policy likes.
-        aims: True if the wait is a target rather than a limit.
-        own_waits: True if the policy has waits of its own, so that none can be configured.
-    """
-
-    make: Callable[[float], Policy]
-    wait: float = math.inf
-    aims: bool = False
-    own_waits: bool = False
+    make: Callable[[float], Policy]  # Builds it for a wait in seconds.
+    wait: float = math.inf  # Default for that wait in seconds; infinite: as long as the policy likes.
+    aims: bool = False  # True if the wait is a target rather than a limit.
+    own_waits: bool = False  # True if the policy has waits of its own, so that none can be configured.
 
 
 POLICIES: dict[str, Kind] = {

@@ -62,14 +62,12 @@ from headway.core.slot_factors import FACTORS, STEP, USUAL, scale
 WORTH_SPACING = 1.0
 """Expected arrivals in a gap (λα/k) below which departures aren't spaced, so that a lone request leaves at once."""
 
-SATURATED = 0.8
-"""Share of the GPUs' capacity in use above which even full batches are spaced."""
+SATURATED = 0.8  # Share of the GPUs' capacity in use above which even full batches are spaced.
 PACE = 0.95
 """Gaps by which each departure moves the schedule of full batches on; below 1, so that it never limits throughput."""
 TOLERANCE = 0.0625
 """Gaps by which a full batch may be ahead of that schedule."""
-TOLERANCE_DEVIATIONS = 4.0
-"""Standard deviations of the batch time by which it may be ahead besides."""
+TOLERANCE_DEVIATIONS = 4.0  # Standard deviations of the batch time by which it may be ahead besides.
 SILENCE = 3.0
 """Mean gaps between arrivals after which a silence isn't chance: of Poisson gaps, 5 % are longer."""
 
@@ -77,8 +75,7 @@ LONGER = 0.3
 """Share by which the part of a gap due to α grows for each relative standard deviation of the batch time: room for late GPUs."""
 PRESUMED, PRESUMED_FOR = 0.3, 2.0
 """Relative standard deviation that is assumed at a start, and batches of each GPU until nothing is assumed any more."""
-SMALLER = 2.0
-"""How much less the size of the largest batch counts in a gap, likewise: it is partly chance."""
+SMALLER = 2.0  # How much less the size of the largest batch counts in a gap, likewise: it is partly chance.
 
 WORTH_MORE = 0.95
 """Slower slots take part only if latency with them is below this multiple of that without: their batches never come back evenly spaced."""
@@ -93,8 +90,7 @@ MOMENT = 0.05
 """Part of α without an arrival after which all clients answered together have come back."""
 LONGEST_WAIT = 1.5
 """Longest wait of too few clients for another slot's clients, in batch times of an even part."""
-LEAST_COMPANY = 0.5
-"""Share of an even part of all clients below which they are too few to leave."""
+LEAST_COMPANY = 0.5  # Share of an even part of all clients below which they are too few to leave.
 LEAST_GAP = 1e-6
 """Seconds of a gap too short to hold anybody back. Without any gap, the first client would leave alone."""
 EVENLY = 1e6
@@ -102,19 +98,12 @@ EVENLY = 1e6
 
 
 class Team(msgspec.Struct, frozen=True):
-    """Slots that take part, the fastest ones.
+    """Slots that take part, the fastest ones."""
 
-    Attributes:
-        slots: their number.
-        speed: batches that they run together in the time of one on a slot of factor 1: Σ 1/fᵢ.
-        slowest: factor above which a slot takes no part.
-        spread: standard deviation of the factors.
-    """
-
-    slots: int
-    speed: float
-    slowest: float = math.inf
-    spread: float = 0.0
+    slots: int  # Their number.
+    speed: float  # Batches that they run together in the time of one on a slot of factor 1: Σ 1/fᵢ.
+    slowest: float = math.inf  # Factor above which a slot takes no part.
+    spread: float = 0.0  # Standard deviation of the factors.
 
 
 def team(load: Load) -> Team:

@@ -10,11 +10,9 @@ from headway.core.departure import Load, Rule
 DEFAULT_WINDOW = 0.040
 """Seconds that the policy `window` waits, and `pid` aims at, by default."""
 
-LIGHT, NORMAL, HEAVY = (16, 0.030), (32, 0.050), (64, 0.100)
-"""Rows of `table`: batch size and window in seconds."""
+LIGHT, NORMAL, HEAVY = (16, 0.030), (32, 0.050), (64, 0.100)  # Rows of `table`: batch size and window in seconds.
 
-KP, KI, KD = 0.3, 0.1, 0.05
-"""Gains of `pid`."""
+KP, KI, KD = 0.3, 0.1, 0.05  # Gains of `pid`.
 
 
 def _rule(load: Load, window: float, size: int) -> Rule:

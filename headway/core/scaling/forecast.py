@@ -9,26 +9,18 @@ from __future__ import annotations
 import math
 from collections import deque
 
-SMOOTH_SECONDS = 5.0
-"""Time constant of the smoothed rate, and the least one of the level."""
-MOST_SMOOTH_SECONDS = 30.0
-"""Largest time constant of the level."""
+SMOOTH_SECONDS = 5.0  # Time constant of the smoothed rate, and the least one of the level.
+MOST_SMOOTH_SECONDS = 30.0  # Largest time constant of the level.
 SMOOTH_SHARE = 0.5
 """Time constant of the level, as a share of a worker's start: a peak that ends before a worker comes isn't worth one."""
-NOTED_EVERY = 5.0
-"""Seconds between two levels that are kept for the trend."""
-LONGEST_TREND = 900.0
-"""Limit in seconds on the observation of a trend."""
-DAMPING = 0.5
-"""Share of the trend that is believed, as most climbs end."""
+NOTED_EVERY = 5.0  # Seconds between two levels that are kept for the trend.
+LONGEST_TREND = 900.0  # Limit in seconds on the observation of a trend.
+DAMPING = 0.5  # Share of the trend that is believed, as most climbs end.
 APART = 2.0
 """Seconds between samples that count as independent, as each is an average over about one."""
-SAMPLE_SECONDS = 2.0
-"""Seconds of arrivals that a sample stands for: twice the time constant of its average."""
-DISPERSION_SECONDS = 120.0
-"""Time constant of the dispersion."""
-MOST_DISPERSION = 400.0
-"""Limit on one sample's dispersion. Rarer and larger bursts aren't worth a fleet of their size."""
+SAMPLE_SECONDS = 2.0  # Seconds of arrivals that a sample stands for: twice the time constant of its average.
+DISPERSION_SECONDS = 120.0  # Time constant of the dispersion.
+MOST_DISPERSION = 400.0  # Limit on one sample's dispersion. Rarer and larger bursts aren't worth a fleet of their size.
 
 
 class ArrivalForecast:
@@ -46,8 +38,7 @@ class ArrivalForecast:
         self._at: float | None = None
         self._before: deque[tuple[float, float]] = deque()
         """Recent samples with their instants, as far back as two are compared."""
-        self._noted: deque[tuple[float, float]] = deque()
-        """Levels with their instants, as far back as a trend goes."""
+        self._noted: deque[tuple[float, float]] = deque()  # Levels with their instants, as far back as a trend goes.
 
     def observe(self, rate: float, now: float, start: float) -> None:
         """Add a sample of arrivals per second, averaged over about a second. `start`: seconds that a worker needs to start."""

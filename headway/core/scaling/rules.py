@@ -19,10 +19,8 @@ _CONDITIONS = (QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW)
 _NAMES = (*_CONDITIONS, "for_s", "add", "remove")
 MOST_RULES = 32
 """Limit on the rules of a model."""
-LONGEST_S = 86_400.0
-"""Longest time in seconds for which a condition may have to hold."""
-MOST_STEP = 1_000
-"""Limit on the workers that one rule adds or removes."""
+LONGEST_S = 86_400.0  # Longest time in seconds for which a condition may have to hold.
+MOST_STEP = 1_000  # Limit on the workers that one rule adds or removes.
 MOST_QUEUE, MOST_UTILISATION = 10_000_000, 10.0
 
 
@@ -31,19 +29,12 @@ class NoRules(ValueError):
 
 
 class ScaleRule(msgspec.Struct, frozen=True):
-    """Changes the number of workers once its condition has held for its time.
+    """Changes the number of workers once its condition has held for its time."""
 
-    Attributes:
-        condition: QUEUE_ABOVE, UTILISATION_ABOVE or UTILISATION_BELOW.
-        threshold: waiting entries, or load relative to capacity.
-        for_s: seconds for which the condition must hold.
-        change: workers to add; negative: to remove.
-    """
-
-    condition: str
-    threshold: float
-    for_s: float
-    change: int
+    condition: str  # QUEUE_ABOVE, UTILISATION_ABOVE or UTILISATION_BELOW.
+    threshold: float  # Waiting entries, or load relative to capacity.
+    for_s: float  # Seconds for which the condition must hold.
+    change: int  # Workers to add; negative: to remove.
 
     def holds(self, queue: float, utilisation: float | None) -> bool:
         """Return True if the condition holds now. An unknown utilisation (None) meets no condition."""

@@ -24,50 +24,39 @@ from headway.core.scaling.forecast import ArrivalForecast
 from headway.core.scaling.rules import QUEUE_ABOVE, USUAL, UTILISATION_ABOVE, ScaleRule
 from headway.core.scaling.sizing import MOST_SLOTS, BatchCost, fewest_slots
 
-RULES, PLAN = "rules", "plan"
-"""Policies."""
+RULES, PLAN = "rules", "plan"  # Policies.
 UP, DOWN, AGAIN = "up", "down", "again"
 DIRECTIONS = (UP, DOWN, AGAIN)
 """Directions of a decision: more workers, fewer, or the same number again, because requested ones did not come."""
-AS_FOUND = "as it was found"
-"""Reason while nothing has been decided yet."""
-MOST_REMOVED = 0.2
-"""Share of the workers that may be removed at once."""
+AS_FOUND = "as it was found"  # Reason while nothing has been decided yet.
+MOST_REMOVED = 0.2  # Share of the workers that may be removed at once.
 ROOM = 0.8
 """Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start."""
 SPARE = 0.05
 """Share by which the load must be below the capacity of a smaller fleet before `plan` removes workers."""
-PLAN_HOLDS = 5.0
-"""Seconds for which `plan` must want more workers before it asks for them."""
+PLAN_HOLDS = 5.0  # Seconds for which `plan` must want more workers before it asks for them.
 PLAN_KEEPS = 300.0
 """Seconds for which `plan` must not have wanted a worker before it removes it; the time of a start, if longer."""
-FIRST_START = 60.0
-"""Assumed seconds of a worker's start until one was seen."""
+FIRST_START = 60.0  # Assumed seconds of a worker's start until one was seen.
 ASKED = 0.05
 """Entries per second, averaged over about a second, below which none has come for some seconds."""
-FADING = 0.8
-"""Weight of an earlier, longer start in the expected time after a shorter one."""
+FADING = 0.8  # Weight of an earlier, longer start in the expected time after a shorter one.
 
 
 class ScaleLimits(msgspec.Struct, frozen=True):
     """Bounds and times of one model's scaler.
 
     Attributes:
-        policy: RULES or PLAN.
         least, most: minimum and maximum number of workers. `least` is at least 1; `idle_after` may still remove all.
-        rules: rules of the policy RULES.
-        start_within: seconds for which a requested worker counts as coming.
-        promise: promised 95th percentile of latency in seconds, for PLAN.
-        idle_after: seconds without a request after which a model has no worker; 0: it always has one.
     """
 
-    policy: str = RULES
+    policy: str = RULES  # RULES or PLAN.
     least: int = 1
     most: int = MOST_SLOTS
-    rules: tuple[ScaleRule, ...] = USUAL
-    start_within: float = 600.0
-    promise: float = 0.2
-    idle_after: float = 0.0
+    rules: tuple[ScaleRule, ...] = USUAL  # Rules of the policy RULES.
+    start_within: float = 600.0  # Seconds for which a requested worker counts as coming.
+    promise: float = 0.2  # Promised 95th percentile of latency in seconds, for PLAN.
+    idle_after: float = 0.0  # Seconds without a request after which a model has no worker; 0: it always has one.
 
     def clamp(self, workers: int) -> int:
         """Return the nearest number within the bounds."""
@@ -75,33 +64,19 @@ class ScaleLimits(msgspec.Struct, frozen=True):
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """Measured state of a model.
+    """Measured state of a model."""
 
-    Attributes:
-        ready: healthy workers.
-        queue: waiting entries.
-        rate: offered entries per second, including refused ones.
-        capacity: entries per second of all ready workers in full batches; 0 while unknown.
-        cost: cost of its batches in entries; None while unknown.
-        running: running batches.
-        load: seconds that its workers took to load; 0 while unknown.
-        bulk: waiting lines of bulk jobs; 0 if another model should get its GPUs.
-        trouble: why a worker failed to load, in words; empty if none has.
-        retry_in: seconds until the next try, if all starting workers failed.
-        drained: workers that claim nothing by an operator's order.
-    """
-
-    ready: int
-    queue: float
-    rate: float
-    capacity: float
-    cost: BatchCost | None = None
-    running: int = 0
-    load: float = 0.0
-    bulk: int = 0
-    trouble: str = ""
-    retry_in: float = 0.0
-    drained: int = 0
+    ready: int  # Healthy workers.
+    queue: float  # Waiting entries.
+    rate: float  # Offered entries per second, including refused ones.
+    capacity: float  # Entries per second of all ready workers in full batches; 0 while unknown.
+    cost: BatchCost | None = None  # Cost of its batches in entries; None while unknown.
+    running: int = 0  # Running batches.
+    load: float = 0.0  # Seconds that its workers took to load; 0 while unknown.
+    bulk: int = 0  # Waiting lines of bulk jobs; 0 if another model should get its GPUs.
+    trouble: str = ""  # Why a worker failed to load, in words; empty if none has.
+    retry_in: float = 0.0  # Seconds until the next try, if all starting workers failed.
+    drained: int = 0  # Workers that claim nothing by an operator's order.
 
     @property
     def asked(self) -> bool:
@@ -114,14 +89,12 @@ class ScaleDecision(msgspec.Struct, frozen=True):
 
     Attributes:
         before, desired: workers until now, and from now on.
-        direction: UP, DOWN or AGAIN.
-        reason: why, in words.
     """
 
     before: int
     desired: int
-    direction: str
-    reason: str
+    direction: str  # UP, DOWN or AGAIN.
+    reason: str  # Why, in words.
 
 
 class Scaler:
@@ -135,13 +108,8 @@ class Scaler:
         start: seconds that a worker's start was seen to take; 0: none was seen.
 
     Attributes:
-        limits: may be replaced.
-        desired: workers that there should be.
-        reason: reason of the last decision.
         late: requested workers that did not come in time.
         drained: workers that claim nothing by an operator's order, as last reported.
-        trouble: why a worker failed to load, as last reported; empty if none has.
-        short: True if more workers than `limits.most` were wanted last.
         utilisation: offered load over the capacity of the ready workers; None if there are none, or their pace is unknown.
         foreseen: the same once coming workers are ready. The rules use it, so that one shortage is answered only once.
     """
@@ -149,9 +117,9 @@ class Scaler:
     def __init__(
         self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND, start: float = 0.0
     ) -> None:
-        self.limits = limits
-        self.desired = desired
-        self.reason = reason
+        self.limits = limits  # May be replaced.
+        self.desired = desired  # Workers that there should be.
+        self.reason = reason  # Reason of the last decision.
         self.utilisation: float | None = None
         self.foreseen: float | None = None
         self.forecast = ArrivalForecast()
@@ -162,8 +130,8 @@ class Scaler:
 
         It doesn't if the worker had been there and died, or if a worker failed to load in that time."""
         self.late = self.drained = 0
-        self.short = False
-        self.trouble = ""
+        self.short = False  # True if more workers than `limits.most` were wanted last.
+        self.trouble = ""  # Why a worker failed to load, as last reported; empty if none has.
         self._retry_at = now
         self._pace = 0.0
         self._start, self._seen_start = start or FIRST_START, start > 0.0

@@ -16,29 +16,19 @@ import math
 import msgspec
 
 P95 = 0.95
-NORMAL_95 = 1.645
-"""Standard deviations above the mean that 95 % of a normal distribution lie below."""
-EXPONENTIAL_95 = 3.0
-"""Means that 95 % of an exponential distribution lie below."""
+NORMAL_95 = 1.645  # Standard deviations above the mean that 95 % of a normal distribution lie below.
+EXPONENTIAL_95 = 3.0  # Means that 95 % of an exponential distribution lie below.
 MOST_SLOTS = 10_000
 
 
 class BatchCost(msgspec.Struct, frozen=True):
-    """Cost of a model's batches.
+    """Cost of a model's batches."""
 
-    Attributes:
-        alpha: fixed part of a batch's time in seconds, including the pause between two batches.
-        beta: seconds for each unit of size.
-        max_batch: size of a full batch.
-        deviation: standard deviation in seconds of a batch's time.
-        most_wait: limit in seconds on a request's wait for others, by the departure policy.
-    """
-
-    alpha: float
-    beta: float
-    max_batch: float
-    deviation: float = 0.0
-    most_wait: float = math.inf
+    alpha: float  # Fixed part of a batch's time in seconds, including the pause between two batches.
+    beta: float  # Seconds for each unit of size.
+    max_batch: float  # Size of a full batch.
+    deviation: float = 0.0  # Standard deviation in seconds of a batch's time.
+    most_wait: float = math.inf  # Limit in seconds on a request's wait for others, by the departure policy.
 
     @property
     def full_seconds(self) -> float:

@@ -58,8 +58,7 @@ class Code(msgspec.Struct, frozen=True):
     shown: str = ""
 
 
-CODES: dict[str, Code] = {}
-"""Every error code that a client can meet, by name; the entries follow."""
+CODES: dict[str, Code] = {}  # Every error code that a client can meet, by name; the entries follow.
 
 
 def _code(
@@ -114,11 +113,9 @@ DEADLINE_EXCEEDED = _code("DEADLINE_EXCEEDED", 504, "Too late",
 CANCELLED = "CANCELLED"
 """Code of a request whose client left, or that was cancelled. No client reads it; records have it."""
 
-STATUS: dict[str, int] = {name: code.status for name, code in CODES.items()}
-"""HTTP status of each error code."""
+STATUS: dict[str, int] = {name: code.status for name, code in CODES.items()}  # HTTP status of each error code.
 
-TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}
-"""One short title for each error code."""
+TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}  # One short title for each error code.
 
 SHOWN: dict[str, str] = {name: code.shown for name, code in CODES.items() if code.shown}
 """Codes that clients see instead of others. Clients tell the two apart by status or title."""
@@ -323,8 +320,7 @@ class PayloadTooLarge(RequestError):
 LABEL = re.compile(r"[a-z0-9_-]{1,40}")
 """Pattern of metrics labels that clients may see, for example as the reason of a refusal."""
 
-AnyError = RequestError | Failure
-"""Error in an answer: of the request itself, or of its entry."""
+AnyError = RequestError | Failure  # Error in an answer: of the request itself, or of its entry.
 
 UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
 """Message for clients when the server raised an unexpected exception."""

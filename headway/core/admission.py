@@ -28,16 +28,11 @@ import msgspec
 
 from headway.model import Entry
 
-MIN_MARGIN = 0.005
-"""Shortest margin in seconds: part of a deadline kept for everything but waiting and running."""
-MARGIN_SHARE = 0.02
-"""The margin as a share of the deadline, if that is more than MIN_MARGIN."""
-WAIT_DEVIATIONS = 2.0
-"""Standard deviations by which a wait may exceed its mean without making an entry late."""
-LEAST_SHARE = 0.01
-"""Smallest share of the drain for computing the wait of a tier, even if the tier gets less."""
-MIN_WAIT = 0.001
-"""Shortest wait in seconds that a refused client is told."""
+MIN_MARGIN = 0.005  # Shortest margin in seconds: part of a deadline kept for everything but waiting and running.
+MARGIN_SHARE = 0.02  # The margin as a share of the deadline, if that is more than MIN_MARGIN.
+WAIT_DEVIATIONS = 2.0  # Standard deviations by which a wait may exceed its mean without making an entry late.
+LEAST_SHARE = 0.01  # Smallest share of the drain for computing the wait of a tier, even if the tier gets less.
+MIN_WAIT = 0.001  # Shortest wait in seconds that a refused client is told.
 
 
 class Refused(msgspec.Struct, frozen=True):

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MOST_CHARS = 100_000
-"""Limit on the characters of such a text."""
+MOST_CHARS = 100_000  # Limit on the characters of such a text.
 
 
 class NoArguments(ValueError):

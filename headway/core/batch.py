@@ -49,8 +49,7 @@ class FailureOutcome(msgspec.Struct):
     bulk: list[QueuedEntry] = msgspec.field(default_factory=list)
 
 
-BUSY_TIME = 5.0
-"""Time constant of the busy share, in seconds."""
+BUSY_TIME = 5.0  # Time constant of the busy share, in seconds.
 
 
 class RunningBatches:

@@ -36,10 +36,8 @@ SPARED = 0.25  # Smallest share of number × longest that a trial must spare.
 FULL = 0.95
 """Mean batch, relative to the largest, from which all are about as large: their times say little about smaller ones."""
 NOTICED = 0.1  # Relative change of a line from which it is reported again.
-MOST_CALLS = 4
-"""Limit on the calls of a batch."""
-LEAST_SAVED = 0.1
-"""Smallest share of a batch's time that a cut must save."""
+MOST_CALLS = 4  # Limit on the calls of a batch.
+LEAST_SAVED = 0.1  # Smallest share of a batch's time that a cut must save.
 MOST_PLACES = 64  # Limit on the places of a batch at which a cut is considered.
 
 
@@ -208,8 +206,7 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
 
 
 SURE = 64  # Calls after which most are ignored, if every input takes the same time.
-LOOKED_AT = 8
-"""One in so many calls is observed then."""
+LOOKED_AT = 8  # One in so many calls is observed then.
 
 
 class Calls:

@@ -9,8 +9,7 @@ while nobody is greedy, and no share has to be configured.
 
 from __future__ import annotations
 
-GREED = 9
-"""Multiple of the free units that one owner may hold. With 9, an owner alone gets nine tenths of all."""
+GREED = 9  # Multiple of the free units that one owner may hold. With 9, an owner alone gets nine tenths of all.
 
 
 class Budget:

@@ -20,8 +20,7 @@ from headway.model import ALL_PARAMETERS, PerCall, WorkerInfo
 _INPUTS = frozenset(("messages",))
 """Parameters that are the input itself, as for a chat model. "all" doesn't include them."""
 
-_EXACT = 1 << 53
-"""Below this, numbers with a fraction or an exponent are exact, and become integers if they are whole."""
+_EXACT = 1 << 53  # Below this, numbers with a fraction or an exponent are exact, and become integers if they are whole.
 
 
 def _number(text: str) -> float:

@@ -9,11 +9,9 @@ from headway.core.departure import Load
 from headway.core.service_model import REACH
 from headway.model import Capacity, WorkerInfo, WorkerStatus
 
-FORGOTTEN_AFTER = 120.0
-"""Seconds after which an unpublished capacity, such as of a model that is gone, is forgotten."""
+FORGOTTEN_AFTER = 120.0  # Seconds after which an unpublished capacity, such as of a model that is gone, is forgotten.
 
-STALE_AFTER = 10.0
-"""Seconds without a new publication after which the last capacity is no longer believed."""
+STALE_AFTER = 10.0  # Seconds without a new publication after which the last capacity is no longer believed.
 
 LEAST_BELIEVED = 0.5
 """Part of a single input's measured run time within which surely none comes back: slots and batches differ."""

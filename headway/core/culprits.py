@@ -18,32 +18,22 @@ import msgspec
 from headway.core.values import octets
 from headway.model import MOST_OUTPUT, Entry
 
-CallerKey = tuple[str, str]
-"""Tenant, and user or address on whose behalf it asks."""
+CallerKey = tuple[str, str]  # Tenant, and user or address on whose behalf it asks.
 
-APART_SECONDS = 30.0
-"""Seconds since its last culprit for which a caller rides apart."""
+APART_SECONDS = 30.0  # Seconds since its last culprit for which a caller rides apart.
 MOST_APART = 16
 """Limit on callers that ride apart. Beyond it, the caller whose last culprit is longest ago rides with others again."""
-KNOWN_SECONDS = 180.0
-"""Seconds for which an input that failed alone is answered without a run."""
+KNOWN_SECONDS = 180.0  # Seconds for which an input that failed alone is answered without a run.
 MOST_KNOWN = 256  # Limit on known inputs of one tenant; the oldest are forgotten first.
-MOST_TENANTS = 1000
-"""Limit on tenants with known inputs."""
-ALL_GENERATIONS = -1
-"""Generation of an input that stays known even if workers change."""
-GENERATION_STEP = 1e-6
-"""Shortest time in seconds between generations, which are numbered by their first instants."""
-SAME_INSTANT = 1e-3
-"""Seconds by which a batch may seem to have left before a generation that it belongs to."""
-ERROR_BYTES = 400
-"""Bytes kept of a known input's first error."""
-PRIOR = 32.0
-"""Successful inputs that a caller is credited with before its first culprit."""
+MOST_TENANTS = 1000  # Limit on tenants with known inputs.
+ALL_GENERATIONS = -1  # Generation of an input that stays known even if workers change.
+GENERATION_STEP = 1e-6  # Shortest time in seconds between generations, which are numbered by their first instants.
+SAME_INSTANT = 1e-3  # Seconds by which a batch may seem to have left before a generation that it belongs to.
+ERROR_BYTES = 400  # Bytes kept of a known input's first error.
+PRIOR = 32.0  # Successful inputs that a caller is credited with before its first culprit.
 LONE_ROOM = 4 * MOST_OUTPUT
 """Limit in bytes on large outputs in their caller's own batch while nobody else asks. Otherwise the limit is MOST_OUTPUT."""
-MEMORY = 1024.0
-"""Inputs of a caller after which its counts are halved, so that later inputs weigh more."""
+MEMORY = 1024.0  # Inputs of a caller after which its counts are halved, so that later inputs weigh more.
 
 
 def caller_of(entry: Entry) -> CallerKey:

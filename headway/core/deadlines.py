@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 
 _AMPLE = 2.0  # Ratio of an ample deadline to what it must cover.
-MOST_MS = 600_000
-"""Longest deadline that the settings allow, in ms."""
+MOST_MS = 600_000  # Longest deadline that the settings allow, in ms.
 HELD_SHARE = 0.95
 """Share of a request's time within which a worker must come up for the request to be held; the rest is for the run."""
 

@@ -40,8 +40,7 @@ from headway.model import DedupKey, DedupKind, Entry, Failure, QueueName, Reply,
 FlightKey = tuple[str, DedupKind, str]
 """Tenant, kind and key. A key for a single model starts with the model. The key of identical requests ends with the code."""
 
-STALE = 64
-"""Limit on former followers before they are swept."""
+STALE = 64  # Limit on former followers before they are swept.
 
 
 def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:

@@ -29,12 +29,9 @@ REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
 HELPED_FROM = 2
 """Waiting full batches from which a helping slot takes a batch, as the other slots' next batch takes no more than one."""
-MEASURE_AFTER = 100
-"""Departures after which a helping slot takes a batch at once, to show whether it is still slow."""
-OVER = 1.25
-"""A batch is cut if it exceeds so many even shares of all that waits and runs."""
-OVER_UNLIKE = 2.0
-"""The same if slots differ, as a part may go to a slow one."""
+MEASURE_AFTER = 100  # Departures after which a helping slot takes a batch at once, to show whether it is still slow.
+OVER = 1.25  # A batch is cut if it exceeds so many even shares of all that waits and runs.
+OVER_UNLIKE = 2.0  # The same if slots differ, as a part may go to a slow one.
 LONE_FROM = 4
 """Fewest GPUs for giving each entry its own; with fewer, Poisson arrivals too often look like waiting clients."""
 LONE_ARRIVALS = 1.5

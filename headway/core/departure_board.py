@@ -9,20 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from headway.model.board import HistoryRow, Notice
 
-RECENT_SECONDS = 180
-"""Seconds for which whole notices are kept."""
-RECENT_NOTICES = 4000
-"""Limit on whole notices in one process, which makes four a second."""
-RECENT_BYTES = 16 << 20
-"""Approximate limit in bytes on whole notices in Redis, where many processes post."""
-HISTORY_SECONDS = 1800
-"""Seconds for which the fleet's counts and figures are kept."""
-STEP = 2
-"""Seconds of one row."""
-WATCH_SECONDS = 5.0
-"""Seconds after a look for which the board counts as watched."""
-RECORD_SECONDS = 3.0
-"""Seconds for which a process may record the fleet's figures, unless it renews that."""
+RECENT_SECONDS = 180  # Seconds for which whole notices are kept.
+RECENT_NOTICES = 4000  # Limit on whole notices in one process, which makes four a second.
+RECENT_BYTES = 16 << 20  # Approximate limit in bytes on whole notices in Redis, where many processes post.
+HISTORY_SECONDS = 1800  # Seconds for which the fleet's counts and figures are kept.
+STEP = 2  # Seconds of one row.
+WATCH_SECONDS = 5.0  # Seconds after a look for which the board counts as watched.
+RECORD_SECONDS = 3.0  # Seconds for which a process may record the fleet's figures, unless it renews that.
 
 
 def counts(notice: Notice) -> bool:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from headway.core.excerpt import nearest
 from headway.model import Drain, ProcessInfo, QueueName, WorkerInfo, WorkerStatus
 
-NEAR = 3
-"""Limit on the similar names listed for an unknown one."""
+NEAR = 3  # Limit on the similar names listed for an unknown one.
 
 
 class NoDrain(Exception):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-MOST_CHARS = 200
-"""Limit on an excerpt in characters as written to the log, escapes included."""
+MOST_CHARS = 200  # Limit on an excerpt in characters as written to the log, escapes included.
 
 
 def excerpt(text: str) -> str:

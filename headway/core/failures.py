@@ -17,20 +17,14 @@ from headway.core.tensor_json import NoNumber
 from headway.core.tensors import NoTensors
 from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit, Reply
 
-CANCELLED = "cancelled"
-"""Reason label of an entry that was cancelled."""
-POLICY = "policy"
-"""Reason label of an input that the input policy refuses, or couldn't judge."""
-CULPRIT = "culprit"
-"""Reason label of an entry whose input recently failed alone."""
+CANCELLED = "cancelled"  # Reason label of an entry that was cancelled.
+POLICY = "policy"  # Reason label of an input that the input policy refuses, or couldn't judge.
+CULPRIT = "culprit"  # Reason label of an entry whose input recently failed alone.
 CROWDED = "crowded"
 """Reason label of a bulk line whose output was left out, as the outputs of its batch are too large together."""
-LIST = "list"
-"""Reason label of a request with more inputs than can ever be answered in time."""
-BURST = "burst"
-"""Reason label of a request that counts as more than a rate limit ever lets in at once."""
-UNHEARD = "the worker did not report in time"
-"""Message for clients about a batch whose lease was lost."""
+LIST = "list"  # Reason label of a request with more inputs than can ever be answered in time.
+BURST = "burst"  # Reason label of a request that counts as more than a rate limit ever lets in at once.
+UNHEARD = "the worker did not report in time"  # Message for clients about a batch whose lease was lost.
 
 
 def error_of(failure: Failure) -> errors.RequestError:

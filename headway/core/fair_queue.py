@@ -33,23 +33,16 @@ _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
 _HAS_LEFT = attrgetter("state")
 _EVEN = frozenset((1,))  # Costs of entries that take one round each.
 
-PAGE = 64 << 10
-"""Characters of input and parameters that cost one round."""
-BATCH_PAGES = 16
-"""Limit on the pages of large entries in a batch if several tenants ask; a single entry may have more."""
+PAGE = 64 << 10  # Characters of input and parameters that cost one round.
+BATCH_PAGES = 16  # Limit on the pages of large entries in a batch if several tenants ask; a single entry may have more.
 LOOKED_AT = 256
 """Limit on rounds counted one by one to find what is served before an entry, and on the cost of a weight."""
-BATCH_ROUNDS = 32
-"""Limit on the rounds that a full batch's weight costs."""
-MEAN_WEIGHT = 0.02
-"""Weight of the newest arrival in the mean of a tier's entry weights."""
+BATCH_ROUNDS = 32  # Limit on the rounds that a full batch's weight costs.
+MEAN_WEIGHT = 0.02  # Weight of the newest arrival in the mean of a tier's entry weights.
 
-STALE = 64
-"""Entries that may linger in a queue after leaving, before they are swept."""
-LOOK_AHEAD = 64
-"""Entries searched for one that fits a batch out of turn."""
-FORGET_ABOVE = 1024
-"""Tenants without waiting entries whose last round is remembered before past rounds are dropped."""
+STALE = 64  # Entries that may linger in a queue after leaving, before they are swept.
+LOOK_AHEAD = 64  # Entries searched for one that fits a batch out of turn.
+FORGET_ABOVE = 1024  # Tenants without waiting entries whose last round is remembered before past rounds are dropped.
 
 
 class QueuedEntry(msgspec.Struct, eq=False):

@@ -15,21 +15,14 @@ import msgspec
 
 from headway.model import Departed, EndKind, ProcessInfo, WorkerInfo, WorkerStatus
 
-HEARTBEAT_EVERY = 0.5
-"""Seconds between heartbeats of a working worker, and, at the same ticks, between looks at them."""
-REST_EVERY = 1.0
-"""Seconds between heartbeats, and between looks, at rest: a third of a lease."""
-STANDBY_EVERY = 2.0
-"""Seconds between heartbeats, and between looks, of a process that rests; see `headway.fleet.pace`."""
-REST_AFTER = 3.0
-"""Seconds after its last batch, or its last change, from which a worker rests."""
-DEGRADED_AFTER = 1.5
-"""Seconds without a heartbeat after which a working worker isn't believed any more."""
+HEARTBEAT_EVERY = 0.5  # Seconds between heartbeats of a working worker, and, at the same ticks, between looks at them.
+REST_EVERY = 1.0  # Seconds between heartbeats, and between looks, at rest: a third of a lease.
+STANDBY_EVERY = 2.0  # Seconds between heartbeats, and between looks, of a process that rests; see `headway.fleet.pace`.
+REST_AFTER = 3.0  # Seconds after its last batch, or its last change, from which a worker rests.
+DEGRADED_AFTER = 1.5  # Seconds without a heartbeat after which a working worker isn't believed any more.
 OFFLINE_AFTER = 10.0
-DEPARTED_SECONDS = 600.0
-"""Seconds for which the ends of processes are remembered."""
-MOST_DEPARTED = 200
-"""Limit on remembered ends; the oldest go first."""
+DEPARTED_SECONDS = 600.0  # Seconds for which the ends of processes are remembered.
+MOST_DEPARTED = 200  # Limit on remembered ends; the oldest go first.
 SILENT_AFTER = 3.0
 """Seconds of silence after which a process no longer counts: three heartbeats. A resting process gets as long after its first missing
 one.

@@ -24,8 +24,7 @@ import msgspec
 from headway.core.tensors import BYTES, Tensor, count_of, header_of, join_elements, pack, split_elements, unpack
 from headway.model import Octets, Tensors, Value
 
-Form = Literal["NFC", "NFKC"]
-"""Form of normalisation."""
+Form = Literal["NFC", "NFKC"]  # Form of normalisation.
 FORMS: tuple[Form, ...] = ("NFC", "NFKC")
 
 CHARACTERS: Mapping[str, str] = {
@@ -38,24 +37,18 @@ CHARACTERS: Mapping[str, str] = {
 }
 """Invisible characters, by name of their class, as ranges of a regular expression; without tab, line ends, and U+0000, which no input has."""
 
-LEAST_RUN = 8
-"""Smallest limit on the longest run; a search for shorter runs would take longer."""
+LEAST_RUN = 8  # Smallest limit on the longest run; a search for shorter runs would take longer.
 MOST_MARKS = 64  # Limit on combining marks in a row in a text to normalise: sorting them takes quadratic time.
 GROWTH = 3  # Limit on the growth of a piece of text when normalised: some characters stand for 18 others.
-PIECE = 1024
-"""Characters of such a piece."""
-MOST_TEXTS = 10_000
-"""Limit on different texts in one JSON value, as each is checked by itself."""
-TOO_MANY = "too-many-texts"
-"""Rule name for refusing a JSON value with more texts; no rule of a file has it."""
+PIECE = 1024  # Characters of such a piece.
+MOST_TEXTS = 10_000  # Limit on different texts in one JSON value, as each is checked by itself.
+TOO_MANY = "too-many-texts"  # Rule name for refusing a JSON value with more texts; no rule of a file has it.
 
-Search = Callable[[str], bool]
-"""Function that returns True if a text has what it looks for."""
+Search = Callable[[str], bool]  # Function that returns True if a text has what it looks for.
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _read_text = msgspec.json.Decoder(str).decode
-_ALIKE = re.compile(r"(?s)(.)(?=\1)")
-"""A character followed by the same one."""
+_ALIKE = re.compile(r"(?s)(.)(?=\1)")  # A character followed by the same one.
 
 
 class Effect(enum.Enum):
@@ -71,8 +64,7 @@ class Effect(enum.Enum):
     """The rule's function gave no verdict."""
 
 
-Noted = set[tuple[str, Effect]]
-"""Names of rules, with their effects on one request."""
+Noted = set[tuple[str, Effect]]  # Names of rules, with their effects on one request.
 
 
 class InputRule(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,18 +19,13 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
-Steps = Generator[int, None, T]
-"""Work that yields whenever others may have a turn, and finally returns its result."""
+Steps = Generator[int, None, T]  # Work that yields whenever others may have a turn, and finally returns its result.
 
-PAGE = 1 << 14
-"""Bytes of a page. A string is never cut, so a page with a long one is longer."""
-SHORT = 1 << 13
-"""Size in bytes up to which a JSON text is read in one go."""
+PAGE = 1 << 14  # Bytes of a page. A string is never cut, so a page with a long one is longer.
+SHORT = 1 << 13  # Size in bytes up to which a JSON text is read in one go.
 MAX_LEVELS = 102  # Deepest nesting of a text: a value may have 100 levels, within the members of a body.
-_LONGEST = 1 << 17
-"""Limit on bytes outside strings without a comma, which could only be one number or white space."""
-_TOKENS = 1 << 9
-"""Limit on brackets and commas handled singly between two yields."""
+_LONGEST = 1 << 17  # Limit on bytes outside strings without a comma, which could only be one number or white space.
+_TOKENS = 1 << 9  # Limit on brackets and commas handled singly between two yields.
 _TOKEN_BYTES = 24  # Bytes of flat JSON that take as long as one of these.
 
 # Python 3.11 before 3.11.5 gets possessive repeats of groups wrong, so only those of single characters are used.
@@ -52,8 +47,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _LEVELS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _CLOSING = bytes.maketrans(b"[{", b"]}")
 _BLANK = b" \t\r\n"
-_ZERO = {b"[": b"0", b"{": b'"":0'}
-"""Characters that may stand next to a comma, by the bracket around it."""
+_ZERO = {b"[": b"0", b"{": b'"":0'}  # Characters that may stand next to a comma, by the bracket around it.
 _COMMA, _QUOTE = b',"'
 _OPENING = frozenset(b"[{")
 

@@ -20,8 +20,7 @@ from headway.model import Entry, LedgerRecord, Principal, Reply
 
 NAME_LENGTH = 128  # Limit on a name in characters, as clients may make names up.
 MINUTE = 60.0  # Seconds for which refusals are counted together.
-MOST_COUNTED = 10_000
-"""Limit on combinations of caller, tier and code. Beyond it, the oldest get their record early."""
+MOST_COUNTED = 10_000  # Limit on combinations of caller, tier and code. Beyond it, the oldest get their record early.
 
 
 def record_of(

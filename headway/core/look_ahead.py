@@ -26,35 +26,26 @@ from headway.core.past import Past
 from headway.core.rehearsal import RETURN_GAP, Rehearsal
 from headway.core.service_model import ArrivalRate
 
-Make = Callable[[Load], Rule]
-"""Function from a load to a rule, without state."""
+Make = Callable[[Load], Rule]  # Function from a load to a rule, without state.
 
-EVENTS = 3000.0
-"""Limit on events rehearsed per second of arrivals, on average; if more come, only some are looked at."""
-QUIET = 8
-"""Looks in a row that keep the usual rule, after which looks become rarer: each pause doubles."""
+EVENTS = 3000.0  # Limit on events rehearsed per second of arrivals, on average; if more come, only some are looked at.
+QUIET = 8  # Looks in a row that keep the usual rule, after which looks become rarer: each pause doubles.
 RAREST = 64  # Limit on the growth of the pause between looks. A change of the rate by a quarter resets it.
 SPAN = 12.0  # Full batches, run one after the other, that a record has to span.
 FEWEST_SLOTS = 2
 """Minimum number of slots for looking at arrivals: with one there is nothing to space, and no better rule was found."""
-SETTLED = 0.2
-"""Share of a record whose latencies don't count, as the queue starts empty."""
+SETTLED = 0.2  # Share of a record whose latencies don't count, as the queue starts empty.
 PARTS = 4  # Parts of a record with equally many arrivals, whose lengths show if arrivals are even.
 EVEN = 1.25  # Ratio of the longest to the shortest part up to which arrivals count as even.
 STEPPED = 1.15  # Ratio of the mean rates of two even records that is more than chance.
-LOOKS = 4
-"""Looks before the first choice."""
-DECAY = 0.9
-"""Weight of the histograms at each look."""
-MARGIN = 1.03
-"""Factor by which another rule must be better to be chosen. It then stays while it is better at all."""
+LOOKS = 4  # Looks before the first choice.
+DECAY = 0.9  # Weight of the histograms at each look.
+MARGIN = 1.03  # Factor by which another rule must be better to be chosen. It then stays while it is better at all.
 CLIENTS_MARGIN = 1.01  # The same for clients, whom the model predicts well, relative to the current rule.
-TURN = 149
-"""Number of draws by which each look starts after the previous look."""
+TURN = 149  # Number of draws by which each look starts after the previous look.
 FINENESS = 100  # Buckets of a histogram for each e-fold of latency.
 RATES = 20.0  # Steps of rounded arrival rates for each e-fold; a rule is made for each.
-GROUP = 8
-"""Arrivals after which the rate is read again."""
+GROUP = 8  # Arrivals after which the rate is read again.
 KNOWN_AFTER = 0.5  # Seconds from a record's start for which its mean rate stands in for the learnt one.
 ROUNDS, SETTLED_ROUNDS = 60, 15  # Full batches for which clients are rehearsed, and how many of them don't count.
 NEWEST = 0.3  # Weight of the newest look at clients.

@@ -11,15 +11,12 @@ from headway.core.fair_queue import GONE, QueuedEntry
 from headway.core.values import room
 from headway.model import Entry
 
-OVERHEAD = 1000
-"""Bytes that an entry takes besides its input and parameters."""
+OVERHEAD = 1000  # Bytes that an entry takes besides its input and parameters.
 SMALL = 2048
 """Characters of input and parameters up to which an entry needs no reservation, as the number of entries is bounded."""
 
-QUEUE_BYTES = 1 << 30
-"""Default limit in bytes on entries without an outcome."""
-ROOM_WAIT = 1.0
-"""Seconds that a client is told to wait for room."""
+QUEUE_BYTES = 1 << 30  # Default limit in bytes on entries without an outcome.
+ROOM_WAIT = 1.0  # Seconds that a client is told to wait for room.
 
 
 def bytes_of(entry: Entry) -> int:

@@ -22,8 +22,7 @@ from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
 
 ALIKE = 0.1
 """Share of a full batch's time by which heavier entries may lengthen it and still count as equal to its first."""
-Cost = Callable[[float], float]
-"""Cost in rounds of a place padded to a weight."""
+Cost = Callable[[float], float]  # Cost in rounds of a place padded to a weight.
 
 
 class Nearness(msgspec.Struct, frozen=True, gc=False):

@@ -7,8 +7,7 @@ import re
 
 import msgspec
 
-CANONICAL = 1 << 16
-"""Limit in bytes on texts that are compared by meaning rather than spelling."""
+CANONICAL = 1 << 16  # Limit in bytes on texts that are compared by meaning rather than spelling.
 
 
 def out_of_range(number: str) -> str:
@@ -25,8 +24,7 @@ def _number(text: str) -> float:
     return value
 
 
-_SHOWN = 24
-"""Characters of a number that an error shows."""
+_SHOWN = 24  # Characters of a number that an error shows.
 _HUGE = re.compile(rb"[eE][+-]?[0-9]{3}")
 """Exponent of an extreme number. msgspec takes up to 40 µs to read 1e308, seconds for 1 MB of such. A hook in Python takes 1 µs, but
 for every number.

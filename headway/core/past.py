@@ -15,18 +15,13 @@ from collections.abc import Sequence
 from headway.core.batch import RunningBatches
 
 FEWEST = 1000  # Minimum number of arrivals in a record.
-MOST = 6000
-"""Limit on arrivals in a record."""
-DECAY = 0.9
-"""Weight of the past, for the number of clients, at each observed end of a batch."""
-ENOUGH = 24
-"""Batches after which clients may be recognised."""
-EVERY = 4
-"""One in so many ends of batches is observed, to save time."""
+MOST = 6000  # Limit on arrivals in a record.
+DECAY = 0.9  # Weight of the past, for the number of clients, at each observed end of a batch.
+ENOUGH = 24  # Batches after which clients may be recognised.
+EVERY = 4  # One in so many ends of batches is observed, to save time.
 REGULAR = 0.06
 """Ratio of variance to mean of the waiting or running entries below which their number counts as constant."""
-SOON = 0.3
-"""Clients ask again within this share of the time between two ends of batches."""
+SOON = 0.3  # Clients ask again within this share of the time between two ends of batches.
 STILL_SOON = 0.6  # The same for clients already recognised, as batches of several slots may end nearly together.
 
 

@@ -46,30 +46,22 @@ from headway.core.slot_factors import PADDED_DOUBT, SlotFactors
 from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
 from headway.model import MOST_OUTPUT, Cause, Entry
 
-WAIT_WEIGHT = 0.2
-"""Weight of the newest departure in the average wait."""
-MIN_AVOIDANCE = 0.05
-"""Shortest time in seconds for which a failed batch waits for another worker."""
-GATE_AGE = 0.05
-"""Seconds after which the admission limits are recomputed even if no batch left."""
-UNKNOWN_WAIT = 1.0
-"""Seconds that a refused client is told to wait while the model's pace is unknown."""
-QUARANTINE_BATCHES = 8
-"""Limit on a caller's quarantine, in batches for each GPU, while others wait."""
+WAIT_WEIGHT = 0.2  # Weight of the newest departure in the average wait.
+MIN_AVOIDANCE = 0.05  # Shortest time in seconds for which a failed batch waits for another worker.
+GATE_AGE = 0.05  # Seconds after which the admission limits are recomputed even if no batch left.
+UNKNOWN_WAIT = 1.0  # Seconds that a refused client is told to wait while the model's pace is unknown.
+QUARANTINE_BATCHES = 8  # Limit on a caller's quarantine, in batches for each GPU, while others wait.
 QUARANTINE_ALONE = 2048
 """Limit in entries while nobody else waits, if that is more; a step over Redis reads all of them."""
 NEAR_BATCHES = 8
 """Limit, in batches, on the waiting entries searched for ones nearest to the first, or of callers that now ride apart."""
-SEARCH_LOAD = 2
-"""An entry in a quarantine counts as so many, since it may fail and run again."""
+SEARCH_LOAD = 2  # An entry in a quarantine counts as so many, since it may fail and run again.
 MOST_KINDS = 64  # Limit on the kinds of entries, by tier and timeouts, in `_sure`.
-MIXED_SECONDS = 1.0
-"""Seconds after another tenant's entry for which batches are kept small in bytes."""
+MIXED_SECONDS = 1.0  # Seconds after another tenant's entry for which batches are kept small in bytes.
 _TENANT, _TIER = attrgetter("entry.tenant"), attrgetter("entry.tier")
 _ARRIVED, _STATE, _WEIGHT = attrgetter("arrived"), attrgetter("state"), attrgetter("weight")
 _NOTHING = Choice()
-RULE_AGE = 0.01
-"""Seconds after which `wake` asks the policy again instead of using the last claim's rule."""
+RULE_AGE = 0.01  # Seconds after which `wake` asks the policy again instead of using the last claim's rule.
 
 
 class ModelQueue:

@@ -17,8 +17,7 @@ import msgspec
 
 from headway.model import Limit
 
-ROUNDING = 1e-9
-"""Seconds by which rounding may move an instant."""
+ROUNDING = 1e-9  # Seconds by which rounding may move an instant.
 
 LEAST_TATS = 10_000  # Limits that are remembered before those without debt are dropped.
 
@@ -59,8 +58,7 @@ def wait(limit: Limit, owed: float) -> float:
     return late if late > ROUNDING else 0.0
 
 
-LOOKS = 2
-"""Debts that are checked each time, in turn: more than one, or their number would only grow."""
+LOOKS = 2  # Debts that are checked each time, in turn: more than one, or their number would only grow.
 
 
 class Over(msgspec.Struct, frozen=True, gc=False):

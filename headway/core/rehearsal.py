@@ -23,8 +23,7 @@ Rules = Callable[[float, ArrivalRate], Rule]
 """Function from an instant and the learnt rate of clients to the rule at that time."""
 STEP_EVENTS = 100  # Events in a step, about a millisecond.
 COARSE = 8  # Arrivals come in groups of up to this share of what waits, as one more among many changes little.
-RETURN_GAP = 0.0001
-"""Seconds between the requests of two clients that were answered together."""
+RETURN_GAP = 0.0001  # Seconds between the requests of two clients that were answered together.
 _BLOCK, _BLOCKS = 64, 16
 
 

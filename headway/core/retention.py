@@ -17,14 +17,11 @@ import msgspec
 from headway.core.values import room
 from headway.model import Reply, Value
 
-OVERHEAD = 1600
-"""Bytes that a kept outcome takes besides its text."""
+OVERHEAD = 1600  # Bytes that a kept outcome takes besides its text.
 FAILURE_TEXT = 2000  # Bytes that a failure's text counts as, and to which it is cut.
-FAILURE_BYTES = OVERHEAD + FAILURE_TEXT
-"""Bytes that a kept failure counts as."""
+FAILURE_BYTES = OVERHEAD + FAILURE_TEXT  # Bytes that a kept failure counts as.
 LARGEST_SHARE = 4  # Number of outcomes of the largest size that fit into a tenant's budget.
-STALE = 64
-"""Outdated entries of a heap before they are swept."""
+STALE = 64  # Outdated entries of a heap before they are swept.
 
 T = TypeVar("T", bound=Hashable)
 
@@ -62,8 +59,7 @@ class KeptLimits(msgspec.Struct, frozen=True):
         return reply.output is None or weight(reply.output) <= self.largest
 
 
-KEPT = KeptLimits.of(256 << 20, 64 << 20)
-"""Budgets by default."""
+KEPT = KeptLimits.of(256 << 20, 64 << 20)  # Budgets by default.
 
 
 class _Item(msgspec.Struct, frozen=True):

@@ -21,23 +21,16 @@ from collections.abc import Callable, Iterable
 from headway.core.ratelimit import ROUNDING
 from headway.model import Cause
 
-Rng = Callable[[], float]
-"""Chance, uniform in [0, 1)."""
-MAX_ATTEMPTS = 3
-"""Runs of an entry before it is given up, unless it raised."""
-RAISES = 2
-"""Runs after which an entry that raised alone is given up."""
+Rng = Callable[[], float]  # Chance, uniform in [0, 1).
+MAX_ATTEMPTS = 3  # Runs of an entry before it is given up, unless it raised.
+RAISES = 2  # Runs after which an entry that raised alone is given up.
 DEATHS_ALONE = 2
 """Failures alone after which an entry that didn't raise is given up. One that died in company may be innocent."""
-BACKOFF_BASE = 0.010
-"""Seconds before the first retry; doubles with each."""
+BACKOFF_BASE = 0.010  # Seconds before the first retry; doubles with each.
 BACKOFF_CAP = 0.5
-BUDGET_RATIO = 0.2
-"""Retries that each first run earns."""
-BUDGET_RESERVE = 64.0
-"""Limit on saved retries, and the number at first."""
-BUDGET_TRICKLE = 1.0
-"""Retries that each second earns, whatever the traffic."""
+BUDGET_RATIO = 0.2  # Retries that each first run earns.
+BUDGET_RESERVE = 64.0  # Limit on saved retries, and the number at first.
+BUDGET_TRICKLE = 1.0  # Retries that each second earns, whatever the traffic.
 BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1  # Smallest reserve and trickle, in multiples of the largest batch.
 SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))
 """Causes that are an input's fault: the batch is searched at once, and tenants pay for no retry."""
@@ -46,8 +39,7 @@ NEVER_SPLIT = frozenset((Cause.REMOTE,))
 MOST_BUDGETS = 10_000  # Limit on tenants whose budgets are kept.
 BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
 """Causes for which an input that ran alone is blamed."""
-FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))
-"""Causes that end the worker, too."""
+FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that end the worker, too.
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
@@ -113,8 +105,7 @@ class RetryBudgets:
         return True
 
 
-FIRST_PAUSE = 0.25
-"""Seconds of the first pause; doubles with each."""
+FIRST_PAUSE = 0.25  # Seconds of the first pause; doubles with each.
 PAUSE_CAP = 30.0  # Longest pause, seconds.
 KILLED_CAP = 2.0
 """Longest pause in seconds after a start that was killed from outside, as nothing is wrong with the target."""

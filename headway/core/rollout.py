@@ -24,13 +24,11 @@ from headway.model.rollout import Block, Evidence
 
 ERROR_RATE = 0.008  # Limit on the probability, over all steps and tests, of rolling back a version that isn't worse.
 FAILURES, P95 = "failures", "p95"
-TESTS = (FAILURES, P95)
-"""Tests that may end a rollout."""
+TESTS = (FAILURES, P95)  # Tests that may end a rollout.
 MOST_STEPS = 20
 LONGEST_STEP = 7 * 86400.0  # Seconds of the longest step.
 MOST_KEPT = 64  # Limit on the versions of earlier rollouts in a record: the last promoted one, and the last losers.
-SLOWER = 0.25
-"""Default share by which the new version's P95 may exceed the other's."""
+SLOWER = 0.25  # Default share by which the new version's P95 may exceed the other's.
 MOST_SLOWER = 10.0
 
 ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))

@@ -17,13 +17,10 @@ from hashlib import blake2b
 from headway.core.tensors import SIZES, fits, header_of, rows_of
 from headway.model import RowsTogether, Tensors, TensorSpec, Value, ValueKind, WorkerInfo, WorkerStatus
 
-PADDED_FREELY = 1 << 20
-"""Bytes of a padded call up to which rows of any lengths run together."""
-MOST_PADDED = 4
-"""Limit on a larger padded call, as a multiple of its rows' bytes."""
+PADDED_FREELY = 1 << 20  # Bytes of a padded call up to which rows of any lengths run together.
+MOST_PADDED = 4  # Limit on a larger padded call, as a multiple of its rows' bytes.
 _ELEMENT = 8  # Bytes that an element of BYTES takes in the array of a call.
-NUMBER_BYTES = 5
-"""Bytes of a shape number: enough to keep clients from finding shapes with the same one."""
+NUMBER_BYTES = 5  # Bytes of a shape number: enough to keep clients from finding shapes with the same one.
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:

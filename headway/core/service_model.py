@@ -11,29 +11,20 @@ from math import exp
 
 from headway.core.warm_up import WarmUpRun
 
-DECAY = 0.98
-"""Weight of the past at each new batch: about the last 50 batches count."""
-RATE_TIME = 1.0
-"""Time constant of the arrival rate, seconds."""
+DECAY = 0.98  # Weight of the past at each new batch: about the last 50 batches count.
+RATE_TIME = 1.0  # Time constant of the arrival rate, seconds.
 MOST_TIMES = 30.0  # Time constants after which the sum of arrivals gets a new base instant.
 LEAST_SEEN = 0.001
 """Smallest share of the past that counts as seen, so that two first arrivals at one instant aren't a flood."""
-REACH = 2.0
-"""Multiple of the largest recent batch up to which the line is trusted; beyond, it is level."""
-NORMAL = 1.25
-"""Standard deviations in a mean distance, for a normal distribution: √(π/2)."""
-STRAY = 2.0
-"""A much slower batch counts as so many times the expected run time, unless the previous batch was as slow."""
-FASTER = 8
-"""Batches in a row, each faster than expected by more than STRAY, after which the model has become faster."""
+REACH = 2.0  # Multiple of the largest recent batch up to which the line is trusted; beyond, it is level.
+NORMAL = 1.25  # Standard deviations in a mean distance, for a normal distribution: √(π/2).
+STRAY = 2.0  # A much slower batch counts as so many times the expected run time, unless the previous batch was as slow.
+FASTER = 8  # Batches in a row, each faster than expected by more than STRAY, after which the model has become faster.
 FORGETTING = 0.5
 """Weight of the past at each further such batch. A wrong pace holds batches back, so that there is ever less to learn from."""
-STRAY_DEVIATIONS = 4.0
-"""Standard deviations from the expected run time within which no batch is a stray."""
-KNOWN = 8.0
-"""Weight of past batches needed to recognise a stray."""
-SPREAD = 0.5
-"""Minimum variance of batch sizes from which a slope is read; below it the last slope is kept."""
+STRAY_DEVIATIONS = 4.0  # Standard deviations from the expected run time within which no batch is a stray.
+KNOWN = 8.0  # Weight of past batches needed to recognise a stray.
+SPREAD = 0.5  # Minimum variance of batch sizes from which a slope is read; below it the last slope is kept.
 
 
 class ServiceModel:

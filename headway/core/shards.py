@@ -37,8 +37,7 @@ LOOK_ELSEWHERE_EVERY = 0.05
 
 The first look comes at once: near saturation no slot rests that long.
 """
-PART = 0.25
-"""Share of a full batch that one call puts into a shard. More makes batches uneven, less makes more calls."""
+PART = 0.25  # Share of a full batch that one call puts into a shard. More makes batches uneven, less makes more calls.
 
 
 def active(shards: int, slots: int) -> int:

@@ -20,18 +20,12 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
-"""All tenants have weight 1."""
-ROUNDING = 1e-9
-"""Part of a burst by which rounding alone may move a level."""
-FULL = 2.0
-"""Level of all tenants, in bursts, up to which a tenant with a level may take more."""
-MOST = 4.0
-"""Level of all tenants, in bursts, up to which a tenant without a level may take."""
-LEAST_RATE = 0.1
-"""Smallest rate, in tokens per second, for computing waits."""
-STALE = 64
-"""Outdated places in the order of tenants before they are swept."""
+NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})  # All tenants have weight 1.
+ROUNDING = 1e-9  # Part of a burst by which rounding alone may move a level.
+FULL = 2.0  # Level of all tenants, in bursts, up to which a tenant with a level may take more.
+MOST = 4.0  # Level of all tenants, in bursts, up to which a tenant without a level may take.
+LEAST_RATE = 0.1  # Smallest rate, in tokens per second, for computing waits.
+STALE = 64  # Outdated places in the order of tenants before they are swept.
 
 
 class SharedBucket:

@@ -18,21 +18,14 @@ import msgspec
 
 from headway.core.service_model import ServiceModel
 
-STEP = 0.2
-"""Natural logarithm of the ratio of two neighbouring factors: a fifth."""
+STEP = 0.2  # Natural logarithm of the ratio of two neighbouring factors: a fifth.
 LOWEST = -4  # Steps from the usual factor down to the smallest, which is less than half of it.
-FACTORS = tuple(math.exp(STEP * steps) for steps in range(LOWEST, 8))
-"""All factors before scaling, ascending."""
-USUAL = -LOWEST
-"""Position of factor 1, which a slot has until its batches say otherwise."""
-ERROR = 0.03
-"""Standard deviation that noise in run times may leave in a factor. More noise means a longer memory."""
-MOST_WEIGHT = 0.3
-"""Limit on the weight of the newest batch, however little run times vary."""
-PRIOR = 5
-"""The assumption that all slots are alike weighs as much as so many batches."""
-LEAST_DEVIATION = 1e-3
-"""Smallest relative standard deviation of run times that is believed."""
+FACTORS = tuple(math.exp(STEP * steps) for steps in range(LOWEST, 8))  # All factors before scaling, ascending.
+USUAL = -LOWEST  # Position of factor 1, which a slot has until its batches say otherwise.
+ERROR = 0.03  # Standard deviation that noise in run times may leave in a factor. More noise means a longer memory.
+MOST_WEIGHT = 0.3  # Limit on the weight of the newest batch, however little run times vary.
+PRIOR = 5  # The assumption that all slots are alike weighs as much as so many batches.
+LEAST_DEVIATION = 1e-3  # Smallest relative standard deviation of run times that is believed.
 PADDED_DOUBT = 2.0
 """Multiple of the deviation for models that pad, as their run times depend more on the entries than on the slot."""
 UNSURE = 1.5

@@ -14,18 +14,13 @@ from collections.abc import Sequence
 from headway.core.service_model import REACH, ServiceModel
 from headway.core.warm_up import WarmUpRun
 
-NEAR = 0.75
-"""Minimum share of the largest batch from which a batch counts as nearly full."""
-DECAY = 0.98
-"""Weight of the past at each nearly full batch: about the last 50 count."""
+NEAR = 0.75  # Minimum share of the largest batch from which a batch counts as nearly full.
+DECAY = 0.98  # Weight of the past at each nearly full batch: about the last 50 count.
 RUN = 6
 """Nearly full batches in a row, all much slower or all much faster than the mean, that show that the slot changed."""
-SEEN = 2.0
-"""Weight of nearly full batches from which they say more than the line."""
-LEAST = 12.0
-"""Weight of nearly full batches from which the pace may count as measured."""
-TOLERANCE = 0.1
-"""Limit on the relative error, with 95 % confidence, of a pace that counts as measured."""
+SEEN = 2.0  # Weight of nearly full batches from which they say more than the line.
+LEAST = 12.0  # Weight of nearly full batches from which the pace may count as measured.
+TOLERANCE = 0.1  # Limit on the relative error, with 95 % confidence, of a pace that counts as measured.
 KEPT_TOLERANCE = 0.15
 """Relative error at which a pace stops counting as measured; larger, so that it doesn't flip to and fro."""
 CONFIDENCE = 2.5  # Standard errors in a 95 % confidence interval for few values, whose spread is uncertain, too.

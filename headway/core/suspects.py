@@ -50,16 +50,14 @@ APART_PRICE = 4.0
 """Price of a GPU second to a caller with recent culprits while others wait: it gets a quarter of its fair share."""
 SEARCH_PRICE = 3.0
 """Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out fresh work."""
-MOST_CREDIT = 2.0
-"""Full batches of GPU time that groups may save up while the tier queues go first."""
+MOST_CREDIT = 2.0  # Full batches of GPU time that groups may save up while the tier queues go first.
 CLEAN = 64  # Lines of a tenant that must succeed after its first bad one before its lines ride beside others again.
 MOST_DOUBLINGS = 16  # Doublings of CLEAN, one for each further bad line.
 LEAST_REST, RESTS = 15.0, 20.0
 """Rest of a tenant whose batch has killed its worker: at least so many seconds, or so many times the run of that batch."""
 MOST_REST_DOUBLINGS = 4  # Doublings of that rest, one for each line of the tenant that was found to kill its worker.
 MOST_SENDERS = 10_000  # Tenants whose lines are remembered as bad or large.
-LONGEST_PAUSE = 30.0
-"""Longest pause, in seconds, before lines run again on a remote API that is in trouble."""
+LONGEST_PAUSE = 30.0  # Longest pause, in seconds, before lines run again on a remote API that is in trouble.
 SHAPES = 1 << 39  # Range from which a process draws its first shape, so that the shapes of several processes differ.
 
 

@@ -40,8 +40,7 @@ from headway.core.tensors import pack as packed_value
 from headway.core.tensors import unpack as unpacked
 from headway.model import Octets, Tensors, TensorSpec, Value
 
-PAGE = 1024
-"""Numbers read or written at a time."""
+PAGE = 1024  # Numbers read or written at a time.
 _TYPECODES = {
     "BOOL": "B", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "FP32": "f", "FP64": "d",
@@ -58,14 +57,12 @@ _LARGEST = {
     "BF16": 2.0**128 - 2.0**119 - 2.0**104,
     "FP32": math.nextafter(2.0**128 - 2.0**103, 0),
     "FP64": 1.7976931348623157e308,
-}
-"""Largest number that each datatype with a fraction rounds to a finite one."""
+}  # Largest number that each datatype with a fraction rounds to a finite one.
 BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}
 """Smallest and largest number by datatype."""
 _HALVES = ("FP16", "BF16")  # Two-byte datatypes with a fraction.
 _MOST_WITH_EMPTY = 1 << 16  # Limit in bytes on a text with empty arrays.
-_MOST_DIGITS = 40
-"""Limit on the characters of a wrong element in a message."""
+_MOST_DIGITS = 40  # Limit on the characters of a wrong element in a message.
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
 _NAMES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}

@@ -35,18 +35,14 @@ SIZES = {
 BYTES, JSON = "BYTES", "JSON"
 ALIGNED = 16
 LENGTH_BYTES = 4
-MOST_TENSORS = 64
-"""Limit on the tensors of a value."""
-MOST_AXES = 32
-"""Limit on the axes of a tensor."""
+MOST_TENSORS = 64  # Limit on the tensors of a value.
+MOST_AXES = 32  # Limit on the axes of a tensor.
 MOST_ELEMENTS = 1 << 16
 """Limit on elements of BYTES in one request. Even an empty one takes far longer than as many bytes of numbers."""
-_SHORT = 1024
-"""Limit in bytes on headers that are cached."""
+_SHORT = 1024  # Limit in bytes on headers that are cached.
 _MOST_SHOWN = 8
 _NAME = attrgetter("name")
-_LARGEST = 1 << 40
-"""More elements than any value holds."""
+_LARGEST = 1 << 40  # More elements than any value holds.
 _MOST_EMPTY = 1 << 16  # Limit on empty arrays of a tensor without elements, as they take no bytes of a request.
 
 _encode = msgspec.msgpack.Encoder().encode

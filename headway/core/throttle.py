@@ -24,14 +24,11 @@ import msgspec
 from headway.core.shared_bucket import NO_WEIGHTS, SharedBucket
 from headway.model import Capacity
 
-MOST_TENANTS = 1000
-"""Limit on tenants that are counted separately. All others count as one."""
+MOST_TENANTS = 1000  # Limit on tenants that are counted separately. All others count as one.
 MOST_TOLD = 16  # Limit on tenants whose averages are reported.
-LEAST_RATE = 0.01
-"""Arrivals per second below which a tenant is forgotten."""
+LEAST_RATE = 0.01  # Arrivals per second below which a tenant is forgotten.
 OTHER_TENANTS = ""  # Name for all further tenants; no tenant has it.
-BURST_SECONDS = 1.0
-"""Seconds' worth of the rate that may come at once."""
+BURST_SECONDS = 1.0  # Seconds' worth of the rate that may come at once.
 LEAST_BURST = 10.0
 """Requests that may come at once however low the rate, which is an average over a second, and rough if low."""
 DEALT = 0.1  # Part of the room that is divided evenly among all gateways.

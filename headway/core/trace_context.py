@@ -18,8 +18,7 @@ from collections.abc import Callable
 from headway.model import CarriedTrace, TraceContext
 from headway.model.request import RANDOM, SAMPLED
 
-MOST_MEMBERS = 32
-"""Limit on the members of a `tracestate`; one with more is dropped."""
+MOST_MEMBERS = 32  # Limit on the members of a `tracestate`; one with more is dropped.
 MOST_STATE = 512  # Limit on the characters of a `tracestate` that are passed on. Members beyond it are left out whole.
 LONG_MEMBER = 128  # Length in characters from which members are left out first.
 

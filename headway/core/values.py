@@ -17,8 +17,7 @@ from headway.core import parameters, tensor_json, tensors
 from headway.core.json_pages import PAGE, Pages, Steps, TooDeep, levels_of
 from headway.model import Tensors, TensorSpec, Value, kind_of
 
-MAX_DEPTH = 100
-"""Deepest nesting of a value, as a worker must be able to build whatever was accepted."""
+MAX_DEPTH = 100  # Deepest nesting of a value, as a worker must be able to build whatever was accepted.
 
 _NAMES = {"{": "object", "[": "array", "t": "bool", "f": "bool", "n": "null"}
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
@@ -29,14 +28,11 @@ _GOOD = re.compile(
 )  # Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000.
 _LONGEST_ESCAPE = 12
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-_LONG = b"0" * 200
-"""Digits of a number that may be out of range even with an exponent of two digits."""
+_LONG = b"0" * 200  # Digits of a number that may be out of range even with an exponent of two digits.
 _EXTREME = re.compile(rb"(?<![0-9.])(?:[0-9.]{200,}+(?:[eE][+-]?[0-9]++)?+|[0-9.]++[eE]\+?[0-9]{3,}+)")
 """Number without its sign that may be out of range."""
-MOST_DIGITS = 4300
-"""Limit on digits of an integer that Python reads."""
-MOST_EXTREME = 1000
-"""Extreme numbers of a value that are checked on admission. The worker checks any others."""
+MOST_DIGITS = 4300  # Limit on digits of an integer that Python reads.
+MOST_EXTREME = 1000  # Extreme numbers of a value that are checked on admission. The worker checks any others.
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 _check = msgspec.json.Decoder(msgspec.Raw).decode

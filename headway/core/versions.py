@@ -17,8 +17,7 @@ from itertools import accumulate
 
 from headway.model import WorkerInfo, WorkerStatus
 
-Weights = Mapping[str, float]
-"""Weights by version; empty: none are set."""
+Weights = Mapping[str, float]  # Weights by version; empty: none are set.
 
 _WEIGHT = re.compile(r"(?P<version>[A-Za-z0-9_.:/-]{1,128})=(?P<weight>[0-9]{1,9}(?:\.[0-9]{1,6})?)")
 

@@ -15,13 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-WarmUpRun = tuple[int, float]
-"""Size of a batch, and its run time in seconds."""
+WarmUpRun = tuple[int, float]  # Size of a batch, and its run time in seconds.
 
 BUDGET = 10.0  # Limit in seconds on all runs after the first, as predicted.
 
-FAR = 3.0
-"""Multiple of the predicted time from which a run is repeated."""
+FAR = 3.0  # Multiple of the predicted time from which a run is repeated.
 LEAST_STOP = 0.5  # Seconds beyond the prediction that it must take, too.
 
 

@@ -17,8 +17,7 @@ import httptools
 from headway.client.reaching import tls_fault
 from headway.errors import HeadwayError
 
-IDLE = -1
-"""Number of a connection without a request in flight."""
+IDLE = -1  # Number of a connection without a request in flight.
 
 _MOST = 10_000
 _MOST_OPENING = 64

@@ -104,8 +104,7 @@ def _escaped(piece: bytes) -> bytes:
 
 
 _TICK = 0.001
-_MOST_AT_ONCE = 256
-"""Most requests to send before looking at answers again, when the generator is behind."""
+_MOST_AT_ONCE = 256  # Most requests to send before looking at answers again, when the generator is behind.
 _WARM_SECONDS = 0.25
 """Seconds of answering time for which connections are opened beforehand, so that the load doesn't begin with a burst of them."""
 _MOST_WARM = 2_500

@@ -28,8 +28,7 @@ _WIDTH = 160
 _COLUMNS = ("requests", "answered", "p50", "p90", "p95", "p99", "p99.9", "max", "in time/s")
 
 EVERY_ON_TERMINAL = 0.5  # Seconds between two lines on a terminal, where each replaces the last.
-EVERY = 5.0
-"""Seconds between two lines in a file or a pipe."""
+EVERY = 5.0  # Seconds between two lines in a file or a pipe.
 
 _CLEAR = "\r\033[K"
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "/v1/inference"
 DEFAULT_INPUT = "the quick brown fox jumps over the lazy dog"
 EXPECTATIONS = ("none", "upper", "echo")
-ALL = "all"
-"""Name of the only stream of requests when there is no mix of tiers."""
+ALL = "all"  # Name of the only stream of requests when there is no mix of tiers.
 
 _INPUT_MEMBERS = ("input", "input_data", "prompt")
 _LOAD, _RESULT = "Load", "Results"

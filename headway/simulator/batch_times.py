@@ -34,12 +34,10 @@ from headway.core.batch_cost import BatchCost
 from headway.errors import SettingError
 from headway.model import CostShape
 
-NEAR = 5
-"""Recorded batches to draw from."""
+NEAR = 5  # Recorded batches to draw from.
 OF_ABOUT_ITS_SIZE = 64  # Recorded batches nearest in size, among which to look for those.
 LEAST_BATCHES = 20  # Fewest batches of a file.
-MOST_BATCHES = 20_000
-"""Most batches of a file: drawing from more takes longer, and gains nothing."""
+MOST_BATCHES = 20_000  # Most batches of a file: drawing from more takes longer, and gains nothing.
 SWEEPS = 2_000  # Rounds of the fit.
 DRAWS = 200  # Batches to draw for a mean.
 BATCH_MS_HINT = "Give --batch-ms or --batch-times FILE; headway check measures both."

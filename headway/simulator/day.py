@@ -35,8 +35,7 @@ WAVE = 0.6  # Amplitude of the daily wave, as a share of its mean.
 DOUBLES_AT, DOUBLES_WITHIN, DOUBLED_FOR = 39_600.0, 60.0, 3600.0
 """When the rate doubles, how long it climbs, and how long it stays, in seconds."""
 FIXED = "fixed"  # Policy that never changes the number: the fewest workers that keep the promise in the busiest minute.
-POLICIES = (RULES, PLAN, FIXED)
-"""Policies to compare."""
+POLICIES = (RULES, PLAN, FIXED)  # Policies to compare.
 QUEUE_SECONDS = 2.0  # Seconds of work that may wait. What comes beyond is refused.
 FEW = 20.0
 """Arrivals per second below which they are drawn from the Poisson distribution itself, where seconds without any occur."""

@@ -44,10 +44,8 @@ from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
 from headway.simulator.traffic import POISON, arrivals, bulk_lines, callers
 
-REAP_EVERY = 1.0
-"""Most seconds between two reaps, as in brokers."""
-LEASE_SECONDS = 3.0
-"""Seconds after which the batch of a dead host goes to others."""
+REAP_EVERY = 1.0  # Most seconds between two reaps, as in brokers.
+LEASE_SECONDS = 3.0  # Seconds after which the batch of a dead host goes to others.
 NOTICED_AFTER = DEGRADED_AFTER + 1.0
 """Seconds until everybody has noticed a host's death: heartbeats are missed, and workers counted again."""
 APART = 0.0001

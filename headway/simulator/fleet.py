@@ -22,10 +22,8 @@ from headway.core.throttle import Throttle, room
 from headway.model import CostLine, CostShape, Entry, WorkerInfo, WorkerStatus
 from headway.simulator.scenario import Scenario
 
-Came = tuple[Entry, float]
-"""An entry, and when it came to its gateway."""
-SET_EVERY = 0.5
-"""Seconds after which the throttle's rate is set again, as in gateways."""
+Came = tuple[Entry, float]  # An entry, and when it came to its gateway.
+SET_EVERY = 0.5  # Seconds after which the throttle's rate is set again, as in gateways.
 
 
 class Shard:

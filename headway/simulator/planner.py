@@ -24,8 +24,7 @@ from headway.simulator.scenario import Scenario
 
 SEEDS = 5
 BULK_SEEDS = 2  # Runs that predict the lines of bulk jobs. They differ little.
-SETTLING = 75.0
-"""Warm-up in batch times: a fleet that starts in step near saturation needs that many to spread out."""
+SETTLING = 75.0  # Warm-up in batch times: a fleet that starts in step near saturation needs that many to spread out.
 FOUND_OUT = 3.0  # Factor of the warm-up for a model that pads: entries pile up until workers have found that out.
 MEASURED = 50.0  # Fewest batch times to measure.
 MEASURED_REQUESTS = 10_000  # Fewest requests to measure in each run for a prediction.

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")  # Endings of a picture's path.
-WINDOWS = 100
-"""Most points of a line over time."""
+WINDOWS = 100  # Most points of a line over time.
 LEAST_WINDOW = 5  # Fewest batch times behind a point: with fewer, chance would hide what happens.
 WIDEST = 4.0  # Width in points of the widest line.
 STYLES = ("-", "--", ":", "-.")  # Line styles of tiers, highest first, when colours tell policies apart.

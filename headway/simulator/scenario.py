@@ -19,10 +19,8 @@ from headway.core.queue_limits import QueueLimits
 from headway.errors import SettingError
 from headway.simulator.batch_times import BatchTimes
 
-POLICIES = (*policies.NAMES, "eager")
-"""The production policies, and one for contrast."""
-EVERYBODY = "all"
-"""Name of the only tier when there is no mix."""
+POLICIES = (*policies.NAMES, "eager")  # The production policies, and one for contrast.
+EVERYBODY = "all"  # Name of the only tier when there is no mix.
 LENGTHS_HINT = "Give --lengths, such as 5-250, or a file with one length a line or from headway check --record."
 WEIGHTS_HINT = "Give --weights, such as 5-250, or a file with one weight a line."
 USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}

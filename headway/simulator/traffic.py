@@ -18,8 +18,7 @@ from headway.simulator.batch_times import read_batch_times
 from headway.simulator.scenario import WEIGHTS_HINT, Scenario
 
 MOST_RANGE = 1_000_000  # Largest weight in a range.
-POISON = "poison"
-"""Input that fails its batch. Any other is harmless."""
+POISON = "poison"  # Input that fails its batch. Any other is harmless.
 
 
 def read_trace(path: Path) -> tuple[float, ...]:

@@ -26,8 +26,7 @@ POLICIES: dict[str, Kind] = {
     "window": Kind(Window, wait=DEFAULT_WINDOW),
     "table": Kind(lambda wait: Table(), own_waits=True),
     "pid": Kind(Pid, wait=DEFAULT_WINDOW, aims=True),
-}
-"""Policies by their names for users."""
+}  # Policies by their names for users.
 
 NAMES = tuple(POLICIES)
 

@@ -65,11 +65,9 @@ WORTH_SPACING = 1.0
 SATURATED = 0.8  # Share of the GPUs' capacity in use above which even full batches are spaced.
 PACE = 0.95
 """Gaps by which each departure moves the schedule of full batches on; below 1, so that it never limits throughput."""
-TOLERANCE = 0.0625
-"""Gaps by which a full batch may be ahead of that schedule."""
+TOLERANCE = 0.0625  # Gaps by which a full batch may be ahead of that schedule.
 TOLERANCE_DEVIATIONS = 4.0  # Standard deviations of the batch time by which it may be ahead besides.
-SILENCE = 3.0
-"""Mean gaps between arrivals after which a silence isn't chance: of Poisson gaps, 5 % are longer."""
+SILENCE = 3.0  # Mean gaps between arrivals after which a silence isn't chance: of Poisson gaps, 5 % are longer.
 
 LONGER = 0.3
 """Share by which the part of a gap due to α grows for each relative standard deviation of the batch time: room for late GPUs."""
@@ -79,17 +77,14 @@ SMALLER = 2.0  # How much less the size of the largest batch counts in a gap, li
 
 WORTH_MORE = 0.95
 """Slower slots take part only if latency with them is below this multiple of that without: their batches never come back evenly spaced."""
-ROOM = 0.5
-"""Standard deviations of a batch's size for which a full batch must have room."""
+ROOM = 0.5  # Standard deviations of a batch's size for which a full batch must have room.
 ALIKE = 0.2
 """Standard deviation of the slots' factors below which waiting entries are shared out as if all slots were alike."""
 LEAST_SPARE = 0.1
 """Share of the slots' capacity that the inputs themselves, β, must leave, for these slots to be enough."""
 
-MOMENT = 0.05
-"""Part of α without an arrival after which all clients answered together have come back."""
-LONGEST_WAIT = 1.5
-"""Longest wait of too few clients for another slot's clients, in batch times of an even part."""
+MOMENT = 0.05  # Part of α without an arrival after which all clients answered together have come back.
+LONGEST_WAIT = 1.5  # Longest wait of too few clients for another slot's clients, in batch times of an even part.
 LEAST_COMPANY = 0.5  # Share of an even part of all clients below which they are too few to leave.
 LEAST_GAP = 1e-6
 """Seconds of a gap too short to hold anybody back. Without any gap, the first client would leave alone."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from headway.core.departure import Load, Rule
 
-DEFAULT_WINDOW = 0.040
-"""Seconds that the policy `window` waits, and `pid` aims at, by default."""
+DEFAULT_WINDOW = 0.040  # Seconds that the policy `window` waits, and `pid` aims at, by default.
 
 LIGHT, NORMAL, HEAVY = (16, 0.030), (32, 0.050), (64, 0.100)  # Rows of `table`: batch size and window in seconds.
 

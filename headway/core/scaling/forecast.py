@@ -16,8 +16,7 @@ SMOOTH_SHARE = 0.5
 NOTED_EVERY = 5.0  # Seconds between two levels that are kept for the trend.
 LONGEST_TREND = 900.0  # Limit in seconds on the observation of a trend.
 DAMPING = 0.5  # Share of the trend that is believed, as most climbs end.
-APART = 2.0
-"""Seconds between samples that count as independent, as each is an average over about one."""
+APART = 2.0  # Seconds between samples that count as independent, as each is an average over about one.
 SAMPLE_SECONDS = 2.0  # Seconds of arrivals that a sample stands for: twice the time constant of its average.
 DISPERSION_SECONDS = 120.0  # Time constant of the dispersion.
 MOST_DISPERSION = 400.0  # Limit on one sample's dispersion. Rarer and larger bursts aren't worth a fleet of their size.

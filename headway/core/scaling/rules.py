@@ -17,8 +17,7 @@ import msgspec
 QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW = "queue_above", "utilisation_above", "utilisation_below"
 _CONDITIONS = (QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW)
 _NAMES = (*_CONDITIONS, "for_s", "add", "remove")
-MOST_RULES = 32
-"""Limit on the rules of a model."""
+MOST_RULES = 32  # Limit on the rules of a model.
 LONGEST_S = 86_400.0  # Longest time in seconds for which a condition may have to hold.
 MOST_STEP = 1_000  # Limit on the workers that one rule adds or removes.
 MOST_QUEUE, MOST_UTILISATION = 10_000_000, 10.0
@@ -55,8 +54,7 @@ USUAL = (
     ScaleRule(QUEUE_ABOVE, 100, 60.0, 1),
     ScaleRule(UTILISATION_ABOVE, 0.85, 300.0, 1),
     ScaleRule(UTILISATION_BELOW, 0.4, 900.0, -1),
-)
-"""Default rules."""
+)  # Default rules.
 
 
 def read(text: str) -> tuple[ScaleRule, ...]:

@@ -30,16 +30,13 @@ DIRECTIONS = (UP, DOWN, AGAIN)
 """Directions of a decision: more workers, fewer, or the same number again, because requested ones did not come."""
 AS_FOUND = "as it was found"  # Reason while nothing has been decided yet.
 MOST_REMOVED = 0.2  # Share of the workers that may be removed at once.
-ROOM = 0.8
-"""Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start."""
-SPARE = 0.05
-"""Share by which the load must be below the capacity of a smaller fleet before `plan` removes workers."""
+ROOM = 0.8  # Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start.
+SPARE = 0.05  # Share by which the load must be below the capacity of a smaller fleet before `plan` removes workers.
 PLAN_HOLDS = 5.0  # Seconds for which `plan` must want more workers before it asks for them.
 PLAN_KEEPS = 300.0
 """Seconds for which `plan` must not have wanted a worker before it removes it; the time of a start, if longer."""
 FIRST_START = 60.0  # Assumed seconds of a worker's start until one was seen.
-ASKED = 0.05
-"""Entries per second, averaged over about a second, below which none has come for some seconds."""
+ASKED = 0.05  # Entries per second, averaged over about a second, below which none has come for some seconds.
 FADING = 0.8  # Weight of an earlier, longer start in the expected time after a shorter one.
 
 

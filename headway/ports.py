@@ -137,8 +137,7 @@ class RequestQueue(QueueCondition, Protocol):
         """Return True if the broker answers but accepts no changes, for example while a replica takes over. Never raises."""
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """Forget a task. If it has not run, it never will. Its outcome is not kept, and whoever waits for it gets a reply that says
-        so."""
+        """Forget a task. If it has not run, it never will. Its outcome is not kept, and whoever waits for it learns so."""
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """Wait for replies to `gateway` after cursor `after`, which starts at 0. Returns them with the new cursor.
@@ -273,8 +272,7 @@ class Fleet(Protocol):
     async def drains(self) -> Sequence[Drain]: ...
 
     async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
-        """Put drains in force. With `seen`, returns False and changes nothing if drains with other names than these are in
-        force."""
+        """Put drains in force. With `seen`, returns False and changes nothing if other drains than these are in force, by name."""
 
     async def undrain(self, names: Collection[str]) -> None: ...
 
@@ -294,13 +292,11 @@ class Board(Protocol):
         The rows count exactly what was posted up to the cursor. The board then counts as watched for some seconds."""
 
     async def read(self, after: str) -> News:
-        """Wait a short while for notices after a cursor, and return them, if any. The board then counts as watched for some
-        seconds."""
+        """Wait a short while for notices after a cursor, and return any. The board then counts as watched for some seconds."""
 
 
 class DeadLetters(Protocol):
-    """Dead letters, of which the oldest goes if there are too many. An id without a tenant means the entries of all tenants with
-    it."""
+    """Dead letters, of which the oldest goes if there are too many. An id without a tenant means the entries of all tenants."""
 
     async def add(self, letter: DeadLetter) -> None:
         """Keep a dead letter. It replaces an earlier one of the same entry."""
@@ -361,8 +357,7 @@ class BulkRunner(Protocol):
         """Wait until a model can take lines. Returns how many."""
 
     def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
-        """Run lines in empty seats. Each gets one reply. The runner handles retries, outages of the broker, and the search for bad
-        lines."""
+        """Run lines in empty seats. Each gets one reply. The runner handles retries, outages of the broker, and bad lines."""
 
     def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
         """Drop a job's unfinished lines, or only the lines with these numbers. `done` is not called for them.
@@ -403,8 +398,7 @@ class Identity(Protocol):
     """Authentication: finds the principal of a credential."""
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal for the value of an `Authorization` header, which is empty if none was sent; None if it is not
-        valid.
+        """Return the principal for the value of an `Authorization` header ("" if none was sent); None if it is not valid.
 
         Raises RequestError, which says when to retry, if the credential cannot be checked at present."""
 

@@ -1,11 +1,9 @@
-"""Places of large values in an arena: memory that a worker's process and its host share.
+"""Places of large values in an arena, which is memory that a worker's process and its host share. The owners of the memory ask here
+where a value goes, and whether a place named by the other side is possible.
 
 One batch at a time has the arena. Its values lie in a row from the start: first the inputs, placed by the host, then the outputs,
-placed by the worker. The next batch starts over, so memory that was touched once is used again and again. The generation of a place is
-the number of its batch, so that a place never refers to another batch's value.
-
-Pure: the owners of the memory ask here where a value goes, and whether a place named by the other side is possible.
-"""
+placed by the worker. The next batch starts over, so that memory that was touched once is used again. The generation of a place is
+the number of its batch, so that a place never refers to another batch's value."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def end(self) -> int:
-        """Offset of the first byte after it."""
+        """Offset behind its last byte."""
         return self.offset + self.length
 
 
 class Allocator:
-    """Allocator of the places of one batch, whose number is `generation`. `size`: bytes of the arena."""
+    """Places of the batch whose number is `generation`, in an arena of `size` bytes."""
 
     __slots__ = ("_generation", "_size", "used")
 

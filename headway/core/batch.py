@@ -12,11 +12,8 @@ from headway.core.suspects import Group
 
 
 class Departure(msgspec.Struct):
-    """A batch that has departed.
-
-    `late` are entries dropped from the batch because they could no longer be answered in time. `size`: see `QueueLimits.size`. The last
-    `bulk` members are bulk entries. `parted`: see `core.packing.Packed`. `failures`, `alone` and `rest` come from the batch's
-    group; see `core.suspects.Group`. `attempts` includes this run."""
+    """A batch that has departed, without the `late` entries, which could no longer be answered in time. The last `bulk` members are
+    bulk entries. `failures`, `alone` and `rest` come from its group; see `core.suspects.Group`. `attempts` includes this run."""
 
     worker: str
     members: list[QueuedEntry]
@@ -28,9 +25,9 @@ class Departure(msgspec.Struct):
     alone: int = 0
     rest: Group | None = None
     quarantine: CallerKey | None = None
-    size: float = 0.0
+    size: float = 0.0  # See `QueueLimits.size`.
     bulk: int = 0
-    parted: bool = False
+    parted: bool = False  # See `core.packing.Packed`.
 
     @property
     def whole(self) -> bool:
@@ -39,8 +36,7 @@ class Departure(msgspec.Struct):
 
 
 class FailureOutcome(msgspec.Struct):
-    """Outcome of a failed batch. It has the number of entries that run again, the entries that are dead, out of retries or too late,
-    and the bulk entries, which their sender retries."""
+    """Outcome of a failed batch: how many entries run again, and which are dead, out of retries, or too late, or bulk entries."""
 
     again: int = 0
     dead: list[QueuedEntry] = msgspec.field(default_factory=list)
@@ -53,7 +49,7 @@ BUSY_TIME = 5.0  # Time constant of the busy share, in seconds.
 
 
 class RunningBatches:
-    """Batches on GPUs."""
+    """Batches on GPUs. Each change names the number of live slots."""
 
     __slots__ = ("_since", "_sizes", "utilisation")
 
@@ -64,7 +60,6 @@ class RunningBatches:
 
     @property
     def busy(self) -> int:
-        """Number of busy GPUs."""
         return len(self._sizes)
 
     @property
@@ -74,16 +69,13 @@ class RunningBatches:
 
     @property
     def size(self) -> float:
-        """Size of all batches together."""
         return sum(self._sizes)
 
     def left(self, size: float, slots: int, now: float) -> None:
-        """Note that a batch of this size has left, with `slots` live slots."""
         self._note(slots, now)
         self._sizes.append(size)
 
     def back(self, size: float, slots: int, now: float) -> None:
-        """Note that a batch of this size has come back."""
         self._note(slots, now)
         self._sizes.remove(size)
 

@@ -1,11 +1,8 @@
-"""Budgets that owners share, such as connections or bytes in flight.
+"""Budgets that owners share, such as connections or bytes in flight, so that the greediest owner leaves something for the others.
 
-The greediest owner leaves something for the others.
-
-Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. One owner alone gets g / (1 + g) of all.
-Each of n greedy ones gets g / (1 + n · g), and 1 / (1 + n · g) stays free: enough for owners that need little. So nothing is reserved
-while nobody is greedy, and no share has to be configured.
-"""
+Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. One owner alone gets g / (1 + g) of
+all. Each of n greedy ones gets g / (1 + n · g), and 1 / (1 + n · g) stays free, which is enough for owners that need little. So
+nothing is reserved while nobody is greedy, and no share has to be configured."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ GREED = 9  # Multiple of the free units that one owner may hold. With 9, an owne
 
 
 class Budget:
-    """A number of units, and how many of them each owner holds. `greed`: as GREED; 0 for no limit but `total`."""
+    """A number of units, and how many of them each owner holds. With a `greed` of 0, only `total` limits an owner; see GREED."""
 
     __slots__ = ("_greed", "_used", "free")
 
@@ -23,7 +20,6 @@ class Budget:
         self._used: dict[str, int] = {}
 
     def used(self, owner: str) -> int:
-        """Return the units that an owner holds."""
         return self._used.get(owner, 0)
 
     def take(self, owner: str, amount: int, most: int = 0) -> bool:
@@ -39,7 +35,6 @@ class Budget:
         return True
 
     def give(self, owner: str, amount: int) -> None:
-        """Return units of an owner."""
         used = self._used[owner] - amount
         self.free += amount
         if used:

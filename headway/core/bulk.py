@@ -6,23 +6,23 @@ admission. It rides in one of two ways:
     seats   in a batch that leaves anyway, once all others are packed
     whole   in a batch of bulk entries only, on a GPU that is expected to stay idle for the time of a batch
 
-A batch takes as many bulk entries as its members can afford. If run times hardly grow with size, that is all empty seats; otherwise as
-many as keep the members within the promised latency. If the model pads inputs to the longest of a call, bulk entries heavier than all
-members go last. A whole batch then has entries of similar weight, and takes no longer than a full batch of others.
+A batch takes as many bulk entries as its members can afford. If run times hardly grow with size, they fill all empty seats;
+otherwise only so many that the members stay within the promised latency. If the model pads inputs to the longest of a call, bulk
+entries heavier than all members go last. A whole batch then has entries of similar weight, and takes no longer than a full batch of
+others.
 
-A whole batch is a bet: a request that then finds no GPU waits, for at most one batch. To make that rarer than `QueueLimits.delayed`,
-enough GPUs are left to others, assuming Poisson arrivals. The result is counted as a credit: each departing request earns that share,
-and each request that waited while bulk held a GPU costs 1. No bet is placed that the credit can't pay for. After QUIET seconds without
-a request the fleet counts as idle, and bulk gets all GPUs.
+A whole batch is a bet, as a request that then finds no GPU waits for up to a batch. To make that rarer than `QueueLimits.delayed`,
+enough GPUs are left to others, assuming Poisson arrivals. The result is counted as a credit: each departing request earns that
+share, and each request that waited while bulk held a GPU costs 1. No bet is placed that the credit can't pay for. After QUIET
+seconds without a request the fleet counts as idle, and bulk gets all GPUs.
 
-The credit starts at FIRST_CREDIT, so that no job waits long beside idle GPUs. While the credit pays for a bet, a single GPU may begin a
-whole batch even if that leaves no GPU to others. For that, nothing may wait, and at most one request may be expected during the batch.
-After SETTLED seconds without a request, the earlier rate says little, and that suffices.
+The credit starts at FIRST_CREDIT, so that no job waits long beside idle GPUs. While the credit pays for a bet, a single GPU may
+begin a whole batch even if that leaves no GPU to others. For that, nothing may wait, and at most one request may be expected during
+the batch. The earlier rate says little after SETTLED seconds without a request, so that this suffices.
 
-Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, with entries of one shape. If a batch fails, whoever
-sent its bulk entries has to find the bad one. Its other members just run again, and aren't suspected before that. (The idea of such a
-class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)
-"""
+Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, with entries of one shape. If a batch fails,
+whoever sent its bulk entries has to find the bad one. Its other members just run again, and aren't suspected before that. (The idea
+of such a class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
 
 from __future__ import annotations
 
@@ -64,28 +64,21 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
 
 
 class BulkClass:
-    """Bulk entries of one queue.
-
-    Attributes:
-        busy: running whole batches.
-        credit: number of requests that may still be delayed.
-        delayed: requests that waited for a GPU with a whole batch.
-        ended: instant at which the last whole batch came back.
-    """
+    """Bulk entries of one queue."""
 
     def __init__(self, delayed: float, most_credit: float) -> None:
         self._delayed, self._most_credit = delayed, most_credit
         self._seats, self._apart, self._again = TierQueue(), list[QueuedEntry](), list[QueuedEntry]()
-        self.busy, self.credit, self.delayed = 0, FIRST_CREDIT, 0
+        self.busy = 0  # Running whole batches.
+        self.credit = FIRST_CREDIT  # Number of requests that may still be delayed.
+        self.delayed = 0  # Requests that waited for a GPU with a whole batch.
         self._left = self._excused = self.ended = -math.inf
 
     @property
     def depth(self) -> int:
-        """Entries that wait."""
         return self._seats.depth + len(self._apart) + len(self._again)
 
     def push(self, queued: QueuedEntry) -> None:
-        """Add an entry."""
         if _rides_apart(queued):
             self._apart.append(queued)
         else:
@@ -100,7 +93,6 @@ class BulkClass:
         self._again[:0] = [queued for queued in members if not _rides_apart(queued)]
 
     def drop(self, queued: QueuedEntry) -> None:
-        """Remove a waiting entry."""
         for line in (self._apart, self._again):
             if queued in line:
                 line.remove(queued)
@@ -119,9 +111,8 @@ class BulkClass:
     def fill_near(
         self, count: int, weight: float, members: int, heaviest: int, near: Nearness, padded: float = 0.0
     ) -> list[QueuedEntry]:
-        """Take entries closest in weight to the heaviest of a batch, if the model pads inputs.
-
-        Lighter ones go first. Heavier ones ride only while the batch, padded, weighs no more than `padded`."""
+        """Take entries closest in weight to the heaviest of a batch, if the model pads inputs. Lighter ones go first. Heavier ones
+        ride only while the batch, padded, weighs no more than `padded`."""
         taken: list[QueuedEntry] = []
         for queued in self._by_nearness(heaviest, near.most):
             longest = max(queued.weight, heaviest)
@@ -136,7 +127,6 @@ class BulkClass:
         return taken
 
     def _next(self, weight: float) -> QueuedEntry | None:
-        """Take the next entry for a seat, unless it is heavier than this."""
         if not self._again:
             return self._seats.pop() if weight == math.inf else self._seats.pop(1.0, weight)
         if self._again[0].weight > weight:
@@ -146,8 +136,7 @@ class BulkClass:
         return queued
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
-        """Return the next entries. Entries up to a weight come first, heaviest first. The others follow, lightest first. Equal ones keep
-        their turns."""
+        """Return the next entries: those up to a weight, heaviest first, then the others, lightest first. Equal ones keep turns."""
         ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
@@ -169,9 +158,8 @@ class BulkClass:
         near: Nearness | None = None,
         padded: float = 0.0,
     ) -> list[QueuedEntry]:
-        """Take the entries of a whole batch. Entries that ride apart go first, as they have no other way.
-
-        With `near`, entries have similar weight. Padded to the first, they weigh at most `padded`."""
+        """Take the entries of a whole batch. Entries that ride apart go first, as they have no other way. With `near`, entries have
+        similar weight and weigh at most `padded`, padded to the first."""
         self.busy, self._left = self.busy + 1, now
         if now >= forecast.newest + QUIET:
             self._excused = now + 2.0 * forecast.seconds
@@ -207,7 +195,6 @@ class BulkClass:
         return taken
 
     def back(self, now: float) -> None:
-        """Note that a whole batch has ended."""
         self.busy, self.ended = self.busy - 1, now
 
     def earn(self, entries: int) -> None:
@@ -235,8 +222,7 @@ class BulkClass:
         return now + min(LOOK, held) if held < math.inf else held
 
     def held(self, forecast: Forecast, now: float) -> float:
-        """Return the seconds until a whole batch may leave on an idle GPU if no other entries arrive. Infinite if bulk entries only ride
-        in seats."""
+        """Return the seconds until a whole batch may leave on an idle GPU if no others arrive; infinite if there are none."""
         if forecast.whole < forecast.slots:
             return math.inf
         left = forecast.slots - self.busy - 1
@@ -254,16 +240,8 @@ class BulkClass:
 
 
 def seats(alpha: float, beta: float, size: float, limit: float, waited: float, promise: float) -> float:
-    """Return the size up to which bulk entries may fill a batch.
-
-    Arguments:
-        alpha: fixed part of its run time in seconds.
-        beta: seconds for each unit of its size.
-        size: size of the batch without them.
-        limit: size of a full batch.
-        waited: seconds for which its oldest member has waited.
-        promise: promised latency in seconds; 0 for none.
-    """
+    """Return the size up to which bulk entries may fill a batch, whose run time is `alpha` + `beta` × size in seconds, and whose
+    size without them is `size`. Its oldest member has waited for `waited` of the `promise` (0 for none), both in seconds."""
     if alpha + beta * limit <= STRETCH * (alpha + beta * size):
         return limit
     return max(size, min(limit, (WITHIN * promise - waited - alpha) / beta))

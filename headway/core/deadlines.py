@@ -1,4 +1,4 @@
-"""Deadlines that suit a model: limits on a batch, its wait and a request, given the time that a batch takes."""
+"""Limits on a batch, its wait and a request that suit a model, given the time that a batch takes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 _AMPLE = 2.0  # Ratio of an ample deadline to what it must cover.
 MOST_MS = 600_000  # Longest deadline that the settings allow, in ms.
-HELD_SHARE = 0.95
-"""Share of a request's time within which a worker must come up for the request to be held; the rest is for the run."""
+HELD_SHARE = 0.95  # A request is held if a worker comes up within this share of its time; the rest is for the run.
 
 
 def fitting(seconds: float) -> dict[str, int]:
@@ -21,14 +20,12 @@ def fitting(seconds: float) -> dict[str, int]:
 
 
 def flags(seconds: float, limits: Mapping[str, float]) -> str:
-    """Return the flags that raise deadlines which are too short for batches of so many seconds; empty if none is.
-
-    `limits`: deadlines in ms, by setting. Missing ones are not checked."""
+    """Return the flags that raise deadlines which are too short for batches of so many seconds; empty if none is. `limits` has
+    deadlines in ms, by setting; missing ones are not checked."""
     raised = {name: value for name, value in fitting(seconds).items() if limits.get(name, math.inf) < value}
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in raised.items())
 
 
 def _rounded(seconds: float) -> int:
-    """Return milliseconds rounded up to two digits."""
     digits = max(math.floor(math.log10(seconds * 1000)) - 1, 0) if seconds > 0.0 else 0
     return math.ceil(seconds * 1000 / 10.0**digits) * int(10.0**digits)

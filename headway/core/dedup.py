@@ -1,23 +1,20 @@
 """One answer for several requests of a tenant: tasks, idempotency keys, identical requests.
 
-Pure: no clock. `headway.model.DedupKey` says what a dedup key means. A *flight* is the state of one:
+`headway.model.DedupKey` says what a dedup key means. A *flight* is the state of one:
 
                     ┌── join ──▶ followers
     (none) ─begin─▶ in flight ──end──▶ kept ─────▶ (none)
                     └── end, nothing to keep ───▶ (none)
 
-The original of a flight may itself follow another: the first entry under an idempotency key may join an identical request. So outcomes
-pass along chains. An original that nobody waits for any more runs on while it has followers. Under an idempotency key it always runs
-on, as its client may ask again.
+The original of a flight may itself follow another: the first entry under an idempotency key may join an identical request. So
+outcomes pass along chains. An original that nobody waits for any more runs on while it has followers. Under an idempotency key it
+always runs on, as its client may ask again.
 
-Identical requests are also distinguished by the code that answers: their flight belongs to the newest code of its queue at that time,
-and only outputs of that code are kept. So answers and runs of older code don't count for requests that come once a worker with other
-code is there.
+The flight of identical requests belongs to the newest code of its queue at that time, and only outputs of that code are kept. So
+answers and runs of older code don't count for requests that come once a worker with other code is there.
 
-If an original is too late, its followers, which came later, needn't be: they are offered again, and so are their own followers, in
-the order in which they joined, so that the first of them is the next original. A follower that waits for a task gets the task's
-failure.
-"""
+If an original is too late, its followers, which came later, needn't be. They and their own followers are offered again in the order
+in which they joined, so that the first of them is the next original. A follower that waits for a task gets the task's failure."""
 
 from __future__ import annotations
 
@@ -37,16 +34,15 @@ from headway.core.retention import FAILURE_BYTES, OVERHEAD, KeptLimits, Retentio
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import DedupKey, DedupKind, Entry, Failure, QueueName, Reply, Value
 
+# Tenant, kind and key. A key for a single model starts with the model. The key of identical requests ends with the code.
 FlightKey = tuple[str, DedupKind, str]
-"""Tenant, kind and key. A key for a single model starts with the model. The key of identical requests ends with the code."""
 
 STALE = 64  # Limit on former followers before they are swept.
 
 
 def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
-    """Return the SHA-256 of a request. Inputs and parameters that mean the same have the same digest, however they are written.
-
-    `version` is the version that the client asks for; empty for any."""
+    """Return the SHA-256 of a request, which is the same for inputs and parameters that mean the same. `version` is the version
+    that the client asks for; empty for any."""
     return digest_of(named(model, version), input, parameters)
 
 
@@ -68,10 +64,8 @@ _size = struct.Struct(">Q").pack
 
 
 def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
-    """Return True if an outcome is kept for later requests under a dedup key.
-
-    For identical requests only outputs of this code and of a version that they ask for are kept, as a worker of another version may
-    have helped out."""
+    """Return True if an outcome is kept for later requests under a dedup key. For identical requests, it must be an output of this
+    code and of a version that they ask for, as a worker of another version may have helped out."""
     kind = dedup_key.kind
     if kind is DedupKind.SAME:
         ran, by = ("", "") if reply.ran is None else (reply.ran.version, reply.ran.target)
@@ -90,16 +84,15 @@ def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
 
 
 def is_task(entry: Entry) -> bool:
-    """Return True if the outcome of an entry can be fetched by its id. That isn't so if it only waits for a task."""
+    """Return True if the outcome of an entry can be fetched by its id, so not if the entry only waits for a task."""
     return any(dedup_key.kind is DedupKind.TASK and dedup_key.key == entry.id for dedup_key in entry.dedup_keys)
 
 
 def follower(
     id: str, task: str, tenant: str, gateway: str, seconds: float, nonce: int = 0, model: str = "", version: str = ""
 ) -> Entry:
-    """Make an entry that never runs, but gets the outcome of a task, wherever the task was submitted.
-
-    `seconds`: seconds from the enqueue until the outcome is worthless. `model`, `version`: model and version of the task's queue; empty if unknown."""
+    """Make an entry that never runs, but gets the outcome of a task within `seconds`, wherever the task was submitted. `model` and
+    `version` are those of the task's queue; empty if unknown."""
     keys = (DedupKey(DedupKind.TASK, task),)
     return Entry(id, model, "", 0, tenant, gateway, seconds, seconds, dedup_keys=keys, nonce=nonce, version=version)
 
@@ -129,20 +122,15 @@ class _Flight(msgspec.Struct, eq=False):
 
 
 class Consequences(msgspec.Struct):
-    """Consequences of one event for other entries.
-
-    Attributes:
-        reoffered: former followers to offer again, in this order.
-        idle: originals that nobody waits for any more, so they needn't run.
-    """
+    """Consequences of one event for other entries."""
 
     replies: list[tuple[QueuedEntry, Reply]] = msgspec.field(default_factory=list)  # Outcomes of other entries.
-    reoffered: list[QueuedEntry] = msgspec.field(default_factory=list)
-    idle: list[QueuedEntry] = msgspec.field(default_factory=list)
+    reoffered: list[QueuedEntry] = msgspec.field(default_factory=list)  # Former followers to offer again, in order.
+    idle: list[QueuedEntry] = msgspec.field(default_factory=list)  # Originals that nobody waits for any more.
 
 
 class Dedup:
-    """The flights of one broker. `limits`: budgets of kept outcomes, see `headway.core.retention`."""
+    """The flights of one broker, with budgets of kept outcomes."""
 
     def __init__(self, limits: KeptLimits) -> None:
         self._flights: dict[FlightKey, _Flight] = {}
@@ -152,19 +140,16 @@ class Dedup:
         self._codes: dict[QueueName, list[str]] = {}  # Codes of the workers of each queue, the newest first.
         self.limits = limits
         self._kept: Retention[_Flight] = Retention(limits)
-        self._due: list[tuple[float, int, QueuedEntry]] = []
-        """Heap of followers by deadline. Former followers are dropped once there are many."""
+        self._due: list[tuple[float, int, QueuedEntry]] = []  # Heap of followers, and some former ones, by deadline.
         self._numbers = itertools.count()
 
     @property
     def active(self) -> bool:
-        """True if any entry is an original or a follower."""
         return bool(self._begun)
 
     def serve(self, queue: QueueName, codes: Iterable[str], cold: Iterable[str] = ()) -> None:
-        """Note the codes of a queue's healthy workers, and of its cold ones. A new code becomes the newest.
-
-        Codes of cold workers count while no worker is healthy. If there are neither, the last codes stay."""
+        """Note the codes of a queue's healthy workers. A new code becomes the newest. Codes of `cold` workers count while none is
+        healthy. If there are neither, the last codes stay."""
         healthy, known = set(codes), self._codes.get(queue, [])
         there = healthy.union(cold)
         if there:
@@ -172,7 +157,6 @@ class Dedup:
             self._codes[queue] = sorted(current, key=lambda code: code not in healthy)
 
     def follows(self, queued: QueuedEntry) -> bool:
-        """Return True if an entry waits for the outcome of another."""
         return queued in self._followed
 
     def original_of(self, queued: QueuedEntry) -> QueuedEntry:
@@ -186,11 +170,8 @@ class Dedup:
         return queued in self._unwanted
 
     def join(self, queued: QueuedEntry, now: float) -> Failure | Consequences | None:
-        """Look for a shared answer. None: there is none, so the entry must run.
-
-        Returns:
-            A failure: the entry is refused. Consequences: it joined, or its outcome is among the replies.
-        """
+        """Look for a shared answer. Returns None if there is none, so that the entry must run, and a failure if it is refused.
+        Otherwise it has joined, or its outcome is among the replies."""
         flight_to_join = None
         for dedup_key in queued.entry.dedup_keys:
             flight = self._flight(queued, dedup_key, now)
@@ -242,9 +223,8 @@ class Dedup:
             self._begun[queued] = flights
 
     def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
-        """Begin flights for the dedup keys of an entry that have none yet. The entry runs, or joins another flight.
-
-        `version`: version of the joined flight. Identical requests get answers of their own version."""
+        """Begin flights for the dedup keys of an entry that have none yet. The entry runs, or joins a flight of `version`.
+        Identical requests get answers of their own version."""
         own = version in (None, queued.entry.version)
         begun = [
             self._new_flight(queued.entry, dedup_key)
@@ -286,9 +266,8 @@ class Dedup:
         return consequences
 
     def cancel(self, queued: QueuedEntry, *, deleted: bool = False) -> Consequences:
-        """Stop waiting for an entry. An original that nobody waits for any more is in `Consequences.idle`.
-
-        `deleted`: nobody wants its outcome any more. Otherwise the first entry under an idempotency key runs on."""
+        """Stop waiting for an entry. An original that nobody waits for any more is in `Consequences.idle`. Unless its outcome is
+        `deleted`, the first entry under an idempotency key runs on."""
         consequences = Consequences()
         for flight in list(self._begun.get(queued, ())):
             kind = flight.dedup_key.kind
@@ -305,8 +284,7 @@ class Dedup:
         return consequences
 
     def with_id(self, entry: Entry, now: float) -> Entry:
-        """Return an entry whose id the client chose with the dedup key of a kept task of that id, if any. With another body it misuses
-        the id."""
+        """Return an entry with the dedup key of a kept task of its id, if there is one. With another body it misuses the id."""
         if isinstance(self.outcome(entry.tenant, entry.id, now), Reply):
             dedup_keys = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.dedup_keys)
             return msgspec.structs.replace(entry, dedup_keys=dedup_keys)
@@ -320,7 +298,6 @@ class Dedup:
         return flight.reply or flight.original
 
     def forget(self, tenant: str, id: str) -> None:
-        """Forget the outcome of a task."""
         flight = self._flights.get((tenant, DedupKind.TASK, id))
         if flight is not None and flight.reply is not None:
             self._discard(flight)
@@ -384,7 +361,6 @@ class Dedup:
         return followers
 
     def _scatter(self, flight: _Flight, consequences: Consequences) -> None:
-        """Offer all followers again, each before its own followers."""
         loose = [flight]
         for each in loose:
             for follower in self._freed(each):

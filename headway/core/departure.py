@@ -1,17 +1,16 @@
 """Departure: the moment at which a batch leaves.
 
-A policy turns the measured load into a `Rule`, a handful of numbers; `decide` applies the rule to what waits. So a policy is a few
-lines of arithmetic, its rule can be applied in another process, and each departure has a reason:
+A policy turns the measured load into a `Rule`, a handful of numbers, and `decide` applies the rule to what waits. So a policy is a
+few lines of arithmetic, its rule can be applied in another process, and each departure has a reason:
 
     full      as many wait as the rule's batch size
     deadline  the most urgent member would be too late if it waited longer
     window    the oldest member has waited as long as the rule allows
     headway   the slot's gap since the last departure is over
-    early     waiting wouldn't change the batch: less than one more arrival is expected
+    early     waiting wouldn't change the batch, as less than one more arrival is expected
 
-If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take what exceeds the next
-batch of the fast slots, or what the fast slots are late for.
-"""
+If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take what exceeds the
+next batch of the fast slots, or what the fast slots are late for."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ import msgspec
 from headway.core.past import Past
 
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
+# Reasons of batches without a rule: entries that ran before, or whose caller rides apart; only bulk entries.
 RETRY, APART, BULK = "retry", "apart", "bulk"
-"""Reasons of batches without a rule: entries that ran before, or whose caller rides apart; only bulk entries."""
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
 HELPED_FROM = 2
@@ -43,12 +42,7 @@ LEEWAY = 0.005
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Load of a model at an instant; the input of every policy.
-
-    Attributes:
-        paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are for a slot whose pace is the mean of
-            all.
-    """
+    """Load of a model at an instant, the input of every policy. If slots differ, α and β are for a slot of the mean pace."""
 
     rate: float  # Arrivals in entries per second (λ).
     alpha: float  # Fixed part of a batch's time in seconds (α); 0 until a batch was measured.
@@ -62,16 +56,15 @@ class Load(msgspec.Struct, frozen=True):
     deviation: float = 0.0  # Standard deviation in seconds of a batch's time around what α and β predict.
     largest: float = 0.0  # About the largest recently measured batch; 0 if unknown.
     entry_size: float = 1.0  # Mean size of an entry; 1 unless entries are weighed.
-    paces: tuple[int, ...] = ()
+    paces: tuple[int, ...] = ()  # Number of slots of each of `slot_factors.FACTORS`, if slots differ.
     past: Past | None = None  # Recent arrivals; None if not kept.
 
     @property
     def size_rate(self) -> float:
-        """Arriving size per second, which uses the GPUs, whereas `rate` tells how soon the next entry comes."""
+        """Arriving size per second, which uses the GPUs. `rate` tells how soon the next entry comes."""
         return self.rate * self.entry_size
 
     def in_entries(self) -> Load:
-        """Return the load with sizes in entries of the mean size."""
         each = self.entry_size
         if each == 1.0:
             return self
@@ -81,39 +74,33 @@ class Load(msgspec.Struct, frozen=True):
         )
 
     def batch_seconds(self, size: int) -> float:
-        """Return the expected run time of a batch of `size`, in seconds: ℓ(n) = α + βn."""
+        """Return the expected run time of a batch in seconds: ℓ(n) = α + βn."""
         return self.alpha + self.beta * size
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Numbers that decide when the next batch leaves.
-
-    Attributes:
-        split: square of the number of batches that a unit of size is best cut into; 0 to cut none. See `share`.
-        tolerance: seconds that a full batch may leave ahead of schedule; infinite if full batches aren't spaced.
-        company: smallest size at which the batch heeds that silence, which starts at the last end of a batch, if that is later; 0 for
-            any size, and if ends don't count.
-    """
+    """Numbers that decide when the next batch leaves. If `company` is not 0, only a batch of that size heeds a silence (`quiet`),
+    which starts at the last end of a batch if that is later than the last arrival."""
 
     size: int  # Size at which a batch leaves at once.
     headway: float | None = None  # Shortest time in seconds between departures; None if the policy doesn't space them.
     gap_each: float = 0.0  # Seconds that each unit of size of the largest batch on a GPU adds to that.
-    split: float = 0.0
+    split: float = 0.0  # Square of the number of batches that a unit of size is best cut into; 0 to cut none.
     window: float = math.inf  # Limit in seconds on the oldest member's wait; infinite for none.
     rate: float = 0.0  # Expected arrivals per second, for the early test.
     service: float = 0.0  # Expected run time of the batch in seconds, for the deadline test.
     pace: float = 0.0  # Seconds by which each departure moves the schedule on.
-    tolerance: float = math.inf
+    tolerance: float = math.inf  # Seconds that a full batch may leave ahead of schedule; infinite if not spaced.
     gather: float = 0.0  # Seconds for which others may join the oldest member, although the headway is over.
     quiet: float = 0.0  # Seconds without an arrival after which the batch waits no longer.
-    company: float = 0.0
+    company: float = 0.0  # Smallest size at which the batch heeds silence; 0 for any.
     team: float = 0.0  # Slots that take turns, if slots differ; else 0.
     speed: float = 0.0  # Batches that these run together in the time of one on a slot of factor 1.
     slowest: float = math.inf  # Factor above which a slot only helps out.
     batch: float = 0.0  # Expected run time in seconds of a batch of the usual size on a slot of factor 1.
 
     def gap(self, running: float) -> float:
-        """Return the shortest time in seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
+        """Return the shortest time in seconds between departures, given the size of the largest batch on a GPU; 0 if not spaced."""
         return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:
@@ -124,10 +111,8 @@ class Rule(msgspec.Struct, frozen=True):
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
-        """Return the size of the batch that leaves: less than `depth`, the size of what waits, if that is well over an even share per
-        GPU.
-
-        Of `slots` live GPUs, `busy` run batches; the largest has size `running`."""
+        """Return the size of the batch that leaves, which is less than `depth` if that is well over an even share per GPU. Of
+        `slots` live GPUs, `busy` run batches; the largest has size `running`."""
         everything = depth + busy * running
         if not self.split or depth * slots <= (OVER_UNLIKE if self.team else OVER) * everything:
             return depth
@@ -136,11 +121,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """State of a queue that decides about a departure.
-
-    Attributes:
-        busy, slots: GPUs that run a batch, and all live ones.
-    """
+    """State of a queue that decides about a departure."""
 
     depth: float  # Size of all waiting entries; their number unless they are weighed.
     oldest: float  # Arrival of the oldest.
@@ -151,8 +132,8 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     running: float = 0.0  # Size of the largest batch on a GPU; 0 if all are idle.
     factor: float = 1.0  # Factor of the slot that asks, see `core.slot_factors`.
     unseen: float = 0.0  # Departures since a batch of that slot came back.
-    busy: int = 0
-    slots: int = 1
+    busy: int = 0  # GPUs that run a batch.
+    slots: int = 1  # Live GPUs.
 
 
 class Dispatch(msgspec.Struct, frozen=True):
@@ -163,7 +144,7 @@ class Dispatch(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Decision to wait until this instant (infinite: until something arrives)."""
+    """Decision to wait until this instant, or for the next arrival if it is infinite."""
 
     until: float
 
@@ -171,8 +152,7 @@ class Hold(msgspec.Struct, frozen=True):
 class Policy(Protocol):
     """Function from load to rule. It may keep state, but reads no clock."""
 
-    def rule(self, load: Load) -> Rule:
-        """Return the rule for this load."""
+    def rule(self, load: Load) -> Rule: ...
 
 
 def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
@@ -210,8 +190,8 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
 def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
     """Return True if every running or waiting entry can have its own GPU, and hardly any GPU is left over.
 
-    This happens with about as many clients as GPUs, each waiting for its answer: no other entry is coming that a GPU should be kept
-    free for. If all GPUs are idle, the result is False, as the entry may be the first of a burst."""
+    This happens with about as many clients as GPUs, each waiting for its answer, so that no other entry is coming for which a GPU
+    should be kept free. If all GPUs are idle, the result is False, as the entry may be the first of a burst."""
     fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
     if rule.company or not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
         return False
@@ -219,9 +199,7 @@ def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
 
 
 def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
-    """Return the instant at which the gap before the next departure is over.
-
-    A helping slot leaves only if all other slots are late: when one of them should have left."""
+    """Return the instant at which the gap before the next departure is over; for a helping slot, when all others are late."""
     if helps:
         return view.last_departure + rule.batch * view.factor
     part = rule.part(view.factor)

@@ -8,9 +8,8 @@ MOST_CHARS = 200  # Limit on an excerpt in characters as written to the log, esc
 
 
 def excerpt(text: str) -> str:
-    """Return `text`, or its beginning and an ellipsis if it would take more than MOST_CHARS characters.
-
-    The ellipsis isn't counted. A character beyond printable ASCII counts as its JSON escape."""
+    """Return `text`, or its beginning and an ellipsis if it would take more than MOST_CHARS characters. The ellipsis isn't counted.
+    A character beyond printable ASCII counts as its JSON escape."""
     if len(text) <= MOST_CHARS // 2 and text.isascii() and text.isprintable():
         return text
     room = MOST_CHARS
@@ -22,14 +21,13 @@ def excerpt(text: str) -> str:
 
 
 def _written(char: str) -> int:
-    """Return the characters that a character takes in the log at most."""
     if " " <= char <= "~":
         return 2 if char in "\"'\\" else 1
     return 6 if char <= "\uffff" else 12
 
 
 def nearest(name: str, names: Iterable[str], most: int = 1, likeness: float = 0.6) -> list[str]:
-    """Return up to `most` names similar to `name`, the most similar first; `likeness` is the least similarity, from 0 to 1."""
+    """Return up to `most` names similar to `name`, the most similar first. `likeness` is the least similarity, from 0 to 1."""
     from difflib import get_close_matches  # Most processes never need it.
 
     return get_close_matches(name, [*names], most, likeness)

@@ -20,8 +20,7 @@ from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit, Reply
 CANCELLED = "cancelled"  # Reason label of an entry that was cancelled.
 POLICY = "policy"  # Reason label of an input that the input policy refuses, or couldn't judge.
 CULPRIT = "culprit"  # Reason label of an entry whose input recently failed alone.
-CROWDED = "crowded"
-"""Reason label of a bulk line whose output was left out, as the outputs of its batch are too large together."""
+CROWDED = "crowded"  # Reason label of a bulk line whose output was left out, as the outputs of its batch are too large.
 LIST = "list"  # Reason label of a request with more inputs than can ever be answered in time.
 BURST = "burst"  # Reason label of a request that counts as more than a rate limit ever lets in at once.
 UNHEARD = "the worker did not report in time"  # Message for clients about a batch whose lease was lost.
@@ -90,12 +89,12 @@ def over_burst(count: int, burst: float, wait: float) -> Failure:
 
 
 def by_policy(rule: str) -> Failure:
-    """Return a refusal: a rule of the input policy refuses the input. It names the rule, but not what the rule looks for."""
+    """Return a refusal: a rule of the input policy, which is named, refuses the input."""
     return Failure(errors.REJECTED_BY_POLICY, f"the input policy refuses this input: rule {rule!r}", None, POLICY)
 
 
 def unjudged(rule: str, busy: bool) -> Failure:
-    """Return a refusal: a rule's function gave no verdict. `busy`: it couldn't be called in time."""
+    """Return a refusal: a rule's function gave no verdict, or if `busy`, couldn't be called in time."""
     if busy:
         message = f"the input policy cannot judge this input now: rule {rule!r}; try again later"
         return Failure(errors.SERVICE_OVERLOADED, message, 1.0, POLICY)
@@ -119,13 +118,14 @@ def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
 
 
 def model_unknown(model: str) -> Failure:
-    """Return a refusal: the broker hasn't reported for a while which models are served. `model`: empty if none is named."""
+    """Return a refusal: the broker hasn't reported for a while which models are served. `model` is empty if none is named."""
     whether = f"the model {excerpt(model)!r} is served" if model else "there is a model for requests that name none"
     return Failure(errors.NO_WORKERS, f"it is not known now whether {whether}; try again", 1.0, "no_workers")
 
 
 def version_unknown(model: str, version: str) -> Failure:
-    """Return a refusal: the broker hasn't reported workers for a while, or lost its state, and no worker of the version has come back."""
+    """Return a refusal: the broker hasn't reported workers for a while, or none of the version has come back after a loss of its
+    state."""
     message = f"it is not known now whether the model {excerpt(model)!r} has a version {excerpt(version)!r}; try again"
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
 
@@ -176,9 +176,7 @@ def not_loaded(model: str, rest: float) -> Failure:
 
 def at_zero(model: str, rest: float, overdue: float = 0.0) -> Failure:
     """Return a refusal: the model had no worker, as nobody asked for it, and one that is being started should be there in `rest`
-    seconds.
-
-    `overdue`: seconds that its start has taken, if longer than usual; else 0."""
+    seconds. Its start is `overdue` if it has taken so many seconds, which is longer than usual."""
     begun = "one is being started" if not overdue else f"the one that was asked for {overdue:.0f} s ago is overdue"
     message = (
         f"the model {excerpt(model)!r} had no worker, as nobody asked for it, and {begun}; "
@@ -256,10 +254,8 @@ def no_text() -> Failure:
 
 
 def no_json(exc: NoTensors, where: str) -> errors.RequestError:
-    """Return the error of a request whose output JSON can't hold: NaN is the model's fault; otherwise the request is at fault, which
-    asks for JSON.
-
-    `where`: words that say where to get it."""
+    """Return the error of a request whose output JSON can't hold. NaN is the model's fault; else the request shouldn't ask for
+    JSON."""
     if isinstance(exc, NoNumber):
         return errors.RequestError(f"{exc}{where}", code=errors.BACKEND_ERROR, reason="output")
     return errors.BadRequest(f"{exc}{where}")
@@ -282,9 +278,8 @@ def unread(timeout: float) -> Failure:
 
 
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bool = False) -> Failure:
-    """Return the failure of an entry that is too late, after `waited` seconds and `attempts` runs.
-
-    `slots`: live GPUs. `queue_due`: its queue deadline has passed. `hung`: its last run was ended at the GPU deadline."""
+    """Return the failure of an entry that is too late, after `waited` seconds and `attempts` runs, because its queue deadline has
+    passed if `queue_due`. If it `hung`, its last run was ended at the GPU deadline."""
     time = f"{waited * 1000:.0f} ms"
     runs = "1 failed run" if attempts == 1 else f"{attempts} failed runs"
     if hung and attempts:
@@ -311,8 +306,8 @@ def death(failure: BatchFailure) -> Failure:
 
 
 def spent(failure: BatchFailure, size: int) -> Failure:
-    """Return the failure of an entry that gets no more tries. In a batch of several, the message may be about another input, so it
-    isn't shown."""
+    """Return the failure of an entry without tries left. In a batch of several, the message isn't shown, as it may be about
+    another's input."""
     what = shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 

@@ -1,17 +1,16 @@
 """Fair queueing: which entries ride. Tiers go in order, with a share kept for the lowest; tenants of a tier take turns.
 
-Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the round after its last one,
-or into the first that has not begun. So a flood of one tenant fills rounds of its own, and a tenant that comes back after a pause
-hasn't saved up anything. This is self-clocked fair queueing with unit cost (Golestani, "A self-clocked fair queueing scheme for
-broadband applications", INFOCOM 1994), where the tags are whole numbers and a bucket for each replaces the sorting; the virtual token
+Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the round after its last
+one, or into the first that has not begun. So a flood of one tenant fills rounds of its own, and a tenant that comes back after a
+pause hasn't saved up anything. This is self-clocked fair queueing with unit cost (Golestani, "A self-clocked fair queueing scheme
+for broadband applications", INFOCOM 1994), with whole numbers as tags and a bucket for each instead of sorting. The virtual token
 counter applies the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
-A large entry costs as many rounds as it has pages: its tenant's next entry waits for that many rounds. The large entry itself is served
-when its first round comes, not its last. So a single large entry of a tenant that sends little waits no longer than a small one
-(start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in proportion to
-its weight, and several light ones of a tenant share a round. Its place in the batch is its minimum cost: a batch that is full by number
-costs as many rounds as one that is full by weight.
-"""
+A large entry costs as many rounds as it has pages: its tenant's next entry waits for that many rounds. The large entry itself is
+served when its first round comes, not its last. So a single large entry of a tenant that sends little waits no longer than a small
+one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in
+proportion to its weight, and several light ones of a tenant share a round. Its place in the batch is its minimum cost: a batch that
+is full by number costs as many rounds as one that is full by weight."""
 
 from __future__ import annotations
 
@@ -26,8 +25,9 @@ import msgspec
 
 from headway.model import Entry
 
+# States of an entry: waits for its first departure, runs, failed or was handed back, has left, waits for another's outcome. Only QUEUED
+# is false.
 QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
-"""States of an entry. Only QUEUED is false: it waits for its first departure."""
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
 _HAS_LEFT = attrgetter("state")
@@ -46,31 +46,25 @@ FORGET_ABOVE = 1024  # Tenants without waiting entries whose last round is remem
 
 
 class QueuedEntry(msgspec.Struct, eq=False):
-    """An admitted entry and its state, owned by one queue. Compared by identity.
+    """An admitted entry and its state, owned by one queue. Compared by identity."""
 
-    Attributes:
-        held: the gateway's own object for this entry, returned with its output; None if the gateway looks it up.
-        state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE, or FOLLOWS (waits
-            for another's outcome). Queues drop what is no longer QUEUED when they meet it.
-    """
-
-    entry: Entry  # The entry that was admitted.
+    entry: Entry
     arrived: float  # Instant of its admission, in seconds.
     due: float  # Instant by which it must be answered.
     queue_due: float  # Instant by which it must have left for the first time.
     cost: float  # Rounds that it costs its tenant.
     weight: int  # Its weight, at most the weight of a full batch; see `QueueLimits.weight`.
-    held: object = None
+    held: object = None  # The gateway's own object for the entry, returned with its output; None if the gateway looks it up.
     pages: int = 1  # Pages of its input and parameters.
     attempts: int = 0  # Number of times it has left.
     reservation: object = None  # Its bytes in memory, until it has an outcome.
     round: float = 0  # Round of its tier queue in which it is served.
-    state: int = QUEUED
-    hung: bool = False  # Whether its last run was ended at the GPU deadline.
+    state: int = QUEUED  # Queues drop entries that are no longer QUEUED when they meet them.
+    hung: bool = False  # True if its last run was ended at the GPU deadline.
 
 
 def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
-    """Make an entry that is admitted at instant `now`, with a cost in rounds, and another weight if given."""
+    """Admit an entry at instant `now`, with a cost in rounds, and another weight if given."""
     weight = entry.weight if weight is None else weight
     timeout, queue_timeout = entry.timeout, entry.queue_timeout
     length = len(entry.input) + len(entry.parameters)
@@ -99,12 +93,11 @@ class TierQueue:
         self._next: float = 1  # Number of the first round that hasn't begun.
         self._gaps: dict[float, int] = {}  # Number of dropped entries in rounds that haven't begun, if any.
         self._begun = 0  # Entries still queued in the round being served, so that a refusal needn't count.
+        # Last round that each tenant's entries have paid for. Its next entry starts in the round that isn't used up.
         self._latest: dict[str, float] = {}
-        """Last round that each tenant's entries have paid for; the next entry starts in the round that isn't used up."""
+        # Last round paid for by an entry that doesn't cost one round, or whose tenant has a partly used round. Up to there a tenant's
+        # entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds.
         self._rough = 0
-        """Last round paid for by an entry that doesn't cost one round, or whose tenant has a partly used round.
-
-        Up to there a tenant's entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds."""
         self._arrivals: deque[QueuedEntry] = deque()
         self._dropped = 0  # Dropped entries that are still in the rounds.
         self.depth = 0  # Number of queued entries.
@@ -113,7 +106,6 @@ class TierQueue:
         self.shaped = False  # True if some may ride only with entries of their shape, if entries are weighed.
 
     def counted(self) -> Counter[str]:
-        """Return the number of waiting entries by tenant."""
         return Counter(queued.entry.tenant for queued in self._arrivals if queued.state == QUEUED)
 
     @property
@@ -126,7 +118,6 @@ class TierQueue:
         self.push_all((queued,))
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
-        """Give entries their places in order of arrival."""
         if self._rough < self._next and _EVEN.issuperset(map(_COST, entries)):
             latest_of, rounds, next_round = self._latest, self._rounds, self._next
             for tenant, queued in zip(map(_TENANT, entries), entries, strict=True):
@@ -163,9 +154,9 @@ class TierQueue:
     def ahead(self, tenant: str) -> int:
         """Return an upper bound on the entries that are served before the next entry of a tenant.
 
-        It counts the rest of the round being served and, for each round up to the tenant's own, as many as are in the first of them. A
-        tenant's entries are in consecutive rounds, so later rounds are no wider. A tenant that floods fills rounds of its own, and
-        waits behind few that others wait behind. If entries cost more or less than a round, rounds are counted one by one."""
+        It counts the rest of the round being served and, for each round up to the tenant's own, as many as are in the first of
+        them. As each tenant's entries are in consecutive rounds, later rounds are no wider. A tenant that floods fills rounds of
+        its own, where it delays few others. If entries cost more or less than a round, rounds are counted one by one."""
         begun = self._begun
         first = int(self._next)
         rounds = max(int(self._latest.get(tenant, 0)) + 2 - first, 1)
@@ -180,10 +171,9 @@ class TierQueue:
         return len(self._rounds.get(number, ())) - self._gaps.get(number, 0)
 
     def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
-        """Take the entry whose turn it is, and mark it RUNNING.
+        """Take the entry whose turn it is, and mark it RUNNING. Returns None if it exceeds `pages` or `weight`.
 
-        Returns None if it has more than `pages` pages or is heavier than `weight`, if given. If its shape isn't `shape`, the entry
-        stays, and the next entry of that shape is taken, free for its tenant; see `_pop_alike`."""
+        If its shape isn't `shape`, it stays, and the next entry of that shape is taken, free for its tenant; see `_pop_alike`."""
         places = self._round
         while self.depth:
             while places:
@@ -215,9 +205,8 @@ class TierQueue:
         return None
 
     def _pop_alike(self, pages: float, weight: float, shape: int) -> QueuedEntry | None:
-        """Take the first entry of a shape out of turn, unless it has too many pages, is too heavy, or is too far behind.
-
-        It takes a seat that would have been empty, so its tenant gets its turn back."""
+        """Take the first entry of a shape out of turn, unless it has too many pages, is too heavy, or is too far behind. It takes a
+        seat that would have been empty, so its tenant gets its turn back."""
         for queued in itertools.islice(self.in_turn(), LOOK_AHEAD):
             if queued.entry.shape == shape:
                 if queued.pages > pages or queued.weight > weight:
@@ -228,9 +217,8 @@ class TierQueue:
         return None
 
     def pop_of_fewest(self, limit: int, weight: float) -> QueuedEntry | None:
-        """Take the first entry of the tenant whose next ones, by shape, make the fewest batches of this number and weight.
-
-        If the entry whose turn it is rides with any other, it goes first. Entries out of turn are free, as with `_pop_alike`."""
+        """Take the first entry of the tenant whose next ones, by shape, make the fewest batches of this number and weight. If the
+        entry whose turn it is rides with any other, it goes first. Entries out of turn are free, as with `_pop_alike`."""
         ahead = list(itertools.islice(self.in_turn(), LOOK_AHEAD))
         if not ahead or not ahead[0].entry.shape:
             return self.pop()
@@ -262,9 +250,7 @@ class TierQueue:
                     return
 
     def take(self, count: int, *, small: bool) -> list[QueuedEntry]:
-        """Take up to `count` entries, whatever they weigh, and mark them RUNNING.
-
-        `small`: stop at the first entry of more than one page."""
+        """Take up to `count` entries, whatever they weigh, and mark them RUNNING. If `small`, stop before one of several pages."""
         begun, rounds, number = self._round, self._rounds, self._next
         left = count if count < self.depth else self.depth
         if self._dropped or self._rough >= number - 1:
@@ -337,13 +323,11 @@ class TierQueue:
             self.sweep()
 
     def oldest(self) -> QueuedEntry | None:
-        """Return the entry that has waited longest."""
         arrivals = self._arrivals
         _skip(arrivals)
         return arrivals[0] if arrivals else None
 
     def sweep(self) -> None:
-        """Remove all dropped entries from the rounds."""
         self._dropped = 0
         self._gaps.clear()
         for places in (self._round, *self._rounds.values()):
@@ -396,8 +380,8 @@ def _skip(line: deque[QueuedEntry]) -> None:
 class DeadlineQueue:
     """Queued entries by the instant at which they are due.
 
-    Deadlines come almost in order, since most requests use the configured timeout: these go to a deque, and only an entry due sooner
-    than the previous entry pays for a heap."""
+    Most requests use the configured timeout, so deadlines come almost in order, and go to a deque. Only an entry due sooner than
+    the previous entry pays for a heap."""
 
     __slots__ = ("_full_at", "_heap", "_line", "_order")
 
@@ -408,11 +392,10 @@ class DeadlineQueue:
         self._full_at = STALE  # Number of entries in deque and heap at which entries that left are swept.
 
     def push(self, queued: QueuedEntry) -> None:
-        """Add an entry, keyed by its `queue_due`."""
         self.push_all((queued,))
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
-        """Add entries, at least one."""
+        """Add entries, at least one, keyed by their `queue_due`."""
         line = self._line
         last = line[-1].queue_due if line else -math.inf
         dues = list(map(_DUE, entries))

@@ -4,11 +4,9 @@ A text goes through the rules that apply to its tier and model, by kind and not 
 
     length → characters to refuse → characters to remove → normalisation → longest run → patterns
 
-So patterns see the text that the model would get. Removing and normalising once is enough: no form of normalisation makes a character
-that a rule removes. A rule in shadow neither changes nor refuses; it is only noted.
-
-All of it takes time linear in the text. The functions that search for patterns are made elsewhere.
-"""
+So patterns see the text that the model would get. Removing and normalising once is enough, as no form of normalisation makes a
+character that a rule removes. A rule in shadow neither changes nor refuses; it is only noted. All of it takes time linear in the
+text."""
 
 from __future__ import annotations
 
@@ -27,6 +25,7 @@ from headway.model import Octets, Tensors, Value
 Form = Literal["NFC", "NFKC"]  # Form of normalisation.
 FORMS: tuple[Form, ...] = ("NFC", "NFKC")
 
+# Invisible characters, by name of their class, as ranges of a regular expression; without tab, line ends, and U+0000, which no input has.
 CHARACTERS: Mapping[str, str] = {
     "control": "\u0001-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f",
     "zero-width": "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2064\u206a-\u206f\u3164\ufeff\uffa0"
@@ -35,7 +34,6 @@ CHARACTERS: Mapping[str, str] = {
     "tags": "\U000e0000-\U000e007f",
     "variation-selectors": "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef",
 }
-"""Invisible characters, by name of their class, as ranges of a regular expression; without tab, line ends, and U+0000, which no input has."""
 
 LEAST_RUN = 8  # Smallest limit on the longest run; a search for shorter runs would take longer.
 MOST_MARKS = 64  # Limit on combining marks in a row in a text to normalise: sorting them takes quadratic time.
@@ -54,14 +52,10 @@ _ALIKE = re.compile(r"(?s)(.)(?=\1)")  # A character followed by the same one.
 class Effect(enum.Enum):
     """Effects of a rule on a request."""
 
-    CHANGED = "changed"
-    """The text was normalised, or characters were removed."""
+    CHANGED = "changed"  # The text was normalised, or characters were removed.
     REFUSED = "refused"
-    """The request was refused."""
-    SHADOW = "shadow"
-    """The rule is in shadow, and would have changed the text or refused it."""
-    FAILED = "failed"
-    """The rule's function gave no verdict."""
+    SHADOW = "shadow"  # The rule is in shadow, and would have changed the text or refused it.
+    FAILED = "failed"  # The rule's function gave no verdict.
 
 
 Noted = set[tuple[str, Effect]]  # Names of rules, with their effects on one request.
@@ -86,14 +80,12 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
     shadow: bool = False  # True if it is only counted.
 
     def applies(self, tier: str, model: str) -> bool:
-        """Return True if the rule applies to requests of a tier and a model."""
         return (not self.tiers or tier in self.tiers) and (not self.models or model in self.models)
 
 
 class Screen:
-    """Rules on texts for requests of one tier and one model.
-
-    Rules with a function are left out. `searches`: the pattern search of each rule with patterns, by the rule's name."""
+    """Rules on texts for requests of one tier and one model, except those with a function. `searches` has the pattern searches by
+    rule."""
 
     __slots__ = ("_barred", "_controls", "_enforced", "_forms", "_lengths", "_removed", "_searches")
 
@@ -119,8 +111,8 @@ class Screen:
     def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
         """Return the value as the model gets it, and the name of the rule that refuses it, or empty.
 
-        In a JSON value each text is checked, including names of members and members hidden by a later one of the same name. Octets are
-        checked if they are UTF-8, as are elements of BYTES tensors; numbers aren't."""
+        In a JSON value each text is checked, including names of members and members hidden by a later one of the same name. Octets
+        and elements of BYTES tensors are checked if they are UTF-8; numbers aren't."""
         if isinstance(value, str):
             return self.text(value, noted)
         if isinstance(value, Tensors):
@@ -128,7 +120,6 @@ class Screen:
         return self._json(value, noted) if isinstance(value, bytes) else self._octets(value, noted)
 
     def text(self, text: str, noted: Noted) -> tuple[str, str]:
-        """Return the text as the model gets it, and the name of the rule that refuses it, or empty."""
         for name, shadow, longest in self._lengths:
             if len(text) > longest and _refused(name, shadow, noted):
                 return text, name
@@ -253,8 +244,8 @@ def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
 def run_over(longest: int) -> Search:
     """Return a function that finds a run of more than `longest` of one character.
 
-    Such a run includes two neighbours among the characters at every `step`-th place. So only these are compared, and the text around
-    them only if they are equal."""
+    Such a run includes two neighbours among the characters at every `step`-th place. So only these are compared, and the text
+    around them only if they are equal."""
     step = (longest + 1) // 2
 
     def search(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Check of a new API key against a store's keys, while no other can be added. The three kinds of stores share it."""
+"""Check of a new API key against the keys of a store, which the three kinds of stores share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from headway.model import ApiKey
 
 
 def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
-    """Check that a new key has an id of its own, and that no other key replaces the same one. Raises ValueError with the reason.
+    """Check a new key against `alike`, which are keys with its id and keys that replace the same one, while no other can be added.
 
-    `alike`: keys with its id, and keys that replace the same one."""
+    Raises ValueError if its id is taken, or if a valid key replaces the same one."""
     for other in alike:
         if other.id == key.id:
             raise ValueError(f"there is a key with the id {key.id!r} already")

@@ -1,16 +1,16 @@
 """Look-ahead: finds the rule that works best for recent arrivals by rehearsing each.
 
-Even gaps are best nearly always, but no formula is best everywhere: with two GPUs of which one is slower, with bursts that each fill a
-batch, with clients that all wait for their answers. So now and then the arrivals of the last seconds run through a small model of the
-queue (`core.rehearsal`) under each rule. If another rule answers sooner, it holds until the next look. The 95th percentile of latency
-depends on large bursts, which are few in one look. So latencies are kept in histograms in which older ones fade.
+Even gaps are best nearly always, but no formula is best everywhere: with two GPUs of which one is slower, with bursts that each
+fill a batch, with clients that all wait for their answers. So now and then the arrivals of the last seconds run through a small
+model of the queue (`core.rehearsal`) under each rule. If another rule answers sooner, it holds until the next look. The 95th
+percentile of latency depends on large bursts, which are few in one look. So latencies are kept in histograms in which older ones
+fade.
 
-Clients that wait for answers arrive according to these, so their arrivals can't be replayed. Instead, the model has as many clients,
-each of which asks again once answered, and the rule with most answers wins. Some rules keep a good rhythm but don't find it. So clients
-start together in one look, and spread over a batch's time in the next.
+The arrivals of clients that wait for answers depend on these, so they can't be replayed. Instead, the model has as many clients,
+each of which asks again once answered, and the rule with most answers wins. Some rules keep a good rhythm but don't find it. So
+clients start together in one look, and spread over a batch's time in the next.
 
-A look is made in steps, a few for each rule, so that none takes more than about a millisecond.
-"""
+A look is made in steps, a few for each rule, so that none takes more than about a millisecond."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ EVENTS = 3000.0  # Limit on events rehearsed per second of arrivals, on average;
 QUIET = 8  # Looks in a row that keep the usual rule, after which looks become rarer: each pause doubles.
 RAREST = 64  # Limit on the growth of the pause between looks. A change of the rate by a quarter resets it.
 SPAN = 12.0  # Full batches, run one after the other, that a record has to span.
-FEWEST_SLOTS = 2
-"""Minimum number of slots for looking at arrivals: with one there is nothing to space, and no better rule was found."""
+FEWEST_SLOTS = 2  # Minimum number of slots for looking at arrivals. With one, no better rule was found.
 SETTLED = 0.2  # Share of a record whose latencies don't count, as the queue starts empty.
 PARTS = 4  # Parts of a record with equally many arrivals, whose lengths show if arrivals are even.
 EVEN = 1.25  # Ratio of the longest to the shortest part up to which arrivals count as even.
@@ -49,8 +48,8 @@ GROUP = 8  # Arrivals after which the rate is read again.
 KNOWN_AFTER = 0.5  # Seconds from a record's start for which its mean rate stands in for the learnt one.
 ROUNDS, SETTLED_ROUNDS = 60, 15  # Full batches for which clients are rehearsed, and how many of them don't count.
 NEWEST = 0.3  # Weight of the newest look at clients.
+# Clients are rehearsed again when departures have grown by this factor, but after at most so many more.
 LATER, LATEST = 1.5, 1000
-"""Clients are rehearsed again when departures have grown by this factor, but after at most so many more."""
 
 
 class Latencies:
@@ -60,7 +59,6 @@ class Latencies:
         self._counts: dict[int, float] = {}
 
     def add(self, seconds: list[float]) -> None:
-        """Add the latencies of a look."""
         counts = {bucket: count * DECAY for bucket, count in self._counts.items() if count > 0.01}
         for latency in seconds:
             bucket = math.floor(math.log(latency) * FINENESS)
@@ -68,7 +66,6 @@ class Latencies:
         self._counts = counts
 
     def p95(self) -> float:
-        """Return the 95th percentile in seconds."""
         left = 0.05 * sum(self._counts.values())
         for bucket in sorted(self._counts, reverse=True):
             left -= self._counts[bucket]
@@ -78,30 +75,20 @@ class Latencies:
 
 
 class LookAhead:
-    """Chooses between rules.
-
-    Arguments:
-        rules: rules by name; the first is the default.
-        of_clients: rules for clients that wait for their answers, in the order in which they are tried; by default `rules`. The first
-            is the first of `rules`, and holds unless another is better.
-
-    Attributes:
-        chosen: name of the rule that holds.
-    """
+    """Chooses between rules, of which the first is the default. For clients that wait for their answers, it tries `of_clients` in
+    order, which begin with the same rule."""
 
     def __init__(self, rules: Mapping[str, Make], of_clients: Mapping[str, Make] | None = None) -> None:
         self._rules, self._rules_of_clients = rules, of_clients or rules
-        self._usual = self.chosen = next(iter(rules))
+        self._usual = self.chosen = next(iter(rules))  # Names of the default and of the rule that holds.
         self._looks = self._quiet = 0  # Looks so far, and the last ones in a row that kept the usual rule.
         self._mean = 0.0  # Mean rate of the last look's arrivals.
         self._even = 0.0  # Mean rate of the last even record; 0 if there was none.
         self._latencies = {name: Latencies() for name in rules}
         self._again = 0  # Number of departures at which clients are rehearsed again.
         self._clients = False
-        self._apart = True
-        """True if clients start spread over a batch's time at the next look. It alternates, as some rhythms last."""
-        self._answers: dict[str, float] = {}
-        """Answers to clients under each rule relative to the usual one, averaged over looks."""
+        self._apart = True  # Clients start spread over a batch's time at every second look, as some rhythms last.
+        self._answers: dict[str, float] = {}  # Answers under each rule relative to the usual one, averaged over looks.
         self._look: Iterator[None] | None = None
 
     def rule(self, load: Load, past: Past) -> Rule:
@@ -118,12 +105,10 @@ class LookAhead:
         return (self._rules_of_clients if self._clients else self._rules)[self.chosen](load)
 
     def _forget(self) -> None:
-        """Forget all looks and their choice."""
         self.chosen, self._looks, self._quiet = self._usual, 0, 0
         self._latencies = {name: Latencies() for name in self._rules}
 
     def _of_arrivals(self, load: Load, past: Past) -> Iterator[None] | None:
-        """Rehearse the arrivals of the last seconds, if there are enough."""
         if load.slots < FEWEST_SLOTS or load.alpha <= 0.0:
             return None
         arrived = past.take(SPAN * load.batch_seconds(load.max_batch))
@@ -182,7 +167,6 @@ class LookAhead:
             yield
 
     def _choose(self, worth: Mapping[str, float]) -> None:
-        """Choose the best rule, if it is enough better than the usual one."""
         best = max(worth, key=worth.__getitem__)
         margin = MARGIN if self.chosen == self._usual else 1.0
         self.chosen = best if worth[best] > margin * worth[self._usual] else self._usual
@@ -217,14 +201,12 @@ class _ByRate:
         self._known: dict[int, Rule] = {}
 
     def rule(self, rounded: int) -> Rule:
-        """Return the rule at a rounded rate."""
         rule = self._known.get(rounded)
         if rule is None:
             rule = self._known[rounded] = self._make(replace(self._load, rate=math.exp(rounded / RATES)))
         return rule
 
     def learnt(self, now: float, rate: ArrivalRate) -> Rule:
-        """Return the rule at the learnt rate."""
         return self.rule(_rounded(rate.at(now)))
 
 
@@ -247,5 +229,4 @@ class _Rates:
             self._rounded.append(_rounded(rate))
 
     def at(self, now: float) -> int:
-        """Return the rounded rate at an instant."""
         return self._rounded[max(bisect_right(self._at, now) - 1, 0)]

@@ -1,9 +1,9 @@
 """Room in memory for waiting entries: a budget in bytes that tenants share.
 
-A tenant may hold at most as many bytes as remain free. So one tenant alone gets half of the whole, and n that want all they can get end
-with one part of n + 1 each: however much some hold, there is room for the next. This is the dynamic threshold of shared packet buffers
-(Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking, 1998).
-"""
+A tenant may hold at most as many bytes as remain free. So one tenant alone gets half of the whole, and n that want all they can get
+end up with one part of n + 1 each, which leaves one part for the next. This is the dynamic threshold of shared packet buffers
+(Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking,
+1998)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from headway.core.values import room
 from headway.model import Entry
 
 OVERHEAD = 1000  # Bytes that an entry takes besides its input and parameters.
-SMALL = 2048
-"""Characters of input and parameters up to which an entry needs no reservation, as the number of entries is bounded."""
+SMALL = 2048  # Characters of input and parameters up to which an entry needs no reservation, as entries are few enough.
 
 QUEUE_BYTES = 1 << 30  # Default limit in bytes on entries without an outcome.
 ROOM_WAIT = 1.0  # Seconds that a client is told to wait for room.
@@ -52,7 +51,6 @@ class Room:
 
     @property
     def in_use(self) -> bool:
-        """True if anything is reserved."""
         return bool(self._used)
 
     def take(self, entry: Entry) -> Reservation | None:
@@ -66,7 +64,6 @@ class Room:
         return Reservation(self, tenant, size)
 
     def give_back(self, tenant: str, size: int) -> None:
-        """Free the bytes of a reservation."""
         self.free += size
         left = self._used[tenant] - size
         if left:

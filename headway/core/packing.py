@@ -20,55 +20,41 @@ import msgspec
 from headway.core.batch_cost import LEAST_SAVED
 from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
 
-ALIKE = 0.1
-"""Share of a full batch's time by which heavier entries may lengthen it and still count as equal to its first."""
+ALIKE = 0.1  # Share of a full batch's time by which heavier entries may lengthen it and still count as equal.
 Cost = Callable[[float], float]  # Cost in rounds of a place padded to a weight.
 
 
 class Nearness(msgspec.Struct, frozen=True, gc=False):
-    """How entries of similar weight ride together, as all are padded to the longest.
+    """How entries of similar weight ride together, as all are padded to the longest."""
 
-    Attributes:
-        full: entries of a full batch. If no more wait, they ride in turn, unless it saves time to separate light and heavy ones.
-        by_age: True if the first entry comes from the tier whose oldest has waited longest, if that tier would get a place anyway.
-    """
-
-    full: int
+    full: int  # Entries of a full batch. If no more wait, they ride in turn, unless separating them saves time.
     fixed: float  # Weight that takes as long as the fixed part of a batch.
     most: int  # Number of a tier's next entries among which the nearest are searched.
     cost: Cost  # Returns the rounds that a place costs if padded to a weight.
-    by_age: bool = False
+    by_age: bool = False  # True if the tier whose oldest has waited longest goes first, if it would get a place anyway.
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
-    """Terms for packing a batch.
-
-    Attributes:
-        pages: limit on the pages of all large entries together, except for a single one; infinite for none.
-        fewest: True if the first entry comes from the tenant whose next entries make the fewest batches, if they have shapes.
-        hopeless: instant at which the batch ends. While more waits than fits, an entry due before it is dropped.
-    """
+    """Terms for packing a batch."""
 
     limit: int  # Limit on its entries.
     weight: float = math.inf  # Limit on its weight; infinite if entries aren't weighed.
     unit: float = math.inf  # Weight of one of `limit` places; infinite if entries aren't weighed.
     share: float = 0.0  # Share of the batch kept for lower tiers.
     owed: float = 0.0  # Weight owed to lower tiers besides.
-    pages: float = math.inf
+    pages: float = math.inf  # Limit on the pages of all large entries together, except for a single one.
     rows: bool = False  # True if entries have rows or call parameters, so only entries of one shape ride together.
-    fewest: bool = False
-    hopeless: float = -math.inf
+    fewest: bool = False  # True if entries of shapes begin with the tenant whose next ones make the fewest batches.
+    hopeless: float = -math.inf  # The batch's end. While more waits than fits, an entry due before it is dropped.
 
 
 class Packed(msgspec.Struct):
-    """Entries that ride, entries dropped as too late, and the weight owed to lower tiers.
-
-    `parted`: only light or only heavy entries ride, although all would fit."""
+    """Entries that ride, entries dropped as too late, and the weight owed to lower tiers."""
 
     members: list[QueuedEntry]
     late: list[QueuedEntry]
     owed: float = 0.0
-    parted: bool = False
+    parted: bool = False  # True if only light or only heavy entries ride, although all would fit.
 
 
 class BatchRoom(msgspec.Struct, gc=False):
@@ -81,9 +67,8 @@ class BatchRoom(msgspec.Struct, gc=False):
 
 
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
-    """Fill a batch from tier queues, highest first. Entries that ride become RUNNING, and dropped ones GONE.
-
-    While more waits than fits, no room goes to an entry that can't be answered in time."""
+    """Fill a batch from tier queues, highest first. Entries that ride become RUNNING, and dropped ones GONE. While more waits than
+    fits, no room goes to an entry that can't be answered in time."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
     picks = weighs or terms.rows
@@ -148,9 +133,8 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
     """Fill a batch with the entry whose turn it is and those nearest in weight; if all fit, with the next ones, as `pack` does.
 
     Tiers go in order and lower ones have their share. But lighter entries of any tier ride before heavier ones, which would pad all
-    others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn.
-
-    If all fit, but heavy entries would make the batch much longer, light and heavy ones ride apart, those with the oldest entry first."""
+    others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn. If all fit, but heavy entries
+    would make the batch much longer, light and heavy ones ride apart, those with the oldest entry first."""
     late = list[QueuedEntry]()
     while depth := sum([tier_queue.depth for tier_queue in tier_queues]):
         bound = _bound_of_light(tier_queues, near) if depth <= near.full else math.inf
@@ -175,7 +159,6 @@ def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float |
 
 
 def _first(tier_queues: Sequence[TierQueue], terms: Terms, by_age: bool) -> QueuedEntry:
-    """Take the first entry of a batch."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     above = accumulate((tier_queue.depth for tier_queue in waiting), initial=0)
     served = [tier_queue for tier_queue, ahead in zip(waiting, above, strict=False) if ahead < terms.limit]
@@ -193,7 +176,7 @@ def _pack_around(
     near: Nearness,
     bound: float,
 ) -> Packed:
-    """Fill a batch with entries nearest in weight to its first, on the same side of a bound. `late`: entries dropped before it."""
+    """Fill a batch with entries nearest in weight to its first, on the same side of a bound."""
     batch, candidates = _NearestBatch(terms, first, late, parted=bound < math.inf), _Candidates(first, near, bound)
     for heavier in (False, True):
         allowed, ended = tier_queues, False
@@ -215,8 +198,6 @@ def _pack_around(
 
 
 class _NearestBatch:
-    """Batch of entries of similar weight, with the room left in it."""
-
     def __init__(self, terms: Terms, first: QueuedEntry, late: list[QueuedEntry], *, parted: bool) -> None:
         self.packed = Packed([], late, parted=parted)
         self.count, self.weight, self.pages = terms.limit, terms.weight, math.inf
@@ -240,16 +221,16 @@ class _NearestBatch:
 
 
 class _Candidates:
-    """Entries of each tier that may ride with the first of a batch: equal and lighter ones, and heavier ones, nearest in weight first.
-    Equally near ones keep their turns."""
+    """Entries of each tier that may ride with the first of a batch: equal and lighter ones, and heavier ones, nearest in weight
+    first. Equally near ones keep their turns."""
 
     def __init__(self, first: QueuedEntry, near: Nearness, bound: float) -> None:
         self._bound, self._light = bound, first.weight <= bound
         self._weight, self._shape, self._near = first.weight, first.entry.shape, near
         self._step = ALIKE * (near.fixed / near.full + first.weight)
         self._lines: dict[TierQueue, tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]] = {}
+        # Entries behind one of another shape. They take seats that would have been empty, so their tenants pay nothing.
         self._free: set[QueuedEntry] = set()
-        """Entries behind one of another shape. They take seats that would have been empty, so their tenants pay nothing."""
 
     def pop(self, tier_queue: TierQueue, pages: float, weight: float, heavier: bool) -> QueuedEntry | None:
         """Take the nearest entry of a tier among the heavier ones, or the others, within these limits."""
@@ -287,9 +268,8 @@ def _oldest(tier_queue: TierQueue) -> float:
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
-    """Return the weight owed to the lower tiers after a batch that promised them some, and served part of it.
-
-    `blocked`: a next entry of theirs didn't fit. Otherwise all did, but for their shapes."""
+    """Return the weight owed to the lower tiers after a batch that promised them some, and served part of it. Unless one was
+    `blocked`, their next entries fit, but for their shapes."""
     if not blocked:
         return min(max(0.0, promised - served), sum(tier_queue.weight for tier_queue in lower))
     if terms.weight < math.inf:
@@ -304,7 +284,6 @@ def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:
 
 
 def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
-    """Fill a batch from the only tier queue with entries, up to the first large one."""
     contended = tier_queue.depth > terms.limit
     taken = tier_queue.take(terms.limit, small=terms.pages < math.inf)
     if not contended:
@@ -316,7 +295,8 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
 
 
 def reserved_places(limit: int, share: float) -> int:
-    """Return how many places of a batch of `limit` are kept for lower tiers. With any share, it is at least one if there is room."""
+    """Return how many places of a batch of `limit` are kept for lower tiers, which is at least one for any share if there is
+    room."""
     if share <= 0.0 or limit < 2:
         return 0
     return max(1, int(limit * share))
@@ -325,11 +305,11 @@ def reserved_places(limit: int, share: float) -> int:
 def turns(
     tier_queues: Sequence[TierQueue], room: BatchRoom, share: float, unit: float = math.inf, owed: float = 0.0
 ) -> Iterator[TierQueue]:
-    """Yield the tier queue of each next entry, highest tier first, until there is no room or nothing waits.
+    """Yield the tier queue of each next entry, highest tier first, until there is no room or nothing waits. The caller pops an
+    entry from each yielded queue, and subtracts its weight from the room.
 
-    If more waits than fits, the last `reserved_places` go to the tiers below the highest that waits, the longest wait first. The caller
-    pops an entry from each yielded queue, and subtracts its weight from the room. `unit`: weight of one place. `owed`: weight owed to
-    lower tiers besides."""
+    If more waits than fits, the last `reserved_places` go to the tiers below the highest that waits, the longest wait first. A
+    place has the weight `unit`. Lower tiers are `owed` a weight besides."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     lower, kept = waiting[1:], 0
     if lower and (

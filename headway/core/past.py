@@ -1,11 +1,10 @@
-"""Past of a queue: recent arrivals, and the number of clients that wait for their answers.
+"""Recent arrivals of a queue, and the number of clients that wait for their answers.
 
 Arrivals are noted when their batch leaves, all at once, so that a request costs nothing extra.
 
-A fixed number of clients, each of which asks again once answered, differs from an open load in two ways. First, at the end of a batch
-the number of waiting or running entries nearly always equals that of the clients; with Poisson arrivals it varies as much as its mean.
-Second, arrivals follow soon after a batch, with its answers; other arrivals come at any time.
-"""
+A fixed number of clients, each of which asks again once answered, differs from an open load in two ways. At the end of a batch the
+number of waiting or running entries nearly always equals the number of clients, whereas with Poisson arrivals it varies as much as
+its mean. And arrivals follow soon after a batch, with its answers, whereas other arrivals come at any time."""
 
 from __future__ import annotations
 
@@ -19,20 +18,13 @@ MOST = 6000  # Limit on arrivals in a record.
 DECAY = 0.9  # Weight of the past, for the number of clients, at each observed end of a batch.
 ENOUGH = 24  # Batches after which clients may be recognised.
 EVERY = 4  # One in so many ends of batches is observed, to save time.
-REGULAR = 0.06
-"""Ratio of variance to mean of the waiting or running entries below which their number counts as constant."""
+REGULAR = 0.06  # Ratio of variance to mean below which the number of waiting or running entries counts as constant.
 SOON = 0.3  # Clients ask again within this share of the time between two ends of batches.
 STILL_SOON = 0.6  # The same for clients already recognised, as batches of several slots may end nearly together.
 
 
 class Past:
-    """Arrivals of the last seconds, and the number of clients.
-
-    Attributes:
-        long: True if the record has enough arrivals.
-        tells: True once there has been a long record or any clients; until then there is nothing to learn from it.
-        each: mean size of an entry, used to convert a batch's size into its number of entries; 1 unless entries have rows.
-    """
+    """Arrivals of the last seconds, and the number of clients."""
 
     __slots__ = (
         "_arrived", "_ends", "_from", "_gaps", "_soon", "_squares", "_sum", "_weight", "clients", "each", "last_end", "long", "tells",
@@ -45,11 +37,11 @@ class Past:
         self.last_end = 0.0  # Instant at which a batch last came back.
         self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
         self.clients = 0  # Number of clients that wait for their answers; 0 for an open load.
-        self.each = 1.0
-        self.long = self.tells = False
+        self.each = 1.0  # Mean size of an entry, which converts a batch's size into entries; 1 unless entries have rows.
+        self.long = False  # True if the record has enough arrivals.
+        self.tells = False  # True once there has been a long record or any clients, so that it can be learnt from.
 
     def left(self, arrived: Sequence[float], now: float) -> None:
-        """Note a batch that leaves, by the instants at which its members came."""
         noted = self._arrived
         if now >= self._from and len(noted) < MOST:
             noted += arrived
@@ -78,8 +70,7 @@ class Past:
         self.tells = self.tells or closed
 
     def take(self, seconds: float) -> list[float]:
-        """Take the sorted record if it spans so many seconds or is full. Otherwise return an empty list. After a record is taken, nothing
-        is noted until `resume`."""
+        """Take the sorted record if it spans so many seconds or is full, else an empty list. `resume` starts the next record."""
         arrived = self._arrived
         if not self.long or (len(arrived) < MOST and arrived[-1] - arrived[0] < seconds):
             return []
@@ -88,7 +79,7 @@ class Past:
         return arrived
 
     def resume(self, at: float = -math.inf) -> None:
-        """Start a new record with batches that leave from an instant on."""
+        """Start a new record with batches that leave from instant `at` on."""
         self._arrived = []
         self._from = at
         self.long = False

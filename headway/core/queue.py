@@ -1,6 +1,6 @@
-"""One model's queue: the place where a batch is born.
+"""One model's queue, in which batches are formed.
 
-Pure: no clock, no asyncio. A broker wraps it with leases and replies; the simulator drives it from a heap of virtual instants. All
+It reads no clock and has no asyncio. A broker adds leases and replies to it, and the simulator drives it in virtual time. All
 instants passed in must come from one clock and never go back.
 
     offer ──▶ waiting ──depart──▶ running ──finish──▶ gone
@@ -79,17 +79,15 @@ class ModelQueue:
         self._tier_queues = [TierQueue() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DeadlineQueue()
+        # Number of waiting entries from which a tenant may have no more than its share.
         self._crowded = limits.max_queue * GREED // (GREED + 1)
-        """Number of waiting entries from which a tenant may have no more than its share."""
         self._waiting: Counter[str] | None = None  # Waiting entries by tenant; None while the count isn't needed.
         self._last_tenant: str | None = None
         self._mixed_at = -math.inf  # Instant of the last entry that came from another tenant than the entry before it.
         self._fresh = 0
-        self._coming: list[QueuedEntry] = []
-        """Entries that were admitted since the last look at the queue, and have no place in it yet."""
+        self._coming: list[QueuedEntry] = []  # Entries admitted since the last look, which have no place yet.
+        # By tier and timeouts: length of `_coming`, with a new entry and its `count`, from which `offer` must judge it.
         self._sure: dict[tuple[int, float, float], float] = {}
-        """Length of `_coming`, including a new entry and those that it pays for, from which `offer` must judge it; by tier and
-        timeouts."""
         self._sure_until = -math.inf  # Instant until which `_sure` holds.
         self.bulk: BulkClass | None = None  # Bulk entries, once there were any.
         self.culprits = Culprits()
@@ -124,8 +122,7 @@ class ModelQueue:
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
     def set_slots(self, slots: int, workers: Collection[str] = (), whole: float = math.inf, now: float = 0.0) -> None:
-        """Set the number of live GPUs. `workers`: ids of their workers; only these are learnt about. `whole`: whole GPUs that they add
-        up to."""
+        """Set the number of live GPUs, the whole GPUs that they add up to, and the ids of `workers` whose factors are learnt."""
         if slots != self.slots:
             self.culprits.renew(now)
         self.factors.keep(slots, workers, self._departures)
@@ -146,7 +143,6 @@ class ModelQueue:
         self._judge_anew()
 
     def offer(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
-        """Admit an entry, or refuse it."""
         self._take_in()
         tier = entry.tier
         tier_queue = self._tier_queues[tier]
@@ -268,7 +264,6 @@ class ModelQueue:
         )
 
     def _judge_anew(self) -> None:
-        """Recompute the admission limits for the next entry."""
         self._gate_at = self._sure_until = -math.inf
 
     def _queued(self, entry: Entry, now: float) -> QueuedEntry:
@@ -284,7 +279,6 @@ class ModelQueue:
         return left < 0 or (waits > 0 and waits + 1 > GREED * left)
 
     def _discount(self, left: Sequence[QueuedEntry], waits: Counter[str]) -> None:
-        """Note that entries left their tier queues."""
         for queued in left:
             waits[queued.entry.tenant] -= 1
         if self._fresh < self._crowded // 2:  # Counting again later costs less than counting on.
@@ -319,31 +313,27 @@ class ModelQueue:
         return self.culprits.group_size(caller, self.limits.max_batch, self.service.each, room)
 
     def _size(self, members: Sequence[QueuedEntry]) -> float:
-        """Return the size of these entries together."""
         if not self._weighs:
             return len(members)
         return self.limits.size(len(members), sum(member.weight for member in members))
 
     def _first_size(self) -> float:
-        """Return the size of all entries in the highest tier."""
         first = self._tier_queues[0]
         return self.limits.size(first.depth, first.weight) if self._weighs else first.depth
 
     def _size_of(self, tier_queues: Sequence[TierQueue]) -> float:
-        """Return the size of all entries in tier queues."""
         return self.limits.size(
             sum([queue.depth for queue in tier_queues]), sum([queue.weight for queue in tier_queues])
         )
 
     def _tenants(self) -> int:
-        """Return the number of tenants with entries in the tier queues."""
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
     def _stretch(self, tier_queue: TierQueue, tenant: str) -> float:
         """Return how much longer a tier queue takes than its size suggests, as only entries of one shape ride together.
 
-        The factor holds for the tenant's next entries, as other tenants' entries only come in turns; or for all next entries, if that
-        is less. Tenants that share a batch each pay their part."""
+        The factor holds for the tenant's next entries, as entries of other tenants only come in turns. If the factor for
+        everybody's next entries is less, that is returned. Tenants that share a batch each pay their part."""
         full, limits = self.service.seconds(self.limits.max_batch), self.limits
         if full <= 0.0:
             return 1.0
@@ -364,7 +354,7 @@ class ModelQueue:
         return max(each * limits.max_batch / full, 1.0)
 
     def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
-        """Judge an entry by what will really be served before it, if all that waits in its tier and above would be too much.
+        """Judge an entry by what will really be served before it, if everything that waits in its tier and above is too much.
 
         Waiting entries count at their tier's average weight. An entry is admitted if it fits on free GPUs."""
         gate = self._gate_now(now)
@@ -386,7 +376,6 @@ class ModelQueue:
         return refused
 
     def load(self, now: float, past: Past | None = None) -> Load:
-        """Return the load at instant `now`, with the past if given."""
         self._take_in()
         rate = sum(arrivals.at(now) for arrivals in self._rates)
         return Load(
@@ -420,7 +409,7 @@ class ModelQueue:
         return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
-        """Take the batch that leaves now for a free GPU, or return until when to hold. `limit`: most entries that the slot takes.
+        """Take the batch that leaves now for a free GPU, of at most `limit` entries, or return until when to hold.
 
         Overdue entries must have been removed by `expire`."""
         limit = min(limit, self.limits.max_batch)
@@ -569,7 +558,6 @@ class ModelQueue:
         return 0.0 if self.bulk is None else self.bulk.held(self._forecast(self._limit, now), now)
 
     def expire(self, now: float) -> list[QueuedEntry]:
-        """Take out all entries that waited too long."""
         self._take_in()
         late = list(self._due.overdue(now))
         late += self._suspects.overdue(now)
@@ -599,7 +587,7 @@ class ModelQueue:
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float, *, learns: bool = True) -> list[QueuedEntry]:
-        """End a batch that came back with outputs, and learn from its time if `learns`. Returns the members that are still wanted."""
+        """End a batch that came back with outputs, and return the members that are still wanted. Its time counts if `learns`."""
         past = self._past
         if past is not None:
             self._take_in()
@@ -661,9 +649,9 @@ class ModelQueue:
     def fail(
         self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "", places: Collection[int] = ()
     ) -> FailureOutcome:
-        """End a failed batch; see `core.retry`. Clients read `error`; `rng` is for the jitter.
+        """End a failed batch; see `core.retry`. Clients read `error`.
 
-        `places`: entries in the call that raised, if the call didn't hold the whole batch; the rest run again, free of suspicion."""
+        If the batch was cut into calls, `places` are the entries in the call that raised. The others run again as innocent."""
         self._sure_until = -math.inf  # Its callers may ride apart from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         arrived = self._arrive(departure, now, RETRYING)
@@ -736,7 +724,7 @@ class ModelQueue:
     def _run_again(
         self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Rng
     ) -> None:
-        """Run failed members again. If an input is at fault, halves run at once. Otherwise all run later, elsewhere, and at first whole."""
+        """Run failed members again, in halves at once if an input is at fault, else later, elsewhere, and at first whole."""
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
         if members and (whole or cause not in SEARCHED or len(members) == 1):
             group.ready_at += backoff(group.failures, rng())
@@ -808,15 +796,13 @@ class ModelQueue:
         return self._gate
 
     def _nearness(self, limit: int) -> Nearness:
-        """Return the terms for entries of similar weight to ride together. Every second batch starts with a lower tier's turn."""
+        """Return the terms for similar weights to ride together. Every second batch starts with a lower tier's turn."""
         limits, by_age = self.limits, self._departures % 2 == 1 and self.limits.reserved_share > 0.0
         fixed = limits.padding.fixed * limits.max_batch if limits.padding is not None else 0.0
         return Nearness(self._limit, fixed, NEAR_BATCHES * limit, limits.padded_cost, by_age)
 
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
-        """Fill the batch.
-
-        If several tenants ask, large entries get no more than BATCH_PAGES, or one entry, since the whole batch waits for their bytes."""
+        """Fill the batch. If several tenants ask, large entries get BATCH_PAGES or one entry, as all wait for their bytes."""
         limits, hopeless = self.limits, now + self.service.seconds(limit)
         terms = Terms(
             limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed,
@@ -838,5 +824,5 @@ class ModelQueue:
 
 
 def _past_of(limits: QueueLimits) -> Past | None:
-    """Return the past of a queue; None if entries have weights other than rows, as batch sizes then say nothing of their number."""
+    """Return a record of arrivals; None if entries have weights other than rows, so that batch sizes don't tell how many left."""
     return Past() if not limits.max_weight or limits.unit == 1.0 else None

@@ -1,14 +1,13 @@
 """Rules of a rollout: how much traffic the new version gets, and when there is enough evidence against it.
 
-Both tests compare two shares, block by block: among the new version's requests, and among the other version's requests that ended at
-the same time. So whatever troubles both versions counts against neither. The bet on an alternative grows by its likelihood ratio, where under the
-hypothesis that the new version isn't worse a joint share replaces the two. This makes it an e-variable for that hypothesis: A. Turner,
-A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that allow for optional stopping", J. Stat. Plan. Inference
-230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating
-means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's inequality, if the new version isn't worse, the
-mean of the bets ever reaches 1/p with probability p at most, however often one looks. Counting less than a bet has won keeps that. All
-steps and tests of a rollout share ERROR_RATE.
-"""
+Both tests compare two shares, block by block: among the new version's requests, and among the other version's requests that ended
+at the same time. So whatever troubles both versions counts against neither. The bet on an alternative grows by its likelihood
+ratio, where under the hypothesis that the new version isn't worse a joint share replaces the two. This makes it an e-variable for
+that hypothesis: A. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that allow for optional
+stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes of a coin, as in I.
+Waudby-Smith, A. Ramdas, "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's
+inequality, if the new version isn't worse, the mean of the bets ever reaches 1/p with probability p at most, however often one
+looks. Counting less than a bet has won keeps that. All steps and tests of a rollout share ERROR_RATE."""
 
 from __future__ import annotations
 
@@ -31,14 +30,12 @@ MOST_KEPT = 64  # Limit on the versions of earlier rollouts in a record: the las
 SLOWER = 0.25  # Default share by which the new version's P95 may exceed the other's.
 MOST_SLOWER = 10.0
 
+# Alternatives to bet on: odds of a hit for the new version over those for the other, and the limit on what one block adds. So a list of
+# bad inputs, or a stall of some seconds, isn't enough, however many requests fail, as they have one cause.
 ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
-"""Alternatives to bet on: odds of a hit for the new version over those for the other, and the limit on what one block adds.
-
-So a list of bad inputs, or a stall of some seconds, isn't enough, however many requests fail, as they have one cause.
-"""
 OUTCOMES_BLOCK = 0.9  # Shortest block of outcomes in seconds: two looks, which come a little early or late.
+# Shortest block of latencies in seconds: four looks. Only their share counts, as requests that wait together delay each other.
 LATENCIES_BLOCK = 1.9
-"""Shortest block of latencies in seconds: four looks. Only their share counts, as requests that wait together delay each other."""
 LEAST_LATENCIES = 20  # Answers of the other version from which its P95 is known well enough.
 USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05  # Shares of hits expected at first.
 
@@ -55,14 +52,10 @@ class Unknown(NoRollout):
 
 
 def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
-    """Return the rollout that a request begins, after the model's last one, if any.
+    """Return the rollout that a request begins, after the model's last one, if any. If the request names no version to compare
+    with, that is the only other version that takes requests.
 
-    If the request names no version to compare with, that is the only other version that takes requests.
-
-    Raises:
-        Unknown: the model, or a version, has no worker.
-        NoRollout: it is impossible; says why.
-    """
+    Raises Unknown if the model, or a version, has no worker, and NoRollout if the rollout is impossible."""
     if last is not None and last.running:
         raise NoRollout(
             f"a rollout of version {last.version} of {plan.model!r} is under way; promote or abort it first"
@@ -96,9 +89,8 @@ def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
 
 
 def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
-    """Return a model's last rollout as an operator ended it (PROMOTED or ABORTED), even if it had ended in another way.
-
-    Raises Unknown if there was none, or no worker serves the winner."""
+    """Return a model's last rollout as an operator ended it (PROMOTED or ABORTED), even if it had ended in another way. Raises
+    Unknown if there was none, or no worker serves the winner."""
     if last is None:
         raise Unknown(f"model {model!r} has had no rollout")
     winner = last.version if state is RolloutState.PROMOTED else last.beside
@@ -147,9 +139,10 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Return the weights of a model's versions; `there`: versions that have a worker.
+    """Return the weights of a model's versions, of which those `there` have a worker.
 
-    The configured ones hold until a version is promoted, and while the promoted version has no worker, except for versions that lost."""
+    The configured ones hold until a version is promoted, and while the promoted version has no worker, except for versions that
+    lost."""
     if rollout is None:
         return configured
     left = left_by(rollout)
@@ -189,10 +182,11 @@ def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
 
 
 def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
-    """Return the rollout `seconds` later: with more evidence, maybe a step further, promoted or rolled back.
+    """Return the rollout `seconds` later, given the requests of both versions that ended in these seconds: with more evidence,
+    maybe a step further, promoted or rolled back.
 
     A step lasts until its time has passed and the new version has had a request. The last step, unless it is 100 %, lasts until
-    somebody promotes or aborts. `new` and `old`: requests of both versions that ended in these seconds."""
+    somebody promotes or aborts."""
     evidence = rollout.evidence
     evidence = replace(evidence, new=counted(evidence.new, new), old=counted(evidence.old, old))
     evidence = _with_outcomes(evidence, _filled(evidence.outcomes, seconds, new, old))
@@ -223,7 +217,7 @@ def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
 
 
 def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
-    """Return the evidence with a block of latencies, likewise. `allowed`: buckets by which the new version may be slower."""
+    """Return the evidence with a block of latencies, likewise. The new version may be slower by `allowed` buckets."""
     new, old = block.new.latencies, block.old.latencies
     if block.seconds < LATENCIES_BLOCK or not (new and old):
         return replace(evidence, latencies=block)
@@ -239,9 +233,8 @@ def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
 
 
 def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, float], usual: float) -> tuple[float, ...]:
-    """Return the logarithms of the bets after one block; they start empty.
-
-    `new`, `old`: number of requests of each version, and of hits among them. `usual`: the old version's earlier share of hits."""
+    """Return the logarithms of the bets after one block; they start empty. `new` and `old` are the number of requests of each
+    version, and of hits among them, and `usual` is the old version's earlier share of hits."""
     (count, hits), (others, other_hits) = new, old
     usual = min(max(usual, 1e-6), 0.99)
     grown = []
@@ -276,7 +269,6 @@ def _verdict(rollout: Rollout) -> str:
 
 
 def _mean(bets: Sequence[float]) -> float:
-    """Return the logarithm of the mean of bets."""
     if not bets:
         return 0.0
     most = max(bets)

@@ -1,29 +1,28 @@
 """The search for bad inputs: entries of a queue in `Suspects`, lines of bulk jobs in `LineSuspects`.
 
-A batch that failed holds a culprit. Hwang's generalised binary splitting finds it (Hwang, "A method for detecting all defective members
-in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
+A batch that failed holds a culprit. Hwang's generalised binary splitting finds it (Hwang, "A method for detecting all defective
+members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
 
-    cut ──▶ half ──clean──▶ the rest holds the culprit: it is halved without a run of its own
+    cut ──▶ half ──clean──▶ the rest holds the culprit, and is halved without a run of its own
               └──fails──▶ the half holds the culprit, and is halved; nothing is known of the rest any more
 
-Entries of which nothing is known go back to their caller's *quarantine* and run there together, along with fresh entries of a caller
-that rides apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent callers are
-answered before anything is halved. An inference alone never ends an entry: each runs alone before it is given up.
+Entries of which nothing is known go back to their caller's *quarantine* and run there together, along with fresh entries of a
+caller that rides apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent
+callers are answered before anything is halved. An entry is never given up by inference: each runs alone before that.
 
-Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave and, while those have a batch, a
+Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave and, while these have a batch, a
 tenant's fair share for each caller with a quarantine, or part of it if that caller had culprits of late. Among themselves they take
 turns by GPU time.
 
-Lines of bulk jobs are searched apart from that, by the process that sent them (`headway.bulk.seat_runner`), so that they never make
-anybody else's entry suspect:
+Lines of bulk jobs are searched by the process that sent them (`headway.bulk.seat_runner`), so that they never make anybody else's
+entry suspect:
 
     a batch failed ──▶ the lines of each tenant: whole once more, then in halves, then alone ──▶ to blame, or answered
 
-Both halves run at once, as nobody waits for the result. A tenant with a bad line rides apart until CLEAN lines of it have succeeded,
-and twice as many after each further bad one: otherwise each bad line of a million would cost others a batch. So does a tenant with
-large outputs, since all that ride with one wait while it is copied. A batch that killed its worker costs more than seats, as the model
-must load again: all lines of its tenant rest before any of them runs.
-"""
+Both halves run at once, as nobody waits for the result. A tenant with a bad line rides apart until CLEAN lines of it have
+succeeded, and twice as many after each further bad one, since each bad line of a million would otherwise cost others a batch. So
+does a tenant with large outputs, since all that ride with one wait while it is copied. After a batch that killed its worker the
+model must load again, so all lines of its tenant rest before any of them runs."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ from headway.core.fair_queue import RETRYING, QueuedEntry
 from headway.core.retry import BLAMED, FATAL, NEVER_SPLIT, backoff, is_over, stays_whole
 from headway.model import MOST_OUTPUT, Cause
 
+# Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome.
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
-"""Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome."""
 QUARANTINED_ATTEMPTS = 1
 """Runs that count for all entries of a quarantine once an entry of it has run, because a quarantine may never be empty."""
 LEAST_COST = 0.001
@@ -53,8 +52,8 @@ SEARCH_PRICE = 3.0
 MOST_CREDIT = 2.0  # Full batches of GPU time that groups may save up while the tier queues go first.
 CLEAN = 64  # Lines of a tenant that must succeed after its first bad one before its lines ride beside others again.
 MOST_DOUBLINGS = 16  # Doublings of CLEAN, one for each further bad line.
+# Rest of a tenant whose batch has killed its worker: at least so many seconds, or so many times the run of that batch.
 LEAST_REST, RESTS = 15.0, 20.0
-"""Rest of a tenant whose batch has killed its worker: at least so many seconds, or so many times the run of that batch."""
 MOST_REST_DOUBLINGS = 4  # Doublings of that rest, one for each line of the tenant that was found to kill its worker.
 MOST_SENDERS = 10_000  # Tenants whose lines are remembered as bad or large.
 LONGEST_PAUSE = 30.0  # Longest pause, in seconds, before lines run again on a remote API that is in trouble.
@@ -62,11 +61,7 @@ SHAPES = 1 << 39  # Range from which a process draws its first shape, so that th
 
 
 class Group(msgspec.Struct, eq=False):
-    """Entries that wait to run together, in order.
-
-    Attributes:
-        avoid, avoid_until: worker on which the entries failed, and the instant until which they wait for another worker.
-    """
+    """Entries that wait to run together, in order."""
 
     members: list[QueuedEntry]
     ready_at: float  # Instant before which they don't run.
@@ -76,12 +71,12 @@ class Group(msgspec.Struct, eq=False):
     alone: int = 0  # Number of attempts in which the only member ran alone.
     caller: CallerKey | None = None  # Caller whose quarantine it is.
     rest: Group | None = None  # For a half, the group that holds the culprit if the half doesn't.
-    avoid: str = ""
-    avoid_until: float = -math.inf
+    avoid: str = ""  # Worker on which they failed.
+    avoid_until: float = -math.inf  # Instant until which they wait for another worker.
     hung: bool = False  # True if their last run was ended at the GPU deadline.
 
     def open_at(self, worker: str, others: bool) -> float:
-        """Return the instant from which `worker` may take them. It is later if they failed there and there are `others`."""
+        """Return the instant from which `worker` may take them, which is later if they failed there and there are `others`."""
         return self.avoid_until if others and worker == self.avoid else self.ready_at
 
 
@@ -94,7 +89,7 @@ class Choice(msgspec.Struct):
 
 
 class Suspects:
-    """The groups of one queue, in the order in which they came."""
+    """The groups of one queue, in the order in which they came, and the account of the GPU time that they may take."""
 
     def __init__(self) -> None:
         self.groups: dict[Group, None] = {}
@@ -105,7 +100,6 @@ class Suspects:
         self._quarantines: dict[CallerKey, Group] = {}
 
     def quarantine(self, caller: CallerKey) -> Group | None:
-        """Return a caller's quarantine."""
         return self._quarantines.get(caller)
 
     @property
@@ -114,11 +108,9 @@ class Suspects:
         return len(self._quarantines) or 1
 
     def beside(self, caller: CallerKey) -> int:
-        """Return the number of other callers with a quarantine."""
         return len(self._quarantines) - (caller in self._quarantines)
 
     def add(self, group: Group) -> None:
-        """Add a group."""
         self.groups[group] = None
         self._place(group, group.members)
 
@@ -173,7 +165,7 @@ class Suspects:
         return members
 
     def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
-        """Take members of a group for one run. They have the first shape, and are as many as the slot takes by number and weight."""
+        """Take members of a group for one run: those of the first shape, as many as the slot takes by number and weight."""
         members = group.members
         shape = members[0].entry.shape
         others = [member for member in members if member.entry.shape != shape]
@@ -207,7 +199,6 @@ class Suspects:
                 self.unknown(self.let_go(group.rest), group, size)
 
     def overdue(self, now: float) -> list[QueuedEntry]:
-        """Return entries that have no time left."""
         if self.due > now:
             return []
         late = [member for member in self.of if last_moment(member) <= now]
@@ -215,7 +206,6 @@ class Suspects:
         return late
 
     def choose(self, worker: str, others: bool, now: float) -> Choice:
-        """Choose groups for a free worker."""
         choice = Choice()
         half = quarantine = None
         for group in self.groups:
@@ -244,12 +234,10 @@ class Suspects:
         return again
 
     def earn(self, seconds: float, tenants: int, full: float) -> None:
-        """Credit groups for a batch of `seconds` that the tier queues, with entries of `tenants` tenants, took before them."""
         share = max(seconds, LEAST_COST) * self.callers / max(tenants, 1)
         self.credit = min(self.credit + share, MOST_CREDIT * max(full, LEAST_COST))
 
     def pay(self, group: Group, seconds: float, full: float, price: float) -> None:
-        """Charge a group for a run of `seconds` at `price` each."""
         cost = max(seconds, LEAST_COST)
         self.credit -= cost * price
         most = MOST_CREDIT * max(full, LEAST_COST)
@@ -273,7 +261,7 @@ class Suspects:
 
 
 class SuspectLine(Protocol):
-    """A bulk line, with the number of its failed runs, and of failed runs in which it was the whole batch."""
+    """A bulk line, with the number of its failed runs, and of those in which it was the whole batch."""
 
     failures: int
     alone: int
@@ -296,7 +284,7 @@ class _Sender(msgspec.Struct):
 
 
 class LineSuspects:
-    """Suspected bulk lines of one process, and the tenants that ride apart. `rng`: uniform in [0, 1); draws the first shape."""
+    """Suspected bulk lines of one process, and the tenants that ride apart. `rng` draws the first shape, uniformly in [0, 1)."""
 
     def __init__(self, rng: Callable[[], float]) -> None:
         self.new_shape = count(int(rng() * SHAPES) + 1).__next__  # Returns a shape that no other lines have.
@@ -319,8 +307,8 @@ class LineSuspects:
         return 0.0 if sender is None else max(sender.rests_until - now, 0.0)
 
     def succeeded(self, tenant: str, size: int, batch: int) -> bool:
-        """Note a line's output of `size` bytes. True if its tenant rides apart from now on, as a batch has no room for `batch` such
-        outputs."""
+        """Note a line's output of `size` bytes. Returns True if `batch` such outputs are too large, so that its tenant rides
+        apart."""
         sender = self._senders.get(tenant)
         if size * batch > MOST_OUTPUT:
             sender = self._sender(tenant)
@@ -334,8 +322,7 @@ class LineSuspects:
         return False
 
     def failed(self, tenant: str, lines: Sequence[Line], cause: Cause, size: int) -> list[Sequence[Line]]:
-        """Return groups of a tenant's lines that run again after their batch of `size` entries failed; none if its only line gets no
-        further run."""
+        """Return groups of a tenant's lines that run again after their batch of `size` entries failed, if any."""
         first, sender = lines[0], self._sender(tenant)
         for line in lines:
             sender.suspects += line.failures == 0
@@ -357,8 +344,7 @@ class LineSuspects:
             self._senders[tenant].suspects -= 1
 
     def rest(self, tenant: str, groups: int, ran: float, now: float) -> list[float]:
-        """Let a tenant rest after a batch that ran for `ran` seconds killed its worker. Returns the pause before each of its groups, in
-        seconds."""
+        """Let a tenant rest after a batch of `ran` seconds killed its worker. Returns the seconds before each of its groups."""
         sender = self._sender(tenant)
         seconds = max(LEAST_REST, RESTS * ran) * 2.0 ** min(sender.deadly, MOST_REST_DOUBLINGS)
         first = max(sender.rests_until - now, 0.0) + seconds
@@ -388,7 +374,7 @@ def last_moment(suspect: QueuedEntry) -> float:
 
 
 def _cut(members: list[QueuedEntry]) -> tuple[list[QueuedEntry], int]:
-    """Return a failed batch in the order to be cut, and the place. Callers with most entries come first. If there are several, the cut is between two."""
+    """Return a failed batch, callers with most entries first, and the place to cut it, between two callers if there are several."""
     counts = Counter(caller_of(member.entry) for member in members)
     if len(counts) == 1:
         return members, len(members) // 2

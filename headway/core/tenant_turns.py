@@ -1,5 +1,4 @@
-"""Lines of tenants that take turns, each with its items in order. Pure: outbox, gRPC and event loop share it. Entries of a queue take
-turns in `fair_queue.py`."""
+"""Lines of tenants that take turns, each with its items in order, for everything but a queue's entries (see `fair_queue.py`)."""
 
 from __future__ import annotations
 
@@ -39,6 +38,5 @@ class TenantTurns(Generic[T]):
         return item
 
     def keep(self, wanted: Callable[[T], bool]) -> None:
-        """Drop all items but the wanted ones."""
         self._lines = {tenant: kept for tenant, line in self._lines.items() if (kept := deque(filter(wanted, line)))}
         self.count = sum(map(len, self._lines.values()))

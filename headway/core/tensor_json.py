@@ -1,8 +1,5 @@
-"""Tensors in JSON: nested arrays to bytes and back, a page of numbers at a time.
-
-The brackets and commas of a text are compared with the shape as a whole. The numbers between them are read PAGE at a time, so that no
-more than a page of Python numbers exists at once.
-"""
+"""Tensors in JSON: nested arrays to bytes and back. The brackets and commas of a text are compared with the shape as a whole. The
+numbers between them are read PAGE at a time, so that no more than a page of Python numbers exists at once."""
 
 from __future__ import annotations
 
@@ -65,8 +62,8 @@ _MOST_WITH_EMPTY = 1 << 16  # Limit in bytes on a text with empty arrays.
 _MOST_DIGITS = 40  # Limit on the characters of a wrong element in a message.
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
+# Names of JSON types by their first byte; any other begins a number.
 _NAMES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
-"""Names of JSON types by their first byte; any other begins a number."""
 _BLANK = b" \t\r\n"
 _read_floats = msgspec.json.Decoder(list[float]).decode
 _read_integers = msgspec.json.Decoder(list[int]).decode
@@ -90,9 +87,8 @@ class NoNumber(NoTensors):
 
 
 def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
-    """Return a tensor's data from nested arrays, or from a flat array of all elements, which the protocol allows.
-
-    `name`: for messages. `shape`: full shape, without free axes. Raises NoTensors if the text isn't such an array."""
+    """Return a tensor's data from nested arrays, or from a flat array of all elements, which the protocol allows. Raises NoTensors,
+    with the input's name, if the text isn't such an array of this shape."""
     if datatype in (BYTES, JSON):
         return _read_elements(text, name, shape)
     bare = text.translate(None, _OTHERS)
@@ -123,7 +119,7 @@ def read_in_steps(text: bytes, name: str, datatype: str, shape: Sequence[int]) -
 
 
 def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> None:
-    """Check the shape of nested arrays; `bare` has their brackets and commas."""
+    """Check the shape of nested arrays, of which `bare` has the brackets and commas."""
     if not _matches(text, bare, shape):
         sent = shape_of(text)
         described = f"of shape {shown_shape(sent)}" if sent else "not an array of numbers"
@@ -155,9 +151,8 @@ def shape_of(text: bytes) -> tuple[int, ...]:
 
 
 def write(value: Octets, *, strict: bool = True) -> bytes:
-    """Return packed tensors as JSON text: nested arrays, in an object by name if there are several. Raises NoTensors if damaged.
-
-    `strict`: refuse NaN and infinities, which JSON lacks, with NoTensors; otherwise they become null."""
+    """Return packed tensors as JSON text: nested arrays, in an object by name if there are several. Raises NoTensors if they are
+    damaged. NaN and infinities, which JSON lacks, raise NoTensors if `strict`, and otherwise become null."""
     return b"".join(pieces(value, strict=strict))
 
 
@@ -177,7 +172,7 @@ def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iterator[bytes]:
-    """Yield pieces of a tensor's nested arrays. `single`: omit the row axis. Raises NoTensors if `strict` and JSON can't hold an element."""
+    """Yield pieces of a tensor's nested arrays, without the row axis if `single`. If `strict`, NaN and infinity raise NoTensors."""
     head = tensor.head
     shape = head.shape[1:] if single else head.shape
     if not count_of(shape):
@@ -259,7 +254,6 @@ def _nested_numbers(data: memoryview, head: TensorHead, shape: Sequence[int], st
 
 
 def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: bool) -> bytes:
-    """Return numbers as JSON text of nested arrays. Raises NoTensors."""
     datatype = head.datatype
     if datatype in _HALVES:
         data, datatype = memoryview(array("d", _halves(data, datatype))), "FP64"
@@ -281,7 +275,6 @@ def _halves(data: memoryview, datatype: str) -> Sequence[float]:
 
 
 def _texts(elements: list[bytes], head: TensorHead, strict: bool) -> list[bytes]:
-    """Return elements of BYTES or JSON as JSON texts. Raises NoTensors."""
     return elements if head.datatype == JSON else [_text(element, head.name, strict) for element in elements]
 
 
@@ -305,8 +298,7 @@ def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
 
 
 def _is_skeleton(bare: bytes, shape: Sequence[int]) -> bool:
-    """Return True if a text has the brackets and commas of a shape. The lengths are compared first, as a shape may name any number of
-    elements."""
+    """Return True if a text has a shape's brackets and commas. Lengths come first, as a shape may name any number of elements."""
     arrays = sum(math.prod(shape[:axis]) for axis in range(len(shape)))
     commas = sum(math.prod(shape[:axis]) * max(shape[axis] - 1, 0) for axis in range(len(shape)))
     return len(bare) == 2 * arrays + commas and bare == _skeleton(shape)
@@ -320,7 +312,6 @@ def _refuse_empty(text: bytes, name: str) -> None:
 
 
 def _has_empty(text: bytes) -> bool:
-    """Return True if a text holds an empty array."""
     return b"[]" in text.translate(None, _BLANK)
 
 
@@ -403,7 +394,6 @@ def _packed(numbers: list[Any], datatype: str) -> bytes:
 
 
 def _beginning(element: object) -> str:
-    """Return an element as JSON text, cut if long."""
     text = _encode(element).decode()
     return text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}…"
 
@@ -461,14 +451,13 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
 
 
 def _hollow(shape: Sequence[int]) -> list[Any]:
-    """Return nested lists of a shape without elements."""
     return [_hollow(shape[1:]) for _ in range(shape[0])] if shape else []
 
 
 def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
     """Return the tensors of a JSON value: nested arrays of one or several rows, or an object of such arrays by name.
 
-    Raises NoTensors if the value has none, or doesn't fit the specifications of the model's inputs, or these are unknown (empty)."""
+    Raises NoTensors if the value has none, or doesn't fit `specs`, the model's inputs, or these are unknown (empty)."""
     return finish(tensors_in_steps(value, specs))
 
 
@@ -511,7 +500,6 @@ def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors
 
 
 def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorSpec, bytes]]]:
-    """Return the JSON text of each input. Raises NoTensors."""
     if text[:1] != b"{" or (len(specs) == 1 and not specs[0].shape):
         if len(specs) != 1:
             raise NoTensors(f"expected an object with an array by name; the model takes {shown_specs(specs)}")

@@ -5,13 +5,12 @@
     data of each tensor in turn
 
 Each tensor's data begin at a multiple of ALIGNED bytes; gaps, and the end after the last data, are filled with zeros. Numbers are
-little-endian, in row-major order. A tensor of BYTES has its elements in the binary form of the Open Inference Protocol: each follows
-its length in 4 bytes, little-endian. A tensor of JSON has JSON texts in that form. The first axis of each shape counts the rows,
-and is equally long in all tensors of a value. `single` marks a value of one row whose reader knows no such axis; in JSON that axis is left
-out.
+little-endian, in row-major order. A tensor of BYTES has its elements in the binary form of the Open Inference Protocol: each
+follows its length in 4 bytes, little-endian. A tensor of JSON has JSON texts in that form. The first axis of each shape counts the
+rows, and is equally long in all tensors of a value. `single` marks a value of one row whose reader knows no such axis; JSON leaves
+that axis out.
 
-Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types" and "Binary Tensor Data".
-"""
+Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types" and "Binary Tensor Data"."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ ALIGNED = 16
 LENGTH_BYTES = 4
 MOST_TENSORS = 64  # Limit on the tensors of a value.
 MOST_AXES = 32  # Limit on the axes of a tensor.
-MOST_ELEMENTS = 1 << 16
-"""Limit on elements of BYTES in one request. Even an empty one takes far longer than as many bytes of numbers."""
+MOST_ELEMENTS = 1 << 16  # Limit on elements of BYTES in a request. Even an empty one takes far longer than numbers.
 _SHORT = 1024  # Limit in bytes on headers that are cached.
 _MOST_SHOWN = 8
 _NAME = attrgetter("name")
@@ -50,11 +48,11 @@ _LENGTH = struct.Struct("<I")
 _read_length, _write_length = _LENGTH.unpack_from, _LENGTH.pack
 
 
+# Binary digits of the whole numbers that a datatype holds without gaps.
 _DIGITS = {
     "UINT8": 8, "UINT16": 16, "UINT32": 32, "UINT64": 64, "INT8": 7, "INT16": 15, "INT32": 31, "INT64": 63,
     "BF16": 8, "FP16": 11, "FP32": 24, "FP64": 53,
 }  # fmt: skip
-"""Binary digits of the whole numbers that a datatype holds without gaps."""
 _FLOATS = ("BF16", "FP16", "FP32", "FP64")
 
 
@@ -78,7 +76,6 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def rows(self) -> int:
-        """Rows of the value."""
         return self.heads[0].shape[0] if self.heads else 0
 
 
@@ -99,7 +96,7 @@ def count_of(shape: Iterable[int]) -> int:
 
 
 def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
-    """Pack tensors with the same number of rows, copying each once. `single`: readers should see one row, without the axis of rows."""
+    """Pack tensors with the same number of rows, copying each once. If `single`, readers see one row, without the axis of rows."""
     return Tensors(b"".join(packed(tensors, single=single)))
 
 
@@ -130,8 +127,8 @@ def opening_of(content: bytes) -> bytes:
 
 
 def canonical(value: Octets) -> bytes:
-    """Return bytes that are equal for tensors that mean the same. The name of an only tensor means nothing, as a model with one input
-    takes it under any name."""
+    """Return bytes that are equal for tensors that mean the same. A model with one input takes it under any name, so the name of an
+    only tensor means nothing."""
     header, start = _header(value.content)
     if len(header.heads) != 1:
         return value.content
@@ -213,7 +210,7 @@ def specs_of(value: Octets) -> tuple[TensorSpec, ...]:
 
 
 def check_data(head: TensorHead, size: int) -> None:
-    """Check the size in bytes of a tensor's data; the tensor isn't of BYTES. Raises NoTensors."""
+    """Check the size in bytes of a tensor's data, unless it is of BYTES. Raises NoTensors."""
     expected = SIZES[head.datatype] * count_of(head.shape)
     if size != expected:
         raise NoTensors(
@@ -222,7 +219,6 @@ def check_data(head: TensorHead, size: int) -> None:
 
 
 def _holds(datatype: str, other: str) -> bool:
-    """Return True if a datatype holds every number of another."""
     if other not in _DIGITS or datatype not in _DIGITS:
         return other == datatype
     if other in _FLOATS:
@@ -231,8 +227,8 @@ def _holds(datatype: str, other: str) -> bool:
     return is_signed and _DIGITS[datatype] >= _DIGITS[other]
 
 
+# Datatypes accepted for each: itself, and all whose numbers it holds.
 _TAKEN = {datatype: frozenset(other for other in SIZES if _holds(datatype, other)) for datatype in SIZES}
-"""Datatypes accepted for each: itself, and all whose numbers it holds."""
 
 
 def _remedy(sent: str, taken: str) -> str:
@@ -244,10 +240,10 @@ def _remedy(sent: str, taken: str) -> str:
 
 
 def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
-    """Check one input of a request against a model's specifications, if known.
+    """Check one input of a request against a model's specifications, if known. Raises NoTensors if there is no such input, or the
+    model takes another datatype or shape.
 
-    A narrower datatype is accepted if the model's holds all its numbers. It travels as it is, and the worker converts it. Raises
-    NoTensors if there is no such input, or the model takes another datatype or shape."""
+    A narrower datatype is accepted if the model's holds all its numbers. It travels as it is, and the worker converts it."""
     name = quoted(head.name)
     if head.datatype not in SIZES or head.datatype == JSON:
         known = ", ".join(datatype for datatype in SIZES if datatype != JSON)
@@ -285,14 +281,9 @@ def fits(row: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[TensorHead, ...]:
-    """Check the inputs of a request against a model's specifications.
+    """Check the inputs of a request against a model's specifications, and return them with the names of these.
 
-    Returns:
-        The inputs, with the names of the specifications.
-
-    Raises:
-        NoTensors: an input is missing, repeated, unknown, or of a wrong datatype or shape; or numbers of rows differ.
-    """
+    Raises NoTensors if an input is missing, repeated, unknown, or of a wrong datatype or shape, or if numbers of rows differ."""
     if len(heads) == len(specs) and list(map(_NAME, heads)) == list(map(_NAME, specs)):
         return _often_checked(tuple(heads), tuple(specs))
     return _checked(heads, specs)
@@ -366,7 +357,6 @@ def quoted(name: str) -> str:
 
 
 def _opening(single: bool, heads: tuple[TensorHead, ...]) -> bytes:
-    """Return the length of a value's header, the header, and the zeros before the data."""
     header = _encode(Header(single, heads))
     start = LENGTH_BYTES + len(header)
     return b"%b%b%b" % (len(header).to_bytes(LENGTH_BYTES, "little"), header, bytes(-start % ALIGNED))
@@ -376,7 +366,6 @@ _often_opening = lru_cache(maxsize=256)(_opening)
 
 
 def _header(content: bytes) -> tuple[Header, int]:
-    """Return the header of a value, and the offset of its data."""
     end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     start = end + -end % ALIGNED
     if start > len(content):

@@ -1,8 +1,7 @@
 """Values, from their JSON text and back; see `headway.model.Value`.
 
-A JSON text is validated without being built: a text of 1 MB may stand for half a million objects, which would block everybody else
-while they are made and freed. Only the worker that runs the input builds it.
-"""
+A JSON text is validated without being built, as a text of 1 MB may stand for half a million objects, which would block everybody
+else while they are made and freed. Only the worker that runs the input builds it."""
 
 from __future__ import annotations
 
@@ -21,16 +20,16 @@ MAX_DEPTH = 100  # Deepest nesting of a value, as a worker must be able to build
 
 _NAMES = {"{": "object", "[": "array", "t": "bool", "f": "bool", "n": "null"}
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+# Start of an escape that may stand for half of a surrogate pair, or for U+0000.
 _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
-"""Start of an escape that may stand for half of a surrogate pair, or for U+0000."""
 _GOOD = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000).{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL
 )  # Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000.
 _LONGEST_ESCAPE = 12
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG = b"0" * 200  # Digits of a number that may be out of range even with an exponent of two digits.
+# Number without its sign that may be out of range.
 _EXTREME = re.compile(rb"(?<![0-9.])(?:[0-9.]{200,}+(?:[eE][+-]?[0-9]++)?+|[0-9.]++[eE]\+?[0-9]{3,}+)")
-"""Number without its sign that may be out of range."""
 MOST_DIGITS = 4300  # Limit on digits of an integer that Python reads.
 MOST_EXTREME = 1000  # Extreme numbers of a value that are checked on admission. The worker checks any others.
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
@@ -49,13 +48,9 @@ _NUL_REASON = "holds U+0000, which not every model can hold"
 
 
 def read(text: bytes) -> Value:
-    """Return the value of a JSON text.
-
-    Raises:
-        NoValue: it holds U+0000, half of a surrogate pair, a number out of range, or more than MAX_DEPTH levels. (Hundreds of brackets
-            in its texts may count as levels, too.)
-        msgspec.MsgspecError, UnicodeDecodeError: it is not valid JSON.
-    """
+    """Return the value of a JSON text. Raises msgspec.MsgspecError or UnicodeDecodeError if it isn't valid JSON, and NoValue if it
+    holds U+0000, half of a surrogate pair, a number out of range, or more than MAX_DEPTH levels. (Hundreds of brackets in its texts
+    may count as levels, too.)"""
     text = text.strip(b" \t\r\n")
     _check(text)
     if text[:1] == b'"':
@@ -71,7 +66,7 @@ def read(text: bytes) -> Value:
 
 
 def read_in_steps(text: bytes, *, known: bool = False) -> Steps[Value]:
-    """Read a long JSON text, as `read` does. `known`: the text is valid JSON, without white space around it."""
+    """Read a long JSON text, as `read` does. If `known`, the text is valid JSON, without white space around it."""
     if not known:
         text = text.strip(b" \t\r\n")
     if text[:1] == b'"':
@@ -101,12 +96,8 @@ def check_in_steps(text: bytes, deepest: int, *, known: bool = True) -> Steps[in
 
 
 def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
-    """Return the members of a JSON object, unbuilt.
-
-    Raises:
-        NoValue: it has a number out of range, more extreme numbers than are checked, or more levels than `deepest`.
-        msgspec.MsgspecError: it isn't valid JSON, or isn't an object.
-    """
+    """Return the members of a JSON object, unbuilt. Raises msgspec.MsgspecError if the text isn't one, and NoValue if it has a
+    number out of range, more extreme numbers than are checked, or more levels than `deepest`."""
     members = _read_members(text)
     if _check_numbers(text) > MOST_EXTREME:
         raise NoValue(f"holds more than {MOST_EXTREME} numbers so large or long that each needs a check")
@@ -116,9 +107,8 @@ def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
 
 
 def build(value: Value) -> object:
-    """Build a Python object from a value: base64 text from octets, nested lists from tensors.
-
-    Raises msgspec.MsgspecError if a number in it is out of range."""
+    """Build a Python object from a value: base64 text from octets, nested lists from tensors. Raises msgspec.MsgspecError if a
+    number in it is out of range."""
     if isinstance(value, Tensors):
         return msgspec.json.decode(as_json(value))
     return parameters.decode(value) if isinstance(value, bytes) else shown(value)
@@ -132,12 +122,8 @@ def name_of(value: Value) -> str:
 
 
 def as_json(value: Value) -> bytes:
-    """Return the JSON text of a value: base64 for octets, nested arrays for tensors, with null for NaN and infinities.
-
-    Raises:
-        UnicodeEncodeError: a text holds a lone surrogate.
-        headway.core.tensors.NoTensors: the tensors are damaged.
-    """
+    """Return the JSON text of a value: base64 for octets, nested arrays for tensors, with null for NaN and infinities. Raises
+    UnicodeEncodeError if a text holds a lone surrogate, and NoTensors if the tensors are damaged."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, Tensors):
@@ -170,10 +156,11 @@ def shown(value: Value) -> str:
 
 
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return the tensors of a value that was accepted before the model was known to take tensors.
+    """Return the tensors of a value that was accepted before the model was known to take tensors. Raises NoTensors if the model
+    doesn't take it.
 
-    `Predict` over gRPC sends tensors as JSON text, and other inputs as plain text, so a text may be either. If the model's only input
-    is one text, it is plain text. Raises NoTensors if the model doesn't take it."""
+    `Predict` over gRPC sends tensors as JSON text, and other inputs as plain text, so a text may be either. If the model's only
+    input is one text, it is plain text."""
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
     parsed = value
     if isinstance(value, str) and not takes_text:
@@ -192,9 +179,8 @@ def octets(value: Value) -> bytes:
 
 
 def canonical(value: Value) -> bytes:
-    """Return bytes that are equal for values that mean the same, and differ for others.
-
-    A JSON text stays as it is if it is long or holds a number out of range. Octets equal their text in base64."""
+    """Return bytes that are equal for values that mean the same, and differ for others. A JSON text stays as it is if it is long or
+    holds a number out of range. Octets equal their text in base64."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, Tensors):
@@ -213,7 +199,6 @@ def room(value: Value) -> int:
 
 
 def _proper(string: bytes) -> str:
-    """Return the text that a JSON string stands for."""
     try:
         text: str = _read_text(string)
     except msgspec.MsgspecError:
@@ -243,7 +228,7 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
 
 
 def _check_numbers(text: bytes) -> int:
-    """Refuse a number out of range among the first MOST_EXTREME extreme ones. Return the number of extreme ones, at most MOST_EXTREME +
+    """Refuse a number out of range among the first MOST_EXTREME extreme ones. Return the number of these, up to MOST_EXTREME +
     1."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:

@@ -1,14 +1,13 @@
-"""Warm-up batches, by which a start finds out what a batch costs: of one input, and of as many as a batch may hold.
+"""Warm-up batches, by which a start finds out what a batch of one input costs, and one of as many as it may hold.
 
     one input, cold ──▶ one input ──▶ … ──▶ the largest batch ──▶ the largest batch again
 
-The first run may load and compile things that later ones reuse, and so may the first of each size: neither tells how long a batch
-takes. A batch is assumed to take at most proportionally longer, and isn't run if that may not fit into the remaining time. Small steps
-then lead as far up as time allows.
+The first run may load and compile things that later ones reuse, and so may the first of each size, so neither tells how long a
+batch takes. A batch is assumed to take at most proportionally longer, and isn't run if that may not fit into the remaining time.
+Small steps then lead as far up as time allows.
 
-A run that takes far longer than predicted says as little, as its machine may have stalled. Its size is run once more, and the excess
-isn't counted.
-"""
+A run that takes far longer than predicted says as little, as its machine may have stalled. Its size is run once more, and the
+excess isn't counted."""
 
 from __future__ import annotations
 
@@ -51,7 +50,6 @@ def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
 
 
 def _foreseen(runs: Sequence[WarmUpRun], at: int) -> float:
-    """Return the predicted limit on a run's seconds, from those before it."""
     size = runs[at][0]
     return min((seconds * size / before for before, seconds in runs[:at] if before <= size), default=math.inf)
 

@@ -1,8 +1,8 @@
 """Forecast of a model's arrivals from samples of their rate: how many come, how unevenly, and how many will soon.
 
-The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start, arrivals may grow by as
-much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling isn't mistaken for an endless climb.
-"""
+The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start, arrivals may grow by
+as much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling isn't mistaken for an endless
+climb."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections import deque
 
 SMOOTH_SECONDS = 5.0  # Time constant of the smoothed rate, and the least one of the level.
 MOST_SMOOTH_SECONDS = 30.0  # Largest time constant of the level.
+# Time constant of the level, as a share of a worker's start, since a peak that ends before a worker comes isn't worth one.
 SMOOTH_SHARE = 0.5
-"""Time constant of the level, as a share of a worker's start: a peak that ends before a worker comes isn't worth one."""
 NOTED_EVERY = 5.0  # Seconds between two levels that are kept for the trend.
 LONGEST_TREND = 900.0  # Limit in seconds on the observation of a trend.
 DAMPING = 0.5  # Share of the trend that is believed, as most climbs end.
@@ -23,24 +23,18 @@ MOST_DISPERSION = 400.0  # Limit on one sample's dispersion. Rarer and larger bu
 
 
 class ArrivalForecast:
-    """Forecast from samples of the arrival rate.
-
-    Attributes:
-        rate: smoothed arrivals per second; 0 before the first sample.
-        level: the same, smoothed for longer if workers need long to start.
-        dispersion: variance over mean of the number of arrivals in a second or two; 1 for Poisson, more if burstier.
-    """
+    """Forecast from samples of the arrival rate."""
 
     def __init__(self) -> None:
-        self.rate = self.level = 0.0
-        self.dispersion = 1.0
+        self.rate = 0.0  # Smoothed arrivals per second; 0 before the first sample.
+        self.level = 0.0  # The same, smoothed for longer if workers need long to start.
+        self.dispersion = 1.0  # Variance over mean of the arrivals in a second or two; 1 for Poisson, more if burstier.
         self._at: float | None = None
-        self._before: deque[tuple[float, float]] = deque()
-        """Recent samples with their instants, as far back as two are compared."""
+        self._before: deque[tuple[float, float]] = deque()  # Samples with their instants, as far back as is compared.
         self._noted: deque[tuple[float, float]] = deque()  # Levels with their instants, as far back as a trend goes.
 
     def observe(self, rate: float, now: float, start: float) -> None:
-        """Add a sample of arrivals per second, averaged over about a second. `start`: seconds that a worker needs to start."""
+        """Add a sample of arrivals per second, averaged over about a second, with the seconds that a worker needs to start."""
         last, self._at = self._at, now
         if last is None:
             self.rate = self.level = rate
@@ -58,11 +52,10 @@ class ArrivalForecast:
                 self._noted.popleft()
 
     def ahead(self, seconds: float) -> float:
-        """Return the arrivals per second to be ready for in so many seconds: never fewer than now."""
+        """Return the arrivals per second to be ready for in so many seconds, which are never fewer than now."""
         return self.level + max(0.0, DAMPING * (self.level - self._level_before(seconds)))
 
     def _level_before(self, seconds: float) -> float:
-        """Return the level so many seconds ago, or the first known one."""
         if self._at is None:
             return self.level
         since = self._at - seconds
@@ -74,9 +67,8 @@ class ArrivalForecast:
         return earlier
 
     def _compare(self, rate: float, now: float, elapsed: float) -> None:
-        """Learn the dispersion from two samples: half of their squared difference is their variance.
-
-        Samples of one level differ only by chance, and a slow climb adds little."""
+        """Learn the dispersion from two samples, as half of their squared difference is their variance. Samples of one level differ
+        only by chance, and a slow climb adds little."""
         self._before.append((now, rate))
         while len(self._before) > 1 and self._before[1][0] <= now - APART:
             self._before.popleft()

@@ -2,9 +2,8 @@
 
     [{queue_above = 500, for_s = 30, add = 3}, {utilisation_below = 0.4, for_s = 900, remove = 1}]
 
-Utilisation is the offered load over the measured capacity, not the busy share. Under `paced`, batches leave half full, and at half its
-capacity a GPU is busy nearly all the time. A rule on the busy share would add GPUs for ever.
-"""
+Utilisation is the offered load over the measured capacity, not the busy share. Under `paced`, batches leave half full, and at half
+its capacity a GPU is busy nearly all the time, so that a rule on the busy share would add GPUs for ever."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ USUAL = (
 
 
 def read(text: str) -> tuple[ScaleRule, ...]:
-    """Read the JSON text of a list of rules. An empty text means the default rules. Raises NoRules if the text isn't such a list."""
+    """Read the JSON text of a list of rules; an empty text means the default rules. Raises NoRules if it isn't such a list."""
     if not text:
         return USUAL
     try:

@@ -33,22 +33,17 @@ MOST_REMOVED = 0.2  # Share of the workers that may be removed at once.
 ROOM = 0.8  # Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start.
 SPARE = 0.05  # Share by which the load must be below the capacity of a smaller fleet before `plan` removes workers.
 PLAN_HOLDS = 5.0  # Seconds for which `plan` must want more workers before it asks for them.
-PLAN_KEEPS = 300.0
-"""Seconds for which `plan` must not have wanted a worker before it removes it; the time of a start, if longer."""
+PLAN_KEEPS = 300.0  # Seconds, or the time of a start if longer, for which `plan` must not have wanted a removed worker.
 FIRST_START = 60.0  # Assumed seconds of a worker's start until one was seen.
 ASKED = 0.05  # Entries per second, averaged over about a second, below which none has come for some seconds.
 FADING = 0.8  # Weight of an earlier, longer start in the expected time after a shorter one.
 
 
 class ScaleLimits(msgspec.Struct, frozen=True):
-    """Bounds and times of one model's scaler.
-
-    Attributes:
-        least, most: minimum and maximum number of workers. `least` is at least 1; `idle_after` may still remove all.
-    """
+    """Bounds and times of one model's scaler."""
 
     policy: str = RULES  # RULES or PLAN.
-    least: int = 1
+    least: int = 1  # At least 1; `idle_after` may still remove all workers.
     most: int = MOST_SLOTS
     rules: tuple[ScaleRule, ...] = USUAL  # Rules of the policy RULES.
     start_within: float = 600.0  # Seconds for which a requested worker counts as coming.
@@ -56,7 +51,6 @@ class ScaleLimits(msgspec.Struct, frozen=True):
     idle_after: float = 0.0  # Seconds without a request after which a model has no worker; 0: it always has one.
 
     def clamp(self, workers: int) -> int:
-        """Return the nearest number within the bounds."""
         return max(self.least, min(workers, self.most))
 
 
@@ -82,11 +76,7 @@ class ModelState(msgspec.Struct, frozen=True):
 
 
 class ScaleDecision(msgspec.Struct, frozen=True):
-    """Decision to change the number of workers, or to request the same number again.
-
-    Attributes:
-        before, desired: workers until now, and from now on.
-    """
+    """Decision to change the number of workers, or to request the same number again."""
 
     before: int
     desired: int
@@ -95,21 +85,8 @@ class ScaleDecision(msgspec.Struct, frozen=True):
 
 
 class Scaler:
-    """Scaler of one model.
-
-    Arguments:
-        limits: bounds and times.
-        desired: workers requested last.
-        now: the present instant. No worker is removed until the time of a rule, or of `plan`, has passed since.
-        reason: reason of that number.
-        start: seconds that a worker's start was seen to take; 0: none was seen.
-
-    Attributes:
-        late: requested workers that did not come in time.
-        drained: workers that claim nothing by an operator's order, as last reported.
-        utilisation: offered load over the capacity of the ready workers; None if there are none, or their pace is unknown.
-        foreseen: the same once coming workers are ready. The rules use it, so that one shortage is answered only once.
-    """
+    """Scaler of one model, with the number of workers requested last, the reason of that number, and the seconds that a worker's
+    start was seen to take, if any. No worker is removed until the time of a rule, or of `plan`, has passed since `now`."""
 
     def __init__(
         self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND, start: float = 0.0
@@ -117,24 +94,24 @@ class Scaler:
         self.limits = limits  # May be replaced.
         self.desired = desired  # Workers that there should be.
         self.reason = reason  # Reason of the last decision.
-        self.utilisation: float | None = None
+        self.utilisation: float | None = None  # Offered load over the capacity of the ready workers; None if unknown.
+        # The same once coming workers are ready. The rules use it, so that one shortage is answered only once.
         self.foreseen: float | None = None
         self.forecast = ArrivalForecast()
         self._changed_at = self._asked_at = now
         self._held: dict[ScaleRule, float] = {}
+        # Instants since which workers are awaited, oldest first, and True if their start tells how long starts take. It doesn't if the
+        # worker had been there and died, or if a worker failed to load in that time.
         self._awaited: list[tuple[float, bool]] = []
-        """Instants since which workers are awaited, oldest first, and True if their start tells how long starts take.
-
-        It doesn't if the worker had been there and died, or if a worker failed to load in that time."""
-        self.late = self.drained = 0
+        self.late = 0  # Requested workers that did not come in time.
+        self.drained = 0  # Workers that claim nothing by an operator's order, as last reported.
         self.short = False  # True if more workers than `limits.most` were wanted last.
         self.trouble = ""  # Why a worker failed to load, as last reported; empty if none has.
         self._retry_at = now
         self._pace = 0.0
         self._start, self._seen_start = start or FIRST_START, start > 0.0
         self._load = 0.0
-        self._wanted: deque[tuple[float, int]] = deque()
-        """Numbers that `plan` wanted, with their instants, each larger than all later ones: the recent maxima."""
+        self._wanted: deque[tuple[float, int]] = deque()  # Recent maxima of what `plan` wanted, with their instants.
         self._planned_since: float | None = None
         self._short_since: float | None = None
 
@@ -145,7 +122,6 @@ class Scaler:
 
     @property
     def start_seconds(self) -> float:
-        """Expected seconds from requesting a worker until it serves."""
         return self._start
 
     @property
@@ -155,12 +131,11 @@ class Scaler:
 
     @property
     def _usual_start(self) -> float:
-        """Expected seconds of the next start: as last seen, else the time that workers took to load, else a guess."""
+        """Expected seconds of the next start, as last seen, else as long as workers took to load, else a guess."""
         return self._start if self._seen_start else self._load or FIRST_START
 
     def starts_in(self, now: float) -> float | None:
-        """Return the seconds until a worker serves, if none is ready. None if the model always has one, or may have no more than are
-        drained.
+        """Return the seconds until a worker serves, if none is ready. None if the model always has one, or if none may claim.
 
         This is the rest of the start under way, or a whole start that would begin now. After a failed start it begins with the next
         try. An overdue start is assumed to take as long again as it is overdue, up to a usual start or a minute."""
@@ -183,7 +158,7 @@ class Scaler:
         return sum(now - at > self._usual_start for at, _ in self._awaited)
 
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
-        """Decide at instant `now`. None: leave the number as it is."""
+        """Decide at instant `now`; None to leave the number as it is."""
         self.forecast.observe(state.rate, now, self._start)
         late_before, self.short = self.late, False
         self._count(state, now)
@@ -206,7 +181,6 @@ class Scaler:
         return decision
 
     def _woken(self, state: ModelState, now: float) -> ScaleDecision | None:
-        """Return the decision for a model without workers."""
         if state.asked:
             return self._change(self.limits.clamp(1), now, "somebody asks for it")
         if state.bulk and now - self._changed_at >= self._usual_start:
@@ -251,9 +225,7 @@ class Scaler:
         return self._change(lowest, now, self._words(remove, state)) if lowest < self.desired else None
 
     def _due(self, rule: ScaleRule, state: ModelState, now: float) -> bool:
-        """Return True if a rule's condition has held for its time.
-
-        A queue is already answered while workers are coming, unless the load exceeds the capacity of all of them."""
+        """Return True if a rule's condition has held for its time. While workers come, a queue counts only if they are too few."""
         answered = rule.condition == QUEUE_ABOVE and self.coming > 0 and (self.foreseen or 0.0) <= 1.0
         if answered or not rule.holds(state.queue, self.foreseen):
             self._held.pop(rule, None)
@@ -303,7 +275,7 @@ class Scaler:
 
     @property
     def _window(self) -> float:
-        """Seconds for which `plan` must not have wanted a worker before it removes it, as it couldn't have it back sooner."""
+        """Seconds for which `plan` must not have wanted a worker that it removes, as it couldn't have it back sooner."""
         return max(PLAN_KEEPS, self._start)
 
     def _shrunk(self, now: float) -> ScaleDecision | None:
@@ -319,7 +291,6 @@ class Scaler:
         return self._change(lowest, now, f"no more than {most} were needed for {self._window:.0f} s")
 
     def _needed(self, cost: BatchCost, rate: float) -> tuple[int, str]:
-        """Return the fewest workers for a rate, and the reason in words."""
         promise = self.limits.promise
         roomy = max(1, math.ceil(rate / (self._pace * ROOM) - 1e-9))
         kept = fewest_slots(cost, rate, promise, self.forecast.dispersion, self.limits.most)

@@ -1,11 +1,10 @@
 """Shares in workers: how many of a model's workers each process has, and how many of a process's places each model has.
 
-Each process computes its own share of a model's workers from the same figures, without a coordinator. No worker moves between
-processes, as that would cost a start: missing workers are added where there is most room, and surplus ones are removed where most are.
+Each process computes its own share of a model's workers from the same figures, without a coordinator. As moving a worker would cost
+a start, missing workers are added where there is most room, and surplus ones are removed where most are.
 
-If models take turns in one process's places, free places are room for each of them. If a model waits for a place, the model with most
-workers gives one up. If each has only one, those that nobody asks for give up their last.
-"""
+If models take turns in one process's places, free places are room for each of them. If a model waits for a place, the model with
+most workers gives one up. If each has only one, all that nobody asks for give up their last."""
 
 from __future__ import annotations
 
@@ -15,9 +14,8 @@ import msgspec
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the number of workers of each process, `desired` in all. Each gets at least one, unless `desired` is 0.
-
-    `processes`: by id, the workers that a process has, and its limit."""
+    """Return the number of workers of each process, `desired` in all. Each gets at least one, unless `desired` is 0. `processes`
+    has the workers of each and its limit."""
     if desired <= 0:
         return dict.fromkeys(processes, 0)
     has = {id: max(min(present, most), 1) for id, (present, most) in processes.items()}
@@ -45,7 +43,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 def rooms(holdings: Mapping[str, Holding], free: int, coming: int) -> dict[str, int]:
-    """Return the largest number of workers that each model may want. `coming`: places being given up that aren't free yet."""
+    """Return the largest number of workers that each model may want. `coming` places are being given up, and not free yet."""
     largest_wanted = {
         model: min(max(holding.has + free, holding.wants), holding.most) for model, holding in holdings.items()
     }

@@ -1,13 +1,11 @@
-"""Size of a fleet: the fewest slots that keep a latency promise, by a formula.
-
-`headway plan` starts its search here and confirms the result by simulation; the autoscaler's policy `plan` uses the formula alone.
+"""Size of a fleet: the fewest slots that keep a latency promise, by a formula. `headway plan` starts its search here and confirms
+the result by simulation; the autoscaler's policy `plan` uses the formula alone.
 
 With batch time ℓ(n) = α + βn, k slots and arrivals at rate λ, `paced` lets batches of n = λs leave every s = α/(k − βλ)
-(`core/policies/paced.py`). A request waits up to s for its batch, then ℓ(n) for its answer. Backlogs that arise by chance are added:
-the slots do at most μ = kB/ℓ(B), and the backlog of arrivals with dispersion c (variance over mean of their counts; 1 for Poisson) is
-about exponential with mean cλ/(2(μ − λ)) entries (heavy traffic; Kingman, 1962). Run times that vary by δ add ρBδ²/ℓ² to c. If arrivals
-are too few to be spaced, a request waits only if all slots are busy.
-"""
+(`core/policies/paced.py`). A request waits up to s for its batch, then ℓ(n) for its answer. Backlogs that arise by chance are
+added: the slots do at most μ = kB/ℓ(B), and the backlog of arrivals with dispersion c (variance over mean of their counts; 1 for
+Poisson) is about exponential with mean cλ/(2(μ − λ)) entries (heavy traffic; Kingman, 1962). Run times that vary by δ add ρBδ²/ℓ²
+to c. If arrivals are too few to be spaced, a request waits only if all slots are busy."""
 
 from __future__ import annotations
 
@@ -32,7 +30,6 @@ class BatchCost(msgspec.Struct, frozen=True):
 
     @property
     def full_seconds(self) -> float:
-        """Seconds of a full batch."""
         return self.alpha + self.beta * self.max_batch
 
     @property
@@ -42,9 +39,8 @@ class BatchCost(msgspec.Struct, frozen=True):
 
 
 def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.0) -> float:
-    """Return the 95th percentile of latency in seconds; infinite if the slots can't carry the load.
-
-    `rate`: arrivals in size per second (λ). `dispersion`: variance over mean of the number of arrivals in a second or so."""
+    """Return the 95th percentile of latency in seconds, at a `rate` in size per second (λ); infinite if the slots can't carry the
+    load. `dispersion` is the variance over the mean of the number of arrivals in a second or so."""
     capacity = slots * cost.pace
     if rate >= capacity:
         return math.inf
@@ -71,9 +67,7 @@ def _busy_wait(cost: BatchCost, rate: float, slots: int) -> float:
 def fewest_slots(
     cost: BatchCost, rate: float, promise: float, dispersion: float = 1.0, most: int = MOST_SLOTS
 ) -> int | None:
-    """Return the fewest slots with a 95th percentile of latency of at most `promise` seconds; None if no number up to `most` has it.
-
-    `rate`, `dispersion`: see `latency_p95`."""
+    """Return the fewest slots with a `latency_p95` of at most `promise` seconds; None if no number up to `most` has it."""
     low = math.floor(rate / cost.pace) + 1
     if low > most or latency_p95(cost, rate, most, dispersion) > promise:
         return None

@@ -4,20 +4,17 @@ An entry is admitted if what is ahead of it drains before its deadline:
 
     ahead ≤ drain · (deadline − ℓ − margin)
 
-`drain` is the part of the fleet's k·B/ℓ(B) entries per second that its tier gets: all of it less what higher tiers send, and never less
-than the reserved share. "Ahead" are the tiers above and its own. So a lower tier is refused first, and an accepted entry is not
-overtaken into lateness.
+`drain` is the part of the fleet's k·B/ℓ(B) entries per second that its tier gets: all of it less what higher tiers send, and never
+less than the reserved share. "Ahead" are the tiers above and its own. So a lower tier is refused first, and nothing overtakes an
+accepted entry and makes it late.
 
-In steady overload the queue stays at its bound, so that entries wait as long as they may. If run times vary, waits do, too, and many
-admitted entries would be a little late. So the margin covers two standard deviations of the wait. A full batch is admitted all the
-same, as otherwise GPUs would run half full.
+In steady overload the queue stays at its bound, so that entries wait as long as they may. If run times vary, waits do, too, and
+many admitted entries would be a little late, so the margin covers two standard deviations of the wait. A full batch is admitted all
+the same, as otherwise GPUs would run half full. What is ahead of an entry doesn't delay it if the next batches of the free GPUs
+hold both. The queue admits such an entry whatever its deadline.
 
-What is ahead of an entry doesn't delay it if the next batches of the free GPUs hold both. The queue admits such an entry whatever its
-deadline.
-
-The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): a queue that drains at a fixed rate has a
-depth for every wait.
-"""
+The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): a queue that drains at a fixed rate has
+a depth for every wait."""
 
 from __future__ import annotations
 
@@ -36,12 +33,8 @@ MIN_WAIT = 0.001  # Shortest wait in seconds that a refused client is told.
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Refusal of an entry.
-
-    Attributes:
-        most: number of inputs that would be admitted, if the request has too many even for an empty queue; otherwise 0. Negative if at
-            the known pace not even one would be answered in time; its absolute value is then the number tried anyway.
-    """
+    """Refusal of an entry. If the request has too many inputs even for an empty queue, `most` is the number that would be admitted.
+    It is negative if not even one would be answered in time at the known pace; its absolute value is then tried anyway."""
 
     wait: float  # Seconds until the entry would be admitted.
     tier_only: bool  # True if the highest tier would be admitted now.
@@ -50,18 +43,12 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True):
-    """Figures for admission, recomputed from time to time.
+    """Figures for admission, recomputed from time to time. Sizes are numbers of entries, unless entries are weighed."""
 
-    Attributes:
-        drains: size per second that reaches each tier, highest first; all 0 while unknown. Sizes are as in `QueueLimits.size`: numbers of
-            entries, unless entries are weighed.
-        spread: growth of a wait's squared margin (WAIT_DEVIATIONS standard deviations), in seconds² per second of wait.
-    """
-
-    drains: tuple[float, ...]
+    drains: tuple[float, ...]  # Size per second that reaches each tier, highest first; all 0 while unknown.
     batch_seconds: float  # Run time in seconds of a full batch that is slower than the mean by one standard deviation.
     max_batch: float = 0.0  # Size of a full batch.
-    spread: float = 0.0
+    spread: float = 0.0  # Growth of a wait's squared margin (WAIT_DEVIATIONS), in seconds² per second of wait.
     known: dict[tuple[int, float, float], float] = {}  # Bounds computed so far, by tier and timeouts.
 
     @classmethod
@@ -73,16 +60,9 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     def of(
         cls, max_batch: float, slots: float, seconds: float, deviation: float, rates: Sequence[float], reserved: float
     ) -> AdmissionLimits:
-        """Return limits computed from what the fleet can do.
-
-        Arguments:
-            max_batch: size of a full batch.
-            slots: whole GPUs.
-            seconds: mean run time of a full batch; 0 if unknown.
-            deviation: standard deviation of run times in seconds.
-            rates: size that arrives per second in each tier, highest first.
-            reserved: share of each batch kept for lower tiers, 0 to 1.
-        """
+        """Return limits computed from what the fleet can do: the whole GPUs, the mean (0 if unknown) and standard deviation in
+        seconds of a full batch's run time, the size that arrives per second in each tier, highest first, and the reserved share of
+        a batch."""
         if seconds <= 0.0:
             return cls.unknown(len(rates))
         drain = slots * max_batch / seconds
@@ -124,8 +104,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
-        """Admit (None) or refuse an entry of a tier, by its deadlines. `ahead`: size of what waits there and above; `first`: in the
-        highest tier."""
+        """Admit (None) or refuse an entry, given the size of what is ahead, and of what waits in the highest tier (`first`)."""
         if ahead == 0 or self.batch_seconds <= 0.0:
             return None  # A bad estimate must not lock everybody out: an entry with nothing ahead of it may try.
         allowed = self.allowed(tier, entry)

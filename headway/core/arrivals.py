@@ -20,21 +20,20 @@ from headway.errors import SettingError
 
 
 class RandomSource(Protocol):
-    """Source of randomness; a `random.Random` is one."""
+    """Source of randomness, uniform in [0, 1); a `random.Random` is one."""
 
-    def random(self) -> float:
-        """Return the next number, at least 0 and below 1."""
+    def random(self) -> float: ...
 
 
 def poisson(rate: float, rng: RandomSource) -> Iterator[float]:
-    """Return arrivals of many independent clients, with exponential gaps. `rate`: mean per second, or SettingError if not positive."""
+    """Return arrivals of many independent clients, with exponential gaps, at a mean rate per second. Raises SettingError."""
     _check(rate)
     mean = 1.0 / rate
     return accumulate(-math.log(1.0 - rng.random()) * mean for _ in repeat(None))
 
 
 def uniform(rate: float) -> Iterator[float]:
-    """Return arrivals at equal gaps, the first at 0. `rate`: arrivals per second, or SettingError if not positive."""
+    """Return arrivals at equal gaps, the first at 0, at a rate per second. Raises SettingError if it isn't positive."""
     _check(rate)
     return (number / rate for number in count())
 
@@ -42,9 +41,9 @@ def uniform(rate: float) -> Iterator[float]:
 def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
     """Return recorded arrivals, sped up or slowed down to a mean rate.
 
-    Every gap is multiplied by (recorded rate / wanted rate), which keeps the burstiness. At its end the record starts again, one mean
-    gap later. It has instants in seconds, never decreasing, from any origin, and is iterated several times, so it must not be an
-    iterator.
+    Every gap is multiplied by (recorded rate / wanted rate), which keeps the burstiness. At its end the record starts again, one
+    mean gap later. It has instants in seconds, never decreasing, from any origin, and must not be an iterator, as it is read
+    several times.
 
     Raises SettingError if the rate is not a positive number, or the record has no time span to scale."""
     _check(rate)
@@ -71,10 +70,8 @@ COLUMN = "TIMESTAMP"
 
 
 def instants(lines: Iterable[str], name: str, setting: str = "--arrivals") -> Iterator[float]:
-    """Yield the arrivals of a trace, given line by line, in seconds from its first one.
-
-    `name`, `setting`: the trace, and the setting that it came from, in errors. On iteration, raises SettingError with the number of a
-    line if there is no TIMESTAMP column, or if an instant can't be read or is earlier than the previous instant."""
+    """Yield the arrivals of a trace, given line by line, in seconds from its first one. On iteration, raises SettingError with the
+    number of a line if there is no TIMESTAMP column, or if an instant can't be read or is earlier than the previous instant."""
     column: int | None = None
     read: Callable[[str], float] | None = None
     before = -math.inf

@@ -4,15 +4,13 @@
     weight   α + β·Σw          an input takes time by its weight, such as its length
     padded   α + β·n·max w     all inputs are padded to the longest
 
-All three are fitted to the calls that ran, and the one with the best recent forecasts holds. The line by number holds until another is
-clearly better, so that a model whose batches always take the same time keeps it.
-
-A batch of a model that pads is sorted and cut if that saves time, by dynamic programming over the places of the cuts.
+All three are fitted to the calls that ran, and the one with the best recent forecasts holds. The line by number holds until another
+is clearly better, so that a model whose batches always take the same time keeps it. A batch of a model that pads is sorted and cut
+if that saves time, by dynamic programming over the places of the cuts.
 
 If every batch contains an input of the greatest length, the line by number fits, too. So now and then a batch runs in two calls on
-trial, the lighter inputs first, if α is known to be small, or can't be known as all batches are full. If the lighter inputs take less
-time than their number predicts, more trials follow soon; otherwise ever fewer.
-"""
+trial, the lighter inputs first, if α is known to be small, or can't be known as all batches are full. If the lighter inputs take
+less time than their number predicts, more trials follow soon; otherwise ever fewer."""
 
 from __future__ import annotations
 
@@ -27,11 +25,10 @@ NUMBER_ERROR = 0.03  # Mean relative error of forecasts below which the line by 
 BETTER = 0.8  # Error of another line, relative to the current line, at which the other line takes over.
 RECENT = 0.05  # Weight of the newest call in the mean error of a line.
 KNOWN_CALLS = 16  # Calls that must run before a line other than that by number can hold.
+# Calls between two trials: at first; at most while trials show a gain, and at least once one didn't; at most.
 FIRST_TRIALS, MORE_TRIALS, LAST_TRIALS = 8, 256, 8192
-"""Calls between two trials: at first; at most while trials show a gain, and at least once one didn't; at most."""
 MORE = 1.5  # Growth of the distance between trials after one that showed a gain; it doubles after others.
-AS_FORETOLD = 0.75
-"""Time of the lighter inputs, relative to the forecast by number, from which there is little to gain."""
+AS_FORETOLD = 0.75  # Time of the lighter inputs, relative to the forecast by number, from which a trial shows no gain.
 SPARED = 0.25  # Smallest share of number × longest that a trial must spare.
 FULL = 0.95
 """Mean batch, relative to the largest, from which all are about as large: their times say little about smaller ones."""
@@ -42,7 +39,7 @@ MOST_PLACES = 64  # Limit on the places of a batch at which a cut is considered.
 
 
 class BatchCost:
-    """Run time of calls, learnt from past calls."""
+    """Run time of calls, learnt from past calls of at least one input each."""
 
     def __init__(self) -> None:
         self.shape = CostShape.NUMBER  # Shape of the line that holds.
@@ -61,14 +58,13 @@ class BatchCost:
         return self.shape is CostShape.PADDED
 
     def _may_try(self, spared: float) -> bool:
-        """Return True if a batch may run in two calls on trial that spare so many inputs of the greatest length.
-
-        If the model pads, two calls then take no longer than one, by the slope of the line by number. Without a slope, this is unknown."""
+        """Return True if a batch may run in two calls on trial that spare so many inputs of the greatest length. If the model pads,
+        two calls then take no longer than one, by the slope of the line by number. Without a slope, this is unknown."""
         line = self._lines[CostShape.NUMBER]
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Split a batch into calls, each a list of places of inputs: the cheapest split, or a trial. `weights` must not be empty."""
+        """Split a batch, not empty, into calls, each a list of places of inputs: the cheapest split, or a trial."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
         self._trial_at = self._observed + FIRST_TRIALS
@@ -81,7 +77,6 @@ class BatchCost:
         return [order[:end], order[end:]]
 
     def observe(self, weights: Sequence[int], seconds: float) -> None:
-        """Learn from a call of inputs of these weights, at least one."""
         if seconds <= 0.0:
             return
         count, longest = len(weights), max(weights)
@@ -100,7 +95,6 @@ class BatchCost:
             self._choose()
 
     def _note_trial(self, ratio: float) -> None:
-        """Note the time of a trial's lighter inputs, relative to the forecast by their number."""
         self._tries = False
         if ratio < AS_FORETOLD:
             self._distance = min(MORE * self._distance, MORE_TRIALS)
@@ -109,7 +103,6 @@ class BatchCost:
         self._trial_at = self._observed + int(self._distance)
 
     def note_batch(self, weights: Sequence[int]) -> None:
-        """Learn the size of a batch, and the total of its inputs padded to the longest."""
         count = len(weights)
         self._batches = self._batches * DECAY + 1.0
         self._largest = max(count, self._largest * DECAY)
@@ -125,7 +118,6 @@ class BatchCost:
 
     @property
     def line(self) -> CostLine:
-        """Line that holds."""
         return self.line_of(self.shape)
 
     def line_of(self, shape: CostShape) -> CostLine:
@@ -169,9 +161,7 @@ def is_news(line: CostLine | None, known: CostLine | None) -> bool:
 
 def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
     """Return the best calls for a batch, given the weights of its inputs, at least one: places of the inputs of each call, lightest
-    first.
-
-    Unless several calls save LEAST_SAVED of the batch's time by this line, it is one call in the order of the batch."""
+    first. Unless several calls save LEAST_SAVED of the batch's time by this line, it is one call in the order of the batch."""
     count = len(weights)
     whole = line.alpha + line.beta * count * max(weights)
     enough = (1.0 - LEAST_SAVED) * whole
@@ -182,8 +172,7 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
     ends = [count * number // places for number in range(places + 1)]
     heaviest = [weights[order[end - 1]] for end in ends]
     costs = [0.0] + [inf] * places
-    begins: list[list[int]] = []
-    """For each number of calls and each place as an end, where the last call begins."""
+    begins: list[list[int]] = []  # For each number of calls and each place as an end, where the last call begins.
     least, calls = enough, 0
     for number in range(1, MOST_CALLS + 1):
         steps = [
@@ -210,7 +199,8 @@ LOOKED_AT = 8  # One in so many calls is observed then.
 
 
 class Calls:
-    """Learns what the calls of a target cost, in its child process, and cuts batches of a model that pads. `whole`: never cut batches."""
+    """Learns what the calls of a target cost, in its child process, and cuts batches of a model that pads. `whole` ones stay
+    uncut."""
 
     def __init__(self, whole: bool) -> None:
         self._cost = BatchCost()
@@ -220,15 +210,12 @@ class Calls:
 
     @property
     def cuts(self) -> bool:
-        """True while batches may be cut into several calls."""
         return not self._whole and self._cost.cuts
 
     def parts(self, weights: Sequence[int]) -> list[list[int]]:
-        """Split a batch of these weights into calls, each a list of places of inputs."""
         return self._cost.calls(weights) if self.cuts and weights else [list(range(len(weights)))]
 
     def ran(self, inputs: Sequence[Value], seconds: float) -> None:
-        """Learn from a batch that ran in one call."""
         self._seen += 1
         if self._seen > SURE and self._cost.shape is CostShape.NUMBER and self._seen % LOOKED_AT:
             return
@@ -236,7 +223,6 @@ class Calls:
         self.ran_in_parts(weights, [(weights, seconds)])
 
     def ran_in_parts(self, weights: Sequence[int], calls: Sequence[tuple[Sequence[int], float]]) -> None:
-        """Learn from a batch of these weights, given the weights and seconds of each of its calls."""
         if weights:
             self._cost.note_batch(weights)
         for part, seconds in calls:

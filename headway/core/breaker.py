@@ -28,10 +28,8 @@ class State(IntEnum):
 
 
 class Breaker:
-    """Counter of failures in a row. An open breaker lets nothing through. A half-open one lets one probe through at a time.
-
-    `threshold`: failures in a row after which a probe decides. `cooldown`: seconds for which it stays open after the first failed
-    probe."""
+    """Counter of failures in a row. An open breaker lets nothing through, and a half-open one lets one probe through at a time.
+    After `threshold` failures in a row a probe decides. After its first failure the breaker stays open for `cooldown` seconds."""
 
     def __init__(self, threshold: int, cooldown: float) -> None:
         self._threshold = threshold
@@ -44,14 +42,12 @@ class Breaker:
         self._silent_since: float | None = None
 
     def state(self, now: float) -> State:
-        """Return the state at instant `now`."""
         if self._open_until is None:
             return State.CLOSED
         return State.HALF_OPEN if now >= self._open_until else State.OPEN
 
     def allow(self, now: float, within: float) -> bool:
-        """Return True if another run may start. Half open, the first call makes its run the probe, which keeps others out for `within`
-        seconds."""
+        """Return True if another run may start. Half open, that run is the probe, which keeps others out for `within` seconds."""
         state = self.state(now)
         if state is State.CLOSED:
             return True
@@ -75,7 +71,7 @@ class Breaker:
             self._open_until = self._permit_until = None
 
     def failure(self, now: float, *, certain: bool = False) -> None:
-        """Note a failed run. `certain`: it was certainly not the inputs' fault."""
+        """Note a failed run, and that it was certainly not the inputs' fault."""
         self._failures += 1
         if self._open_until is not None:
             if self._permit_until is not None:

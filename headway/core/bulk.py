@@ -222,7 +222,7 @@ class BulkClass:
         return now + min(LOOK, held) if held < math.inf else held
 
     def held(self, forecast: Forecast, now: float) -> float:
-        """Return the seconds until a whole batch may leave on an idle GPU if no others arrive; infinite if there are none."""
+        """Return the seconds until a whole batch may leave on an idle GPU if no others arrive; infinite if it never may."""
         if forecast.whole < forecast.slots:
             return math.inf
         left = forecast.slots - self.busy - 1

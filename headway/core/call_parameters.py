@@ -1,9 +1,8 @@
 """Parameters that apply to a whole call of a target: only requests with equal values ride together.
 
-A module of its own, as few targets need it. Values are compared in normal form, in which the call gets them, too, so that no answer
-depends on its neighbours: 5.0 is 5, -0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer
-and a number with a fraction may be the same double, so 2⁵³ and 2⁵³.0 are not equal.
-"""
+Values are compared in normal form, in which the call gets them, too, so that no answer depends on its neighbours: 5.0 is 5, -0.0 is
+0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer and a number with a fraction may be the
+same double, so 2⁵³ and 2⁵³.0 are not equal."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from headway.core.parameters import CANONICAL, out_of_range
 from headway.core.rows import NUMBER_BYTES
 from headway.model import ALL_PARAMETERS, PerCall, WorkerInfo
 
-_INPUTS = frozenset(("messages",))
-"""Parameters that are the input itself, as for a chat model. "all" doesn't include them."""
+_INPUTS = frozenset(("messages",))  # Parameters that are the input itself, as for a chat model; "all" leaves them out.
 
 _EXACT = 1 << 53  # Below this, numbers with a fraction or an exponent are exact, and become integers if they are whole.
 
@@ -56,9 +54,7 @@ def unseen(parameters: bytes, sees: PerCall) -> list[str]:
 
 
 def values_of(parameters: bytes, names: PerCall) -> bytes:
-    """Return the parameters with these names in normal form, as text; empty if there are none.
-
-    Values longer than CANONICAL, or out of range, stay as they are written."""
+    """Return the parameters with these names in normal form, if any. Long values (CANONICAL) and extreme ones stay as written."""
     if not parameters:
         return b""
     members = _members(parameters)
@@ -74,8 +70,7 @@ def values_of(parameters: bytes, names: PerCall) -> bytes:
 
 def shape_number(parameters: bytes, names: PerCall, shape: int) -> int:
     """Return a number that requests share if they may run in one call, given their parameters and the number `shape` of their rows.
-
-    Other requests may have the same number by chance, or by a client's intent. So the process that runs a batch compares the values."""
+    As others may have the same number by chance, or by a client's intent, the process that runs a batch compares the values."""
     values = values_of(parameters, names)
     if not values:
         return shape

@@ -13,8 +13,7 @@ FORGOTTEN_AFTER = 120.0  # Seconds after which an unpublished capacity, such as 
 
 STALE_AFTER = 10.0  # Seconds without a new publication after which the last capacity is no longer believed.
 
-LEAST_BELIEVED = 0.5
-"""Part of a single input's measured run time within which surely none comes back: slots and batches differ."""
+LEAST_BELIEVED = 0.5  # Part of a single input's run time within which surely none comes back, as slots differ.
 
 
 def capacity(
@@ -23,15 +22,8 @@ def capacity(
     """Return the capacity of one model, which is the sum of what its healthy slots do in full batches.
 
     A slot without a batch yet counts like the others, by the load's α and β: B/ℓ(B), a full batch over its run time. If a GPU holds
-    several models, the share available to this one counts.
-
-    Arguments:
-        model: name of the model. Workers of others are ignored.
-        workers: the worker registry.
-        load: load of the model; None if unknown.
-        target_utilisation: share of the measured capacity above which the lowest tier is held back, 0 to 1.
-        scarce: True if the broker's memory is nearly full. It then admits nothing, so no capacity is usable.
-    """
+    several models, the share available to this one counts. The lowest tier is held back above `target_utilisation`, a share of the
+    capacity. While the broker's memory is scarce, it admits nothing, so no capacity is usable."""
     own = [worker for worker in workers if worker.model == model]
     healthy = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
     usual = pace(load) if load is not None else 0.0
@@ -54,23 +46,20 @@ class Freshness:
 
     def __init__(self, now: float) -> None:
         self._since = now
+        # Broker instant of the last publication for each model, and when it was first read here.
         self._heard: dict[str, tuple[float, float]] = {}
-        """Broker instant of the last publication for each model, and when it was first read here."""
 
     def hear(self, capacity: Capacity, now: float) -> bool:
-        """Note a capacity. Returns False if it is stale."""
         published, _ = self._heard.get(capacity.model, (None, now))
         if published != capacity.measured_at:
             self._heard[capacity.model] = capacity.measured_at, now
         return not self.is_stale(capacity.model, now)
 
     def is_stale(self, model: str, now: float) -> bool:
-        """Return True if a model's capacity hasn't been published for long."""
         _, heard_at = self._heard.get(model, (0.0, self._since))
         return now - heard_at > STALE_AFTER
 
     def keep(self, models: Collection[str]) -> None:
-        """Forget all models but these."""
         self._heard = {model: heard for model, heard in self._heard.items() if model in models}
 
 
@@ -86,10 +75,8 @@ def pace(load: Load) -> float:
 
 
 def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
-    """Return the seconds within which no worker answers a request, however many there are; 0 if unknown.
-
-    A batch of one takes about this long; half of that is assumed, as slots differ. The result never exceeds a full batch of the fastest
-    slot, which measures that itself."""
+    """Return the seconds within which no worker answers a request, however many there are; 0 if unknown. A batch of one takes about
+    this long, or half of that if slots differ. The result never exceeds a full batch of the fastest slot, which measures it."""
     if load.largest <= 0.0:
         return 0.0
     single = load.alpha + load.beta

@@ -1,12 +1,11 @@
 """Culprits: inputs that made the model fail. For a while they are not run again, and their callers ride apart.
 
-A caller is a tenant and the user on whose behalf it asks or, without keys, a client's address. A caller rides apart, in batches of its
-own, from the failure of one of its inputs alone until APART_SECONDS have passed without another. The more often its inputs fail, the
-smaller these batches are.
+A caller is a tenant and the user on whose behalf it asks or, without keys, a client's address. A caller rides apart, in batches of
+its own, from the failure of one of its inputs alone until APART_SECONDS have passed without another. The more often its inputs
+fail, the smaller these batches are.
 
-A caller also rides apart if its output was left out of a batch because outputs were too large together. Otherwise all that ride with it
-would wait for their transfer. Its batches are as large as the outputs allow.
-"""
+A caller also rides apart if its output was left out of a batch because outputs were too large together, as all that ride with it
+would wait for their transfer. Its batches are as large as the outputs allow."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from headway.model import MOST_OUTPUT, Entry
 CallerKey = tuple[str, str]  # Tenant, and user or address on whose behalf it asks.
 
 APART_SECONDS = 30.0  # Seconds since its last culprit for which a caller rides apart.
-MOST_APART = 16
-"""Limit on callers that ride apart. Beyond it, the caller whose last culprit is longest ago rides with others again."""
+MOST_APART = 16  # Limit on callers that ride apart. The one whose last culprit is longest ago is the first to return.
 KNOWN_SECONDS = 180.0  # Seconds for which an input that failed alone is answered without a run.
 MOST_KNOWN = 256  # Limit on known inputs of one tenant; the oldest are forgotten first.
 MOST_TENANTS = 1000  # Limit on tenants with known inputs.
@@ -31,8 +29,7 @@ GENERATION_STEP = 1e-6  # Shortest time in seconds between generations, which ar
 SAME_INSTANT = 1e-3  # Seconds by which a batch may seem to have left before a generation that it belongs to.
 ERROR_BYTES = 400  # Bytes kept of a known input's first error.
 PRIOR = 32.0  # Successful inputs that a caller is credited with before its first culprit.
-LONE_ROOM = 4 * MOST_OUTPUT
-"""Limit in bytes on large outputs in their caller's own batch while nobody else asks. Otherwise the limit is MOST_OUTPUT."""
+LONE_ROOM = 4 * MOST_OUTPUT  # Limit in bytes on outputs of a caller's own batch while nobody else asks.
 MEMORY = 1024.0  # Inputs of a caller after which its counts are halved, so that later inputs weigh more.
 
 
@@ -76,17 +73,15 @@ class Culprits:
     __slots__ = ("_callers", "_generation", "_known", "active")
 
     def __init__(self) -> None:
-        self._callers: dict[CallerKey, _Caller] = {}
-        """Callers with the instant of their last culprit, the longest ago first."""
+        self._callers: dict[CallerKey, _Caller] = {}  # Callers, the one whose last culprit is longest ago first.
+        # Known inputs by tenant: until when each is known, in which generation, and its error; the oldest first.
         self._known: dict[str, dict[bytes, _Known]] = {}
-        """Known inputs by tenant: until when each is known, in which generation, and its error; the oldest first."""
         self._generation = 0.0
         self.active = False  # True if there are any; a plain attribute, as it is read for each entry.
 
     def found(self, entry: Entry, now: float, killed: bool = False, error: str = "", left_at: float = math.inf) -> None:
-        """Note an input that failed alone, with the error for its sender. `killed`: it killed its worker in several runs.
-
-        `left_at`: instant at which its last run began. The workers may have changed since."""
+        """Note an input that failed alone, with the error for its sender, and that it `killed` its worker in several runs. The
+        workers may have changed since its last run began, at `left_at`."""
         self._set_apart(caller_of(entry), now)
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)
@@ -102,7 +97,6 @@ class Culprits:
             del self._known[next(iter(self._known))]
 
     def left_out(self, key: CallerKey, size: int, now: float) -> None:
-        """Note that a caller's output of so many bytes was left out."""
         caller = self._set_apart(key, now)
         caller.largest = max(caller.largest, size)
 
@@ -143,7 +137,7 @@ class Culprits:
         return True
 
     def group_size(self, key: CallerKey, limit: int, each: float = 0.0, room: int = MOST_OUTPUT) -> int:
-        """Return how many inputs of a caller to run together, at most `limit`; see `best_group`. `room`: bytes for large outputs."""
+        """Return how many inputs of a caller to run together, with `room` bytes for large outputs; see `best_group`."""
         caller = self._callers.get(key)
         if caller is None:
             return limit
@@ -163,9 +157,8 @@ class Culprits:
         return error if generation in (self._generation, ALL_GENERATIONS) else None
 
     def renew(self, now: float = 0.0) -> None:
-        """Begin a generation: a worker came or left, or has another backend or other code.
-
-        Inputs that only raised are forgotten, as their worker or old code may have been at fault."""
+        """Begin a generation, as a worker came or left, or has another backend or other code. Inputs that only raised are
+        forgotten, as their worker or old code may have been at fault."""
         self._generation = max(now, self._generation + GENERATION_STEP)
 
     def _tidy(self, tenant: str, inputs: dict[bytes, _Known], now: float) -> None:

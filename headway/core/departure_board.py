@@ -1,7 +1,5 @@
-"""Limits of the departure board, and the rows of its history made from all processes' notices.
-
-A row has a fixed size and covers the whole fleet, so that half an hour takes as much memory with a hundred processes as with one.
-"""
+"""Limits of the departure board, and the rows of its history made from all processes' notices. A row has a fixed size and covers
+the whole fleet, so that half an hour takes as much memory with a hundred processes as with one."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class BoardHistory:
         self._rows = {row.step: row for row in rows}
 
     def add(self, notice: Notice) -> HistoryRow | None:
-        """Add a notice's counts. Returns the changed row; None if there are no counts. Drops old rows."""
+        """Add a notice's counts, and drop old rows. Returns the changed row; None if there are no counts."""
         if not counts(notice):
             return None
         step = int(notice.at // STEP)
@@ -58,5 +56,4 @@ class BoardHistory:
         return row
 
     def rows(self) -> Sequence[HistoryRow]:
-        """Return all rows, oldest first."""
         return [self._rows[step] for step in sorted(self._rows)]

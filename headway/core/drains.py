@@ -44,12 +44,8 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
 def ended(
     name: str, drains: Sequence[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]
 ) -> list[Drain]:
-    """Return the drains that end when a worker, process or host is undrained.
-
-    Raises:
-        UnknownName: nothing with the name is drained; lists similar names.
-        NoDrain: it is a worker whose whole process is drained, with or without a drain of its own.
-    """
+    """Return the drains that end when a worker, process or host is undrained. Raises UnknownName, with similar names, if nothing
+    with the name is drained, and NoDrain if it is a worker whose whole process is drained."""
     home = _home(name, members) if any(worker.worker_id == name for worker in workers) else None
     process = name.partition("/")[0] if home is None else home.id
     if name != process and any(drain.name == drain.process == process for drain in drains):
@@ -86,8 +82,7 @@ def outlived(drains: Iterable[Drain], members: Iterable[ProcessInfo]) -> list[st
 
 
 def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
-    """Return the process of a worker; None if unknown. Without a fleet, workers don't have their process's name, and belong to the only
-    one."""
+    """Return the process of a worker, if known. Without a fleet, workers have other names, and belong to the only process."""
     process = worker.partition("/")[0]
     alone = members[0] if len(members) == 1 else None
     return next((member for member in members if member.id == process), alone)

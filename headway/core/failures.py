@@ -124,8 +124,7 @@ def model_unknown(model: str) -> Failure:
 
 
 def version_unknown(model: str, version: str) -> Failure:
-    """Return a refusal: the broker hasn't reported workers for a while, or none of the version has come back after a loss of its
-    state."""
+    """Return a refusal: the broker hasn't reported workers for a while, or lost its state and none of the version came back."""
     message = f"it is not known now whether the model {excerpt(model)!r} has a version {excerpt(version)!r}; try again"
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
 
@@ -254,8 +253,7 @@ def no_text() -> Failure:
 
 
 def no_json(exc: NoTensors, where: str) -> errors.RequestError:
-    """Return the error of a request whose output JSON can't hold. NaN is the model's fault; else the request shouldn't ask for
-    JSON."""
+    """Return the error of a request whose output JSON can't hold. NaN is the model's fault; else the client must ask for binary."""
     if isinstance(exc, NoNumber):
         return errors.RequestError(f"{exc}{where}", code=errors.BACKEND_ERROR, reason="output")
     return errors.BadRequest(f"{exc}{where}")
@@ -306,8 +304,7 @@ def death(failure: BatchFailure) -> Failure:
 
 
 def spent(failure: BatchFailure, size: int) -> Failure:
-    """Return the failure of an entry without tries left. In a batch of several, the message isn't shown, as it may be about
-    another's input."""
+    """Return the failure of an entry without tries left. A batch's own message isn't shown, as it may be about another input."""
     what = shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 

@@ -25,8 +25,7 @@ import msgspec
 
 from headway.model import Entry
 
-# States of an entry: waits for its first departure, runs, failed or was handed back, has left, waits for another's outcome. Only QUEUED
-# is false.
+# States of an entry: waits for its first departure, runs, failed or was handed back, has left, waits for another's outcome.
 QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
@@ -54,7 +53,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
     queue_due: float  # Instant by which it must have left for the first time.
     cost: float  # Rounds that it costs its tenant.
     weight: int  # Its weight, at most the weight of a full batch; see `QueueLimits.weight`.
-    held: object = None  # The gateway's own object for the entry, returned with its output; None if the gateway looks it up.
+    held: object = None  # The gateway's object for it, returned with its output; None if the gateway looks it up.
     pages: int = 1  # Pages of its input and parameters.
     attempts: int = 0  # Number of times it has left.
     reservation: object = None  # Its bytes in memory, until it has an outcome.
@@ -95,8 +94,8 @@ class TierQueue:
         self._begun = 0  # Entries still queued in the round being served, so that a refusal needn't count.
         # Last round that each tenant's entries have paid for. Its next entry starts in the round that isn't used up.
         self._latest: dict[str, float] = {}
-        # Last round paid for by an entry that doesn't cost one round, or whose tenant has a partly used round. Up to there a tenant's
-        # entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds.
+        # Last round paid for by an entry that doesn't cost one round, or whose tenant has a partly used round. Up to there a
+        # tenant's entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds.
         self._rough = 0
         self._arrivals: deque[QueuedEntry] = deque()
         self._dropped = 0  # Dropped entries that are still in the rounds.

@@ -23,25 +23,19 @@ DEGRADED_AFTER = 1.5  # Seconds without a heartbeat after which a working worker
 OFFLINE_AFTER = 10.0
 DEPARTED_SECONDS = 600.0  # Seconds for which the ends of processes are remembered.
 MOST_DEPARTED = 200  # Limit on remembered ends; the oldest go first.
+# Seconds of silence after which a process no longer counts: three heartbeats, or at rest as long after the first missing one.
 SILENT_AFTER = 3.0
-"""Seconds of silence after which a process no longer counts: three heartbeats. A resting process gets as long after its first missing
-one.
-"""
+# Seconds for which a model or version counts as unknown, rather than gone, once its workers vanished from the registry. A worker
+# may take that long to register again after the broker lost its state. Workers that leave say so.
 UNKNOWN_FOR = 10.0
-"""Seconds for which a model or version counts as unknown, rather than gone, once its workers vanished from the registry.
-
-A worker may take that long to register again after the broker lost its state. Workers that leave say so.
-"""
 MEMORY_SCARCE = 0.9  # Share of its memory in use above which a worker counts as lost capacity.
 MEMORY_AMPLE = 0.85  # Share below which it counts again.
-MEMORY_GROWN = 0.02
-"""Share that must be used on top of what a GPU's models took when loaded, if that alone is near MEMORY_SCARCE."""
+MEMORY_GROWN = 0.02  # Share to be used on top of what models took when loaded, if that alone is near MEMORY_SCARCE.
 
 
 def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
-    """Return the status to believe: the reported one, unless the worker has been silent for too long.
-
-    Models that aren't loaded send no heartbeats. `age`: seconds of silence. `every`: see WorkerInfo."""
+    """Return the status to believe, which is the reported one unless the worker has been silent for too long: `age` seconds, at a
+    heartbeat `every` so many. Models that aren't loaded send no heartbeats."""
     if age >= OFFLINE_AFTER and status is not WorkerStatus.COLD:
         return WorkerStatus.OFFLINE
     if age >= DEGRADED_AFTER + grace(every) and status is WorkerStatus.HEALTHY:
@@ -92,10 +86,8 @@ def latest(departed: Iterable[Departed], members: Iterable[ProcessInfo]) -> list
 
 
 def scarce(used: float, before: bool, settled: float = 0.0) -> bool:
-    """Return True if memory counts as scarce, given the share in use and whether it counted `before`.
-
-    `settled`: share that is always in use, for example by a model that takes all GPU memory at once. A smaller load wouldn't free it,
-    so it doesn't count."""
+    """Return True if memory counts as scarce, given the share in use and whether it counted `before`. A share that is always in use
+    (`settled`), for example by a model that takes all GPU memory at once, doesn't count, as a smaller load wouldn't free it."""
     if used > max(MEMORY_SCARCE, settled + MEMORY_GROWN):
         return True
     return before and used >= max(MEMORY_AMPLE, settled + MEMORY_GROWN / 2)

@@ -25,7 +25,7 @@ from headway.model import Octets, Tensors, Value
 Form = Literal["NFC", "NFKC"]  # Form of normalisation.
 FORMS: tuple[Form, ...] = ("NFC", "NFKC")
 
-# Invisible characters, by name of their class, as ranges of a regular expression; without tab, line ends, and U+0000, which no input has.
+# Invisible characters, by name of their class, as ranges of a regular expression; without tab, line ends and U+0000.
 CHARACTERS: Mapping[str, str] = {
     "control": "\u0001-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f",
     "zero-width": "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2064\u206a-\u206f\u3164\ufeff\uffa0"
@@ -84,8 +84,7 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screen:
-    """Rules on texts for requests of one tier and one model, except those with a function. `searches` has the pattern searches by
-    rule."""
+    """Rules on texts for requests of one tier and one model, except rules with a function. `searches` finds patterns, by rule."""
 
     __slots__ = ("_barred", "_controls", "_enforced", "_forms", "_lengths", "_removed", "_searches")
 

@@ -1,8 +1,8 @@
 """Long JSON texts, read a page at a time.
 
-Reading a megabyte of JSON in one go would block the event loop for up to a quarter of a second. So the functions here are generators.
-After every page they yield the number of new bytes outside strings, as strings cost next to nothing. Brackets of deep nesting are
-handled singly, and count as more. Values are never built. msgspec checks each page as a JSON text of its own:
+Reading a megabyte of JSON in one go would block the event loop for up to a quarter of a second. So the functions here are
+generators. After every page they yield the number of new bytes outside strings, as strings cost next to nothing. Brackets of deep
+nesting are handled singly, and count as more. Values are never built. msgspec checks each page as a JSON text of its own:
 
     text       {"a": [[1, 2], [3, 4], [5, 6]], "b": 7}
     page             [3, 4], [5
@@ -32,10 +32,9 @@ _TOKEN_BYTES = 24  # Bytes of flat JSON that take as long as one of these.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*"'
 STRING = re.compile(_STRING, re.DOTALL)
 drop_strings, find_strings = STRING.sub, STRING.findall
-_CUT = re.compile(rb'(?:[^",]*+(?:%b[^",]*+)*,)+' % _STRING, re.DOTALL)
-"""Everything up to the last comma outside strings."""
+_CUT = re.compile(rb'(?:[^",]*+(?:%b[^",]*+)*,)+' % _STRING, re.DOTALL)  # All up to the last comma outside strings.
+# Everything before a comma, or before a string that ends after the page.
 _LONG = re.compile(rb'[^",]*+(?:%b[^",]*+)*' % _STRING, re.DOTALL)
-"""Everything before a comma, or before a string that ends after the page."""
 _FLAT = rb'(?:[^\[\]{}"]++|%b)' % _STRING
 for _ in range(2):
     _FLAT = rb"(?:%b|\[%b*\]|\{%b*\})" % (_FLAT, _FLAT, _FLAT)
@@ -70,28 +69,18 @@ def finish(steps: Steps[T]) -> T:
 
 
 class Pages(Iterator[bytes]):
-    """Pages of a JSON text, cut at commas outside strings.
+    """Pages of about `reach` bytes of a JSON text, cut at commas outside strings, and checked unless the text is `known` to be
+    valid.
 
-    Arguments:
-        text: the text.
-        known: True if it is known to be valid JSON. Otherwise each page is checked.
-        reach: bytes of a page.
-
-    Attributes:
-        deepest: levels of the pages so far.
-        size: bytes of the last page outside its strings.
-        commas: commas outside strings so far.
-
-    Raises:
-        msgspec.DecodeError: the text isn't valid JSON.
-        TooDeep: it is nested too deeply.
-    """
+    Raises msgspec.DecodeError if the text isn't valid JSON, and TooDeep if it is nested too deeply."""
 
     def __init__(self, text: bytes, *, known: bool = False, reach: int = PAGE) -> None:
         self._text, self._known, self._reach = text, known, reach
         self._at = 0
         self._opened = b""  # Open brackets at the start of the next page.
-        self.deepest = self.size = self.commas = 0
+        self.deepest = 0  # Levels of the pages so far.
+        self.size = 0  # Bytes of the last page outside its strings.
+        self.commas = 0  # Commas outside strings so far.
 
     def __next__(self) -> bytes:
         text, begin = self._text, self._at
@@ -112,7 +101,7 @@ class Pages(Iterator[bytes]):
         return page
 
     def _cut(self, at: int) -> tuple[int, bytes]:
-        """Return where the page that starts here ends (at a comma, or at the end of the text), and its content without strings."""
+        """Return where the page from here ends (at a comma, or the end of the text), and its content without strings."""
         text, size = self._text, len(self._text)
         bare, length, brackets = [], 0, 0
         while True:
@@ -151,7 +140,6 @@ class Pages(Iterator[bytes]):
 
 
 def _end_of(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> int:
-    """Return the end of what a pattern matches, which may be nothing."""
     match = pattern.match(text, begin, end)
     return begin if match is None else match.end()
 
@@ -173,7 +161,6 @@ def _end_of_string(text: bytes, begin: int) -> int:
 
 
 def _moved(message: str, by: int) -> str:
-    """Return a decoder's message with the position in the whole text."""
     return _BYTE.sub(lambda match: f"(byte {max(int(match[1]) + by, 0)})", message)
 
 
@@ -183,7 +170,6 @@ def levels_of(brackets: bytes) -> int:
 
 
 def _folded(brackets: bytes) -> bytes:
-    """Return the brackets that stay open."""
     for _ in range(MAX_LEVELS + 1):
         shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(shorter) == len(brackets):
@@ -193,9 +179,8 @@ def _folded(brackets: bytes) -> bytes:
 
 
 def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
-    """Return the elements of a JSON array, or members of an object, as texts; None if there are more than `most`.
-
-    The text must be valid, without white space around it."""
+    """Return the elements of a JSON array, or members of an object, as texts; None if there are more than `most`. The text must be
+    valid, without white space around it."""
     parts: list[bytes] = []
     at = since = begin = 1
     last, level, looked = len(text) - 1, 0, 0

@@ -32,7 +32,7 @@ def record_of(
     tiers: Sequence[str],
     content: bool,
 ) -> LedgerRecord:
-    """Return the ledger record of a finished request. `seconds`: until its outcome. `content`: keep input and output."""
+    """Return the ledger record of a request that finished after so many seconds, with input and output if `content`."""
     failure, of_answer = reply.failure, reply.ran
     ran = of_answer if reply.shared is None else None
     input = output = None
@@ -97,19 +97,17 @@ class _Minute(msgspec.Struct):
     """Refusals of one caller, tier and code."""
 
     ends: float
-    counted: LedgerRecord | None = None
-    """Record of all so far; None after the first refusal, which has its own."""
+    counted: LedgerRecord | None = None  # Record of all so far; None after the first refusal, which has its own.
 
 
 class RefusalCounts:
     """Refusals being counted."""
 
     def __init__(self) -> None:
-        self._minutes: dict[tuple[str, str, str, str], _Minute] = {}
-        """Minutes of refusals, in the order in which they end."""
+        self._minutes: dict[tuple[str, str, str, str], _Minute] = {}  # In the order in which they end.
 
     def count(self, record: LedgerRecord, now: float) -> bool:
-        """Count a record if it is a refusal. Any record may be passed. Returns True if it needs no row of its own."""
+        """Count a record if it is a refusal. Returns True if it needs no row of its own."""
         if record.error not in REFUSALS or record.batch_size:
             return False
         key = (record.tenant, record.user, record.tier, record.error)

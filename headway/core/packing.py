@@ -295,8 +295,7 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
 
 
 def reserved_places(limit: int, share: float) -> int:
-    """Return how many places of a batch of `limit` are kept for lower tiers, which is at least one for any share if there is
-    room."""
+    """Return how many places of a batch of `limit` are kept for lower tiers; for any share at least one, if there is room."""
     if share <= 0.0 or limit < 2:
         return 0
     return max(1, int(limit * share))

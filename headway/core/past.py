@@ -37,7 +37,7 @@ class Past:
         self.last_end = 0.0  # Instant at which a batch last came back.
         self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
         self.clients = 0  # Number of clients that wait for their answers; 0 for an open load.
-        self.each = 1.0  # Mean size of an entry, which converts a batch's size into entries; 1 unless entries have rows.
+        self.each = 1.0  # Mean size of an entry, to convert a batch's size into entries; 1 unless they have rows.
         self.long = False  # True if the record has enough arrivals.
         self.tells = False  # True once there has been a long record or any clients, so that it can be learnt from.
 

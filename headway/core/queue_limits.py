@@ -21,29 +21,22 @@ class Padding(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of a queue.
-
-    Attributes:
-        shed_at: depths from which the lowest tier, and all tiers but the highest, are refused; None: as many as can be served in time.
-        unit: weight of one place of a batch; infinite if entries aren't weighed.
-        padding: cost of a place if the model pads, so that entries of similar weight ride together; else None.
-        round_weight: weight that costs a tenant one round; 0 if entries aren't weighed, and cost one each.
-        least_cost: rounds that one place of a batch costs, which is the minimum for an entry.
-    """
+    """Limits of a queue. Entries are weighed if a batch has a limit on its weight, or if the model pads."""
 
     tiers: int  # Number of tiers.
     max_batch: int  # Size of the largest batch.
     reserved_share: float = 0.1  # Share of a batch kept for lower tiers.
     max_queue: int = 20_000  # Limit on waiting entries.
+    # Depths from which the lowest tier, and all tiers but the highest, are refused; None: as many as can be served in time.
     shed_at: tuple[int, int] | None = None
     max_weight: int = 0  # Limit on the weight of a batch; 0 if entries aren't weighed.
     rows: bool = False  # True if entries have rows or parameters of a call, so only entries of one shape ride together.
     promise: float = 0.0  # Promised latency in seconds; 0 for none.
     delayed: float = 0.01  # Share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
-    padding: Padding | None = None
-    unit: float = field(init=False, default=math.inf)
-    round_weight: float = field(init=False, default=0.0)
-    least_cost: float = field(init=False, default=1.0)
+    padding: Padding | None = None  # None unless the model pads, so that entries of similar weight ride together.
+    unit: float = field(init=False, default=math.inf)  # Weight of one place of a batch.
+    round_weight: float = field(init=False, default=0.0)  # Weight that costs a tenant a round; 0: each entry does.
+    least_cost: float = field(init=False, default=1.0)  # Minimum cost of an entry in rounds: one place of a batch.
 
     def __post_init__(self) -> None:
         if self.max_weight:
@@ -53,7 +46,7 @@ class QueueLimits:
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def filling_up(self, line: CostLine | None) -> QueueLimits:
-        """Return these limits for a model that pads inputs and whose run times lie on `line`. If `line` is None, it doesn't pad."""
+        """Return these limits for a model that pads inputs and whose run times lie on `line`; if None, it doesn't pad."""
         if line is None:
             return self
         fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0
@@ -61,14 +54,12 @@ class QueueLimits:
 
     @property
     def weighs(self) -> bool:
-        """True if entries are weighed."""
         return self.max_weight > 0 or self.padding is not None
 
     def counting_rows(self) -> QueueLimits:
-        """Return these limits for entries with rows. A batch has as many rows as it would otherwise have entries.
-
-        If batches are limited by weight, entries already weigh their rows; see `headway.core.rows.weight`. If the model pads, entries
-        weigh their length, and have one row each."""
+        """Return these limits for entries with rows. A batch has as many rows as it would otherwise have entries. If batches are
+        limited by weight, entries already weigh their rows; see `headway.core.rows.weight`. If the model pads, they weigh their
+        length."""
         most = self.max_weight if self.padding is not None else self.max_weight or self.max_batch
         return replace(self, max_weight=most, rows=True)
 
@@ -83,7 +74,7 @@ class QueueLimits:
         return min(entry.weight, self.max_weight) if self.max_weight else entry.weight
 
     def cost(self, entry: Entry) -> float:
-        """Return how many rounds an entry costs its tenant. A batch that is full by number costs as much as one that is full by weight."""
+        """Return how many rounds an entry costs its tenant. A full batch costs the same, by number or by weight."""
         if self.padding is not None:
             return min(self.padded_cost(entry.weight), LOOKED_AT)
         if not self.max_weight:
@@ -96,7 +87,7 @@ class QueueLimits:
         return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
 
     def line_at(self, alpha: float, beta: float, longest: float) -> tuple[float, float]:
-        """Return the line of run time by size for a batch padded to this weight, given the usual line. Without padding it is the same."""
+        """Return the line of run time by size for a batch padded to this weight, given the usual line."""
         padding = self.padding
         if padding is None:
             return alpha, beta
@@ -104,10 +95,8 @@ class QueueLimits:
         return each * padding.fixed, each * longest / self.max_batch
 
     def size(self, count: int, weight: float) -> float:
-        """Return the size of `count` entries with a total weight. A full batch has size `max_batch`.
-
-        It is their number, or the places that their weight takes if that is more; the number if entries aren't weighed. The run time of
-        a batch depends on its size, and so does everything computed from run times."""
+        """Return the size of `count` entries with a total weight: their number, or the places that their weight takes if that is
+        more. A full batch has size `max_batch`. Run times, and all that is computed from them, depend on the size of a batch."""
         places = weight / self.unit
         return places if places > count else count
 

@@ -23,9 +23,7 @@ LEAST_TATS = 10_000  # Limits that are remembered before those without debt are 
 
 
 def part(limit: Limit, of: int) -> Limit:
-    """Return the share of a limit for one of `of` gateways that count separately.
-
-    Together they let in what the limit allows, if each sees an even part of the traffic."""
+    """Return the share of a limit for one of `of` gateways that count separately and each see an even part of the traffic."""
     return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0), limit.model, limit.counting)
 
 
@@ -69,11 +67,8 @@ class Over(msgspec.Struct, frozen=True, gc=False):
 
 
 def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Over | list[float]:
-    """Judge one request by several limits: all are charged or none. `tats`: known theoretical arrival times by id of the limit.
-
-    Returns:
-        The times to store, in the order of `limits`; or, if the request exceeds limits, the exceeded limit with the longest wait.
-    """
+    """Judge one request by several limits, of which all are charged or none, given the known theoretical arrival times by id of the
+    limit. Returns the times to store, in the order of `limits`, or else the exceeded limit with the longest wait."""
     charged: list[float] = []
     worst, longest = None, 0.0
     for limit in limits:
@@ -89,11 +84,10 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
 class Debts(OrderedDict[str, float]):
     """Theoretical arrival times by id of the limit. Paid debts are forgotten a few at a time.
 
-    Whenever a debt is added or read, the next few are checked. So the work doesn't depend on their number, at most about twice as many
-    are kept as are owed, and no owed one is ever dropped."""
+    Whenever a debt is added or read, the next few are checked. So the work doesn't depend on their number, at most about twice as
+    many are kept as are owed, and no owed one is ever dropped."""
 
     def forget_paid(self, now: float) -> None:
-        """Check the next debts, and forget those paid by instant `now`."""
         for _ in range(min(LOOKS, len(self))):
             id, tat = self.popitem(last=False)
             if tat > now:
@@ -101,25 +95,20 @@ class Debts(OrderedDict[str, float]):
 
 
 class RateDebts:
-    """Debts of rate limits, by id. Paid debts are forgotten once there are many.
-
-    Attributes:
-        tats: theoretical arrival times by id of the limit, which `charge` reads and updates.
-    """
+    """Debts of rate limits, by id. Paid debts are forgotten once there are many."""
 
     def __init__(self) -> None:
-        self.tats: dict[str, float] = {}
+        self.tats: dict[str, float] = {}  # Theoretical arrival times, which `charge` reads and updates.
         self._most = LEAST_TATS
 
     def tidy(self, now: float) -> None:
-        """Forget the debts paid by instant `now`, if there are many."""
         if len(self.tats) > self._most:
             self.tats = {id: tat for id, tat in self.tats.items() if tat > now}
             self._most = max(LEAST_TATS, 2 * len(self.tats))
 
 
 class CallPace:
-    """Evenly spaced turns for calls to a remote API with a quota, shared by its slots. `rate`: calls per second; 0: no limit."""
+    """Evenly spaced turns for calls to a remote API, at a rate per second, shared by its slots; 0 for no limit."""
 
     def __init__(self, rate: float) -> None:
         self._gap = 1.0 / rate if rate else 0.0

@@ -1,10 +1,7 @@
 """Rehearsal: a small model of a queue and its slots, which shows how a policy handles given arrivals.
 
-The rules are the production ones, applied by `core.departure.decide`. There are no tiers, tenants, failures or deadlines, no clock and
-no chance: run times vary by quantiles of the measured spread, in a fixed order.
-
-    for _ in rehearsal.steps(): ...      in small steps, as it takes milliseconds
-"""
+The rules are the production ones, applied by `core.departure.decide`. There are no tiers, tenants, failures or deadlines, no clock
+and no chance: run times vary by quantiles of the measured spread, in a fixed order."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from headway.core.departure import Dispatch, Load, QueueSnapshot, Rule, decide
 from headway.core.service_model import ArrivalRate
 from headway.core.slot_factors import FACTORS, USUAL, scale
 
-Rules = Callable[[float, ArrivalRate], Rule]
-"""Function from an instant and the learnt rate of clients to the rule at that time."""
+Rules = Callable[[float, ArrivalRate], Rule]  # Function from an instant and the learnt rate of clients to a rule.
 STEP_EVENTS = 100  # Events in a step, about a millisecond.
 COARSE = 8  # Arrivals come in groups of up to this share of what waits, as one more among many changes little.
 RETURN_GAP = 0.0001  # Seconds between the requests of two clients that were answered together.
@@ -52,15 +48,9 @@ def factors_of(load: Load) -> list[float]:
 
 
 class Rehearsal:
-    """A run of the model.
-
-    Arguments:
-        load: cost of batches, slots and the largest batch.
-        rules: the rules to try.
-        arrivals: instants, in order.
-        deviation: standard deviation of a batch's time relative to its mean.
-        clients: True if each entry comes back once answered. The rate is then learnt.
-        turn: number of the first draw; it differs between looks to vary chance."""
+    """A run of the model with the cost and slots of a load, the rules to try, and the instants of arrivals, in order. The deviation
+    of a batch's time is relative to its mean. If `clients`, each entry comes back once answered, and the rate is learnt. `turn` is
+    the number of the first draw, which differs between looks to vary chance."""
 
     def __init__(
         self, load: Load, rules: Rules, arrivals: list[float], deviation: float, clients: bool = False, turn: int = 0
@@ -83,7 +73,7 @@ class Rehearsal:
         self.answered: list[tuple[float, int]] = []  # Instants and sizes of the finished batches, if entries come back.
 
     def steps(self, until: float = math.inf) -> Iterator[None]:
-        """Run until a given instant, or until nothing is left. Yields now and then."""
+        """Run until a given instant, or until nothing is left. Yields now and then, as a run takes milliseconds."""
         arrivals, running = self._arrivals, self._running
         while True:
             ends = running[0][0] if running else math.inf
@@ -113,7 +103,6 @@ class Rehearsal:
         return self._newest
 
     def _take(self, next: int) -> None:
-        """Let arrivals come, up to the arrival at a position."""
         self._newest = self._arrivals[next - 1]
         if self._clients:
             self.rate.observe(next - self._next, self._newest)

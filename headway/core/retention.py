@@ -51,11 +51,10 @@ class KeptLimits(msgspec.Struct, frozen=True):
         return self if self.total <= bytes else KeptLimits.of(bytes, self.tenant * bytes // self.total)
 
     def split(self, parts: int) -> KeptLimits:
-        """Return the budgets of one of `parts` equal parts, each tenant being in one part only."""
+        """Return the budgets of one of several equal parts, each tenant being in one part only."""
         return KeptLimits.of(self.total // parts, self.tenant)
 
     def keeps(self, reply: Reply) -> bool:
-        """Return True if an outcome is small enough to be kept."""
         return reply.output is None or weight(reply.output) <= self.largest
 
 
@@ -70,10 +69,10 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Tenant(msgspec.Struct, Generic[T]):
-    """Items of one tenant, oldest first; `spare` goes before `rest`. `noted`: its bytes in the heap of the heaviest."""
+    """Items of one tenant, oldest first; `spare` goes before `rest`."""
 
     bytes: int = 0
-    noted: int = 0
+    noted: int = 0  # Its bytes in the heap of the heaviest.
     spare: dict[T, None] = msgspec.field(default_factory=dict)
     rest: dict[T, None] = msgspec.field(default_factory=dict)
 
@@ -86,19 +85,17 @@ class Retention(Generic[T]):
         self.bytes = 0
         self._items: dict[T, _Item] = {}
         self._tenants: dict[str, _Tenant[T]] = {}
-        self._ends: list[tuple[float, int]] = []
-        """Ends of items with the items' numbers. Those of dropped items are removed once there are many."""
+        self._ends: list[tuple[float, int]] = []  # Heap of the ends of items, and some dropped ones, with numbers.
         self._numbered: dict[int, T] = {}
+        # Heap of tenants by their bytes, negated. An entry may be outdated, and then has more bytes than the tenant keeps.
         self._heaviest: list[tuple[int, str]] = []
-        """Heap of tenants by their bytes, negated. An entry may be outdated, and then has more bytes than the tenant keeps."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
-        """Keep a new item of so many bytes until an instant. Returns the items dropped for it. `spare`: it goes before its tenant's
-        other items."""
+        """Keep a new item of so many bytes until an instant, and return the items dropped for it. A `spare` one goes first."""
         kept = self._tenants.get(tenant)
         if kept is None:
             kept = self._tenants[tenant] = _Tenant()
@@ -118,7 +115,6 @@ class Retention(Generic[T]):
         return gone
 
     def remove(self, item: T) -> None:
-        """Forget an item, if it is kept."""
         known = self._items.pop(item, None)
         if known is None:
             return
@@ -134,7 +130,6 @@ class Retention(Generic[T]):
             heapq.heapify(self._ends)
 
     def overdue(self, now: float) -> list[T]:
-        """Take out items whose time is over."""
         gone = []
         while self._ends and self._ends[0][0] <= now:
             item = self._numbered.get(heapq.heappop(self._ends)[1])

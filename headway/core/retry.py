@@ -4,15 +4,14 @@
     crashed, hung ──▶ whole again ──fails──▶ ┘
     remote ──▶ whole again ──fails──▶ whole again ──fails──▶ dead
 
-An exception is the fault of an input, and would come again: such a batch is searched at once, see `core.suspects`. A crash or hang may
-be nobody's fault: such a batch runs whole once more before it is searched. A failure of a remote API itself says nothing about the
-inputs: such a batch stays whole, so that one batch never becomes many calls to an API in trouble. Each further run of the latter two is
-paid from the retry budget of its entries' tenants, so that an outage is not amplified.
+An exception is the fault of an input, and would come again, so such a batch is searched at once; see `core.suspects`. A crash or
+hang may be nobody's fault, so such a batch runs whole once more before it is searched. A failure of a remote API itself says
+nothing about the inputs, so such a batch stays whole, and never becomes many calls to an API in trouble. Each further run of the
+latter two is paid from the retry budget of its entries' tenants, so that an outage is not amplified.
 
-A backend that doesn't start, or dies before it got a batch, is started again after longer and longer pauses. Only a finished batch or
-some seconds of life show that it is well. One that dies in a batch is started again at once: the rules above bound how often that
-happens, and others may be waiting for the worker.
-"""
+A backend that doesn't start, or dies before it got a batch, is started again after longer and longer pauses. Only a finished batch
+or some seconds of life show that it is well. One that dies in a batch is started again at once, as the rules above bound how often
+that happens, and others may be waiting for the worker."""
 
 from __future__ import annotations
 
@@ -24,28 +23,23 @@ from headway.model import Cause
 Rng = Callable[[], float]  # Chance, uniform in [0, 1).
 MAX_ATTEMPTS = 3  # Runs of an entry before it is given up, unless it raised.
 RAISES = 2  # Runs after which an entry that raised alone is given up.
-DEATHS_ALONE = 2
-"""Failures alone after which an entry that didn't raise is given up. One that died in company may be innocent."""
+DEATHS_ALONE = 2  # Failures alone after which an entry that didn't raise is given up. In company it may be innocent.
 BACKOFF_BASE = 0.010  # Seconds before the first retry; doubles with each.
 BACKOFF_CAP = 0.5
 BUDGET_RATIO = 0.2  # Retries that each first run earns.
 BUDGET_RESERVE = 64.0  # Limit on saved retries, and the number at first.
 BUDGET_TRICKLE = 1.0  # Retries that each second earns, whatever the traffic.
 BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1  # Smallest reserve and trickle, in multiples of the largest batch.
-SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))
-"""Causes that are an input's fault: the batch is searched at once, and tenants pay for no retry."""
-NEVER_SPLIT = frozenset((Cause.REMOTE,))
-"""Causes unrelated to inputs: the batch runs again whole, or is given up whole."""
+SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))  # An input's fault: the batch is searched, and no retry is paid.
+NEVER_SPLIT = frozenset((Cause.REMOTE,))  # Unrelated to inputs: the batch runs again whole, or is given up whole.
 MOST_BUDGETS = 10_000  # Limit on tenants whose budgets are kept.
+# Causes for which an input that ran alone is blamed.
 BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
-"""Causes for which an input that ran alone is blamed."""
 FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that end the worker, too.
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
-    """Return True if the remaining entries of a failed batch get no further run.
-
-    `size`: their number. `attempts`: their runs so far. `alone`: runs in which the only entry ran alone."""
+    """Return True if the `size` remaining entries of a failed batch get no further run, after so many runs, of them `alone`."""
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
     if size > 1:
@@ -62,9 +56,7 @@ def stays_whole(cause: Cause, size: int, failures: int) -> bool:
 
 def backoff(failures: int, rng: float) -> float:
     """Return the seconds to wait before a retry: exponential with equal jitter (Brooker, "Exponential backoff and jitter", 2015).
-
-    The wait is between half and the whole of BACKOFF_BASE · 2^(failures−1), capped. `failures` is at least 1; `rng` is uniform in [0,
-    1)."""
+    The wait is between half and the whole of BACKOFF_BASE · 2^(failures−1), capped. `rng` is uniform in [0, 1)."""
     whole = min(BACKOFF_BASE * 2.0 ** min(failures - 1, 16), BACKOFF_CAP)
     return whole * (0.5 + 0.5 * rng)
 
@@ -85,7 +77,6 @@ class RetryBudgets:
         self._paid_at: dict[str, float] = {}
 
     def earn(self, tenants: Iterable[str], now: float) -> None:
-        """Note the first run of an entry of each of these tenants, at instant `now`."""
         if not self._paid_at:
             return
         for tenant in tenants:
@@ -107,8 +98,7 @@ class RetryBudgets:
 
 FIRST_PAUSE = 0.25  # Seconds of the first pause; doubles with each.
 PAUSE_CAP = 30.0  # Longest pause, seconds.
-KILLED_CAP = 2.0
-"""Longest pause in seconds after a start that was killed from outside, as nothing is wrong with the target."""
+KILLED_CAP = 2.0  # Longest pause in seconds after a start killed from outside, as nothing is wrong with the target.
 STEADY_LIFE = 5.0  # Seconds of life that show that a backend is well.
 
 
@@ -119,11 +109,10 @@ class RestartPauses:
         self._failures = 0
 
     def well(self) -> None:
-        """Note that the backend finished a batch."""
         self._failures = 0
 
     def start_failed(self, killed: bool) -> float:
-        """Return the seconds to wait after a start that failed. `killed`: the process was killed from outside."""
+        """Return the seconds to wait after a start that failed, or was killed from outside."""
         self._failures += 1
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 

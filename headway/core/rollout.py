@@ -30,8 +30,8 @@ MOST_KEPT = 64  # Limit on the versions of earlier rollouts in a record: the las
 SLOWER = 0.25  # Default share by which the new version's P95 may exceed the other's.
 MOST_SLOWER = 10.0
 
-# Alternatives to bet on: odds of a hit for the new version over those for the other, and the limit on what one block adds. So a list of
-# bad inputs, or a stall of some seconds, isn't enough, however many requests fail, as they have one cause.
+# Alternatives to bet on: odds of a hit for the new version over those for the other, and the limit on what one block adds. So a
+# list of bad inputs, or a stall of some seconds, isn't enough, however many requests fail, as they have one cause.
 ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
 OUTCOMES_BLOCK = 0.9  # Shortest block of outcomes in seconds: two looks, which come a little early or late.
 # Shortest block of latencies in seconds: four looks. Only their share counts, as requests that wait together delay each other.
@@ -139,10 +139,8 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Return the weights of a model's versions, of which those `there` have a worker.
-
-    The configured ones hold until a version is promoted, and while the promoted version has no worker, except for versions that
-    lost."""
+    """Return the weights of a model's versions, of which those `there` have a worker. The configured ones hold until a version is
+    promoted, and while the promoted version has no worker, except for versions that lost."""
     if rollout is None:
         return configured
     left = left_by(rollout)

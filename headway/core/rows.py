@@ -1,11 +1,8 @@
 """Rows of tensors: what a request with tensors weighs, which others it may ride with, and which models take tensors.
 
-A request whose tensors have k rows is one entry that counts as k of a batch. So its weight is its rows, and a batch is bounded by the
-weight of as many rows as it may have entries.
-
-A batch is one call of its target. So if axes have any length, only rows of one shape ride together or, if the target has them padded,
-rows that need little padding.
-"""
+A request whose tensors have k rows is one entry that counts as k of a batch. So its weight is its rows, and a batch is bounded by
+the weight of as many rows as it may have entries. A batch is one call of its target. So if axes have any length, only rows of one
+shape ride together or, if the target has them padded, rows that need little padding."""
 
 from __future__ import annotations
 
@@ -24,9 +21,7 @@ NUMBER_BYTES = 5  # Bytes of a shape number: enough to keep clients from finding
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
-    """Return, by model, whether entries have rows or shapes, for models whose healthy workers say what they take.
-
-    They do while any of them takes tensors, or parameters that apply to a whole call."""
+    """Return, by model, whether entries have rows or shapes: a healthy worker takes tensors, or parameters of a whole call."""
     counting: dict[str, bool] = {}
     for worker in workers:
         if worker.takes and worker.status is WorkerStatus.HEALTHY:
@@ -36,17 +31,13 @@ def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
 
 
 def weight(value: Value, max_batch: int, max_weight: int) -> int:
-    """Return the weight of a value's rows, at most the weight of a full batch. Values other than tensors are one row.
-
-    `max_weight`: limit on the weight of a batch; 0 for none, and each row weighs 1."""
+    """Return the weight of a value's rows, at most that of a full batch. Without a limit `max_weight`, each row weighs 1."""
     rows = min(rows_of(value), max_batch)
     return math.ceil(rows * max_weight / max_batch) if max_weight else rows
 
 
 def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, ...], max_batch: int) -> int:
-    """Return a number that values share if they may run in one call.
-
-    `together`: which rows the model takes in one call. `specs`: specifications of its inputs."""
+    """Return a number that values share if they may run in one call, given which rows the model takes together, and its inputs."""
     if together is RowsTogether.ANY or not isinstance(value, Tensors):
         return 0
     heads = header_of(value).heads
@@ -72,6 +63,6 @@ def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
 
 
 def _step(size: int, axes: int) -> int:
-    """Return the step of the length of one of `axes` free axes. Padding rows of the same steps takes at most MOST_PADDED times their
+    """Return the step of the length of one of `axes` free axes. Padding rows of equal steps takes at most MOST_PADDED times the
     bytes."""
     return math.ceil(math.log(size, MOST_PADDED) * axes) if size else -1

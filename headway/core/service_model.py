@@ -14,14 +14,13 @@ from headway.core.warm_up import WarmUpRun
 DECAY = 0.98  # Weight of the past at each new batch: about the last 50 batches count.
 RATE_TIME = 1.0  # Time constant of the arrival rate, seconds.
 MOST_TIMES = 30.0  # Time constants after which the sum of arrivals gets a new base instant.
-LEAST_SEEN = 0.001
-"""Smallest share of the past that counts as seen, so that two first arrivals at one instant aren't a flood."""
+LEAST_SEEN = 0.001  # Smallest share of the past that counts as seen, so that two first arrivals at once aren't a flood.
 REACH = 2.0  # Multiple of the largest recent batch up to which the line is trusted; beyond, it is level.
 NORMAL = 1.25  # Standard deviations in a mean distance, for a normal distribution: √(π/2).
 STRAY = 2.0  # A much slower batch counts as so many times the expected run time, unless the previous batch was as slow.
 FASTER = 8  # Batches in a row, each faster than expected by more than STRAY, after which the model has become faster.
+# Weight of the past at each further such batch. A wrong pace holds batches back, so that there is ever less to learn from.
 FORGETTING = 0.5
-"""Weight of the past at each further such batch. A wrong pace holds batches back, so that there is ever less to learn from."""
 STRAY_DEVIATIONS = 4.0  # Standard deviations from the expected run time within which no batch is a stray.
 KNOWN = 8.0  # Weight of past batches needed to recognise a stray.
 SPREAD = 0.5  # Minimum variance of batch sizes from which a slope is read; below it the last slope is kept.
@@ -31,28 +30,23 @@ class ServiceModel:
     """Run time of a batch as a line in its size.
 
     Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System Identification", §11.2). Both
-    coefficients are kept at or above 0, so that noise cannot predict a batch that gets faster as it grows. Far beyond the sizes seen
-    the line says nothing: there `seconds` stays level. Otherwise two small batches, one of them slow by accident, could predict a full
-    batch of many seconds; admission would refuse all but a trickle, and no larger batch would ever come to correct it.
-
-    Attributes:
-        deviation: standard deviation in seconds of the run times around the line. It is taken from their mean distance, which one stray
-            batch sways far less than it does the mean square (Jacobson, "Congestion avoidance and control", SIGCOMM 1988).
-    """
+    coefficients are kept at or above 0, so that noise cannot predict a batch that gets faster as it grows. Far beyond the sizes
+    seen the line says nothing, so `seconds` stays level there. Otherwise two small batches, one of them slow by accident, could
+    predict a full batch of many seconds; admission would refuse all but a trickle, and no larger batch would ever correct it."""
 
     __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strays", "_w", "alpha", "beta", "deviation", "largest")
 
     def __init__(self) -> None:
-        self._strays = 0
-        """1 after a stray; otherwise minus the number of last batches that were much faster than expected."""
+        self._strays = 0  # 1 after a stray; otherwise minus the number of last batches much faster than expected.
         self._w = self._n = self._l = self._nn = self._nl = self._off = 0.0
         self.largest = 0.0  # Largest batch seen, slowly forgotten.
         self.alpha = 0.0  # Fixed part in seconds.
         self.beta = 0.0  # Seconds for each unit of size, which is an entry unless entries are weighed.
+        # Standard deviation in seconds of the run times around the line, from their mean distance, which one stray batch sways far
+        # less than it does the mean square (Jacobson, "Congestion avoidance and control", SIGCOMM 1988).
         self.deviation = 0.0
 
     def warm_up(self, runs: Iterable[WarmUpRun]) -> None:
-        """Learn from batches of a worker's start, while nothing else is known."""
         if self.largest == 0.0:
             for size, seconds in runs:
                 self.observe(size, seconds)
@@ -106,9 +100,8 @@ class ArrivalRate:
     """Entries per second, forgetting with time constant `time_constant` seconds.
 
     Each arrival adds 1/τ to a sum that decays as exp(−t/τ). The sum starts at 0, so it is divided by the share of the past that has
-    been seen, 1 − exp(−age/τ), as Adam's moments are (Kingma and Ba, 2015).
-
-    The sum is kept as it was at a base instant, and a later arrival adds exp(t/τ) to it, so that arrivals need not decay it."""
+    been seen, 1 − exp(−age/τ), as Adam's moments are (Kingma and Ba, 2015). The sum is kept as it was at a base instant, and a
+    later arrival adds exp(t/τ) to it, so that arrivals need not decay it."""
 
     __slots__ = ("_base", "_began", "_next_base", "_sum", "_tau")
 
@@ -128,7 +121,6 @@ class ArrivalRate:
         self._sum += count * exp((now - self._base) / self._tau)
 
     def observe_each(self, instants: Sequence[float]) -> None:
-        """Count one arrival at each of these instants, which are in order."""
         if instants[-1] >= self._next_base:
             for now in instants:
                 self.observe(1, now)
@@ -137,7 +129,6 @@ class ArrivalRate:
         self._sum += sum(map(exp, [(now - base) / tau for now in instants]))
 
     def at(self, now: float) -> float:
-        """Return the rate at instant `now`, in entries per second."""
         if self._began is None or now >= self._next_base:
             self._move_base(now)
         if self._sum == 0.0:
@@ -147,7 +138,7 @@ class ArrivalRate:
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau / max(seen, LEAST_SEEN)
 
     def after_rest(self, now: float) -> float:
-        """Return the rate at instant `now` as if a long silence preceded the first arrival, so that a first burst isn't a lasting flood."""
+        """Return the rate as if a long silence preceded the first arrival, so that a first burst isn't a lasting flood."""
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau
 
     def _move_base(self, now: float) -> None:

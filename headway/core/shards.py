@@ -2,19 +2,16 @@
 
 A model's queue can be cut into shards that share nothing, so that several servers carry it. Each shard spaces the departures of the
 slots at home there. An entry goes into one shard and stays there. The rules are pure, so gateways and batchers that know the same
-workers agree without asking one another.
-
-A shard costs latency, as it has fewer slots: with m at home, latency reaches α(1 + 1/m). Hence SLOTS_EACH.
+workers agree without asking one another. A shard costs latency, as it has fewer slots: with m at home, latency reaches α(1 + 1/m).
 
 Entries are dealt out in turn. The usual choice, the emptier of two (Mitzenmacher, "The power of two choices in randomized load
 balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here even with current depths. As work leaves in
 batches, a depth only shows how long ago the last one left; if depths are 20 ms old, it sends entries to shards that are about to
 overflow ("How useful is old information?", the same, 11, 2000).
 
-Depth does say something above a full batch. A shard becomes that deep when its slots fall behind, and then other shards' slots help:
-work stealing with a threshold (Eager, Lazowska and Zahorjan, "A comparison of receiver-initiated and sender-initiated adaptive load
-sharing", Performance Evaluation 6, 1986).
-"""
+Depth does say something above a full batch. A shard becomes that deep when its slots fall behind, and then other shards' slots
+help: work stealing with a threshold (Eager, Lazowska and Zahorjan, "A comparison of receiver-initiated and sender-initiated
+adaptive load sharing", Performance Evaluation 6, 1986)."""
 
 from __future__ import annotations
 
@@ -25,18 +22,12 @@ from collections.abc import Sequence
 from headway.core.departure import Load
 from headway.core.slot_factors import FACTORS, USUAL, paces
 
-SLOTS_EACH = 4
-"""Smallest number of slots at home in a shard, if there are several. So the cut costs at most a quarter of α."""
+SLOTS_EACH = 4  # Smallest number of slots at home in one of several shards. So the cut costs at most a quarter of α.
+# Waiting full batches from which a shard counts as behind. At even spacing a slot becomes free just when its own shard needs it,
+# so a slot that helps needlessly is missed at home.
 BEHIND = 1.5
-"""Waiting full batches from which a shard counts as behind.
-
-At even spacing a slot becomes free just when its own shard needs it, so a slot that helps needlessly is missed at home.
-"""
+# Seconds between two looks of an idle slot at other shards. The first comes at once, as near saturation no slot rests that long.
 LOOK_ELSEWHERE_EVERY = 0.05
-"""Seconds between two looks of an idle slot at other shards.
-
-The first look comes at once: near saturation no slot rests that long.
-"""
 PART = 0.25  # Share of a full batch that one call puts into a shard. More makes batches uneven, less makes more calls.
 
 
@@ -46,9 +37,8 @@ def active(shards: int, slots: int) -> int:
 
 
 def home(worker: str, workers: Sequence[str], active: int) -> int:
-    """Return the shard that a worker claims from first. The sorted ids of all live workers are dealt out to the shards in turn.
-
-    So shards differ by one slot at most, which hashing ids wouldn't ensure. A worker that isn't among them yet gets its future home."""
+    """Return the shard that a worker claims from first. The sorted ids of all live workers are dealt out to the shards in turn, so
+    that these differ by one slot at most, which hashing wouldn't ensure. A worker that isn't among them yet gets its later home."""
     return bisect_left(sorted(workers), worker) % active
 
 
@@ -58,17 +48,14 @@ def slots_at(shard: int, slots: int, active: int) -> int:
 
 
 def in_turn(turn: int, slots: int, active: int) -> int:
-    """Return the shard that gets the next entries: the home of the next slot, so that each shard gets its slots' share.
-
-    `turn` may start at any number, and grows by one with each call that the gateway makes."""
+    """Return the shard that gets the next entries: the home of the next slot, so that each shard gets its slots' share. `turn` may
+    start at any number, and grows by one with each call that the gateway makes."""
     return turn % slots % active if slots else 0
 
 
 def of_tenant(tenant: str, active: int) -> int:
-    """Return the shard for a tenant's entries that share something: limits, keys, tasks, identical requests.
-
-    One shard more or less moves as few tenants as possible (Lamping and Veach, "A fast, minimal memory, consistent hash algorithm",
-    2014). A moved tenant starts over in its new shard."""
+    """Return the shard for a tenant's entries that share something: limits, keys, tasks, identical requests. One shard more or less
+    moves as few tenants as possible (Lamping and Veach, "A fast, minimal memory, consistent hash algorithm", 2014)."""
     hashed = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).digest()
     state, shard, following = int.from_bytes(hashed[:8]), 0, 0
     while following < active:
@@ -84,21 +71,20 @@ def part(max_batch: int) -> int:
 
 
 def parts(count: int, max_batch: int) -> int:
-    """Return into how many equal parts a group of `count` entries is cut. Each goes to the next shard in turn.
-
-    Full parts and a remainder would not do: with an even number of shards, the remainders would always go to the same ones."""
+    """Return into how many equal parts a group of `count` entries is cut. Each goes to the next shard in turn. With full parts and
+    a remainder, and an even number of shards, the remainders would always go to the same ones."""
     return -(-count // part(max_batch))
 
 
 def behind(depth: int, slots: int, max_batch: int) -> bool:
-    """Return True if slots from other shards may claim here when the shard's rule allows a departure.
-
-    Without `slots` of its own, the shard depends on their help."""
+    """Return True if slots from other shards may claim here when the rule allows it, as the shard is deep or has no slots of its
+    own."""
     return depth >= (BEHIND * max_batch if slots else 1)
 
 
 def load_of(loads: Sequence[Load]) -> Load:
-    """Return the load of a queue in several shards. Loads add up; costs are those of the shard with most batches, or the largest ones."""
+    """Return the load of a queue in several shards. Loads add up; costs are those of the shard with most batches, or largest
+    ones."""
     slots = sum(load.slots for load in loads)
     counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
     counts[USUAL] = 0  # Usual slots are not counted.

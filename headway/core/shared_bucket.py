@@ -4,14 +4,13 @@
     level               of all together; it falls at the rate, whoever asks, so that no token is lost
 
 A tenant may take while its own level is at most what is left of two bursts. So a tenant alone gets a burst and then the rate. Of n
-tenants that want all they can get, each ends up with a share of 1/(n + 1), and the next tenant finds room (see `core/memory_room.py`
-for the rule). A tenant without a level may take more, up to MOST: a tenant that asks for less than its part of the rate is let in,
-whatever others ask for.
+tenants that want all they can get, each ends up with a share of 1/(n + 1), and the next tenant finds room (see
+`core/memory_room.py` for the rule). A tenant without a level may take more, up to MOST, so that a tenant that asks for less than
+its part of the rate is let in, whatever others ask for.
 
-A weight is 1 unless set. Levels are counted in bursts, so a change of the rate leaves the filled part of the bucket as it is. Working
-off is generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): each tenant has
-the virtual instant at which it will be done, and the clock runs the slower the more weight there is.
-"""
+A weight is 1 unless set. Levels are counted in bursts, so a change of the rate leaves the filled part of the bucket as it is.
+Working off is generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): each
+tenant has the virtual instant at which it will be done, and the clock runs the slower the more weight there is."""
 
 from __future__ import annotations
 
@@ -29,28 +28,22 @@ STALE = 64  # Outdated places in the order of tenants before they are swept.
 
 
 class SharedBucket:
-    """Bucket of tokens that tenants share; infinite until a rate is set. It only knows tenants with a level.
-
-    Attributes:
-        rate: tokens per second; infinite for no limit.
-        burst: limit on tokens that one tenant takes at once.
-    """
+    """Bucket of tokens that tenants share; infinite until a rate is set. It only knows tenants with a level."""
 
     __slots__ = ("_at", "_done", "_order", "_sum", "_virtual", "_weight", "_weights", "burst", "rate")
 
     def __init__(self) -> None:
-        self.rate = self.burst = math.inf
+        self.rate = self.burst = math.inf  # Tokens per second, and most that one tenant takes at once.
         self._at = 0.0
         self._virtual = 0.0
         self._done: dict[str, float] = {}  # Virtual instants at which tenants will have worked off their levels.
         self._weights: Mapping[str, float] = NO_WEIGHTS
         self._sum = self._weight = 0.0  # Sum of these instants times their tenants' weights, and sum of the weights.
+        # Heap with an instant for each of these tenants, which may be earlier than the true one, and some outdated instants.
         self._order: list[tuple[float, str]] = []
-        """Heap with an instant for each of these tenants, which may be earlier than the true instant; and some outdated instants."""
 
     @property
     def tenants(self) -> int:
-        """Number of tenants with a level."""
         return len(self._done)
 
     @property
@@ -59,7 +52,7 @@ class SharedBucket:
         return self._sum - self._weight * self._virtual
 
     def take(self, tenant: str, count: int, now: float) -> float:
-        """Take `count` tokens for a tenant and return 0, or take none and return the seconds until they are there if nobody else asks."""
+        """Take `count` tokens and return 0, or none and return the seconds until they are there if nobody else asks."""
         if self.rate == math.inf:
             return 0.0
         self._work_off(now)
@@ -85,9 +78,7 @@ class SharedBucket:
             self._set(tenant, own - count / self.burst)
 
     def set_rate(self, rate: float, burst: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
-        """Set the tokens per second and per burst. An infinite rate forgets all levels.
-
-        `weights`: of tenants, each above 0 and at most 1; 1 for all others."""
+        """Set the tokens per second and per burst, and tenants' weights, at most 1. An infinite rate forgets all levels."""
         self._work_off(now)
         self.rate, self.burst = rate, burst
         if rate == math.inf:
@@ -103,7 +94,6 @@ class SharedBucket:
                 self._set(tenant, level)
 
     def _set(self, tenant: str, level: float) -> None:
-        """Set the level of a tenant."""
         before, weight = self._done.pop(tenant, None), self._weights.get(tenant, 1.0)
         if before is not None:
             self._sum -= before * weight

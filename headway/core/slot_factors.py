@@ -1,13 +1,12 @@
 """Factors of the slots of a queue: how much longer than on an average slot a batch takes on each.
 
-All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). What one slot's batches take relative to
-the common line's prediction is fᵢ. Few batches teach it, whereas α and β of each slot would need many. The line is learnt from times
-divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
+All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). What one slot's batches take relative
+to the common line's prediction is fᵢ. Few batches teach it, whereas α and β of each slot would need many. The line is learnt from
+times divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
 
-Factors lie on a grid whose steps are wider than chance moves them. So similar slots have the same factor, and a queue need only count
-the slots of each factor. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do together what k slots of that line
-would.
-"""
+Factors lie on a grid whose steps are wider than chance moves them. So similar slots have the same factor, and a queue need only
+count the slots of each. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k slots of that line
+would."""
 
 from __future__ import annotations
 
@@ -26,20 +25,14 @@ ERROR = 0.03  # Standard deviation that noise in run times may leave in a factor
 MOST_WEIGHT = 0.3  # Limit on the weight of the newest batch, however little run times vary.
 PRIOR = 5  # The assumption that all slots are alike weighs as much as so many batches.
 LEAST_DEVIATION = 1e-3  # Smallest relative standard deviation of run times that is believed.
-PADDED_DOUBT = 2.0
-"""Multiple of the deviation for models that pad, as their run times depend more on the entries than on the slot."""
-UNSURE = 1.5
-"""Distance of a new slot's factor from 1 below which it may be chance, in deviations times the root of a batch's weight."""
-UNSURE_FOR = 20
-"""Batches of each slot, from a queue's first on, for which UNSURE holds. Later the line is known, and a slot that comes back is soon
-judged.
-"""
-STRAY = 2.0
-"""Multiple of a slot's factor as which a batch counts at most, and its inverse at least: one batch may be an accident."""
+PADDED_DOUBT = 2.0  # Multiple of the deviation for models that pad, as their run times depend more on the entries.
+UNSURE = 1.5  # Distance from 1 below which a new factor may be chance, in deviations times the root of a batch's weight.
+UNSURE_FOR = 20  # Batches of each slot, from a queue's first on, for which UNSURE holds. Later the line is known.
+STRAY = 2.0  # A batch counts as at most so many times its slot's factor, or at least the inverse, as accidents happen.
 
 
 def weight_of(deviation: float, batches: float) -> float:
-    """Return the weight of a slot's newest batch, after so many. `deviation`: of run times, relative to their mean."""
+    """Return the weight of a slot's newest batch, after so many, given the deviation of run times relative to their mean."""
     ratio = (ERROR / max(deviation, LEAST_DEVIATION)) ** 2
     return max(1.0 / (batches + PRIOR), min(MOST_WEIGHT, 2.0 * ratio / (1.0 + ratio)))
 
@@ -58,16 +51,12 @@ class _Known(msgspec.Struct):
 
 
 class SlotFactors:
-    """Factors of the slots at home in one queue. Other slots count as usual.
-
-    Attributes:
-        counts: slots at each position of FACTORS except USUAL, so that all are 0 if slots are alike.
-    """
+    """Factors of the slots at home in one queue. Other slots count as usual."""
 
     __slots__ = ("_known", "_scale", "_slots", "counts")
 
     def __init__(self) -> None:
-        self.counts = [0] * len(FACTORS)
+        self.counts = [0] * len(FACTORS)  # Slots at each position except USUAL, so that all are 0 if slots are alike.
         self._known: dict[str, _Known] = {}
         self._slots = 0
         self._scale = 1.0
@@ -90,19 +79,16 @@ class SlotFactors:
     def learn(
         self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int, doubt: float = 1.0
     ) -> None:
-        """Learn from a run how fast its slot is relative to others, and how long batches take on a slot of factor 1 (`line`).
-
-        `doubt`: factor for the deviation of its run time."""
+        """Learn from a run how fast its slot is relative to others, and how long batches take on a slot of factor 1 (`line`). The
+        deviation of its run time is multiplied by `doubt`."""
         factor, foretold = self.of(worker), line.seconds(size)
         if foretold > 0.0:
             self.observe(worker, seconds / foretold, doubt * line.deviation / foretold, departures)
         line.observe(size, seconds / factor)
 
     def observe(self, worker: str, ratio: float, deviation: float, departures: int) -> None:
-        """Learn from a finished batch.
-
-        `ratio`: its run time relative to the line's prediction. `deviation`: of run times, relative to their mean. `departures`:
-        batches that have left the queue so far."""
+        """Learn from the run time of a batch relative to the line's prediction, given the deviation of run times relative to their
+        mean, and the number of batches that have left the queue so far."""
         known = self._known.get(worker)
         if known is None or ratio <= 0.0:
             return
@@ -120,7 +106,6 @@ class SlotFactors:
             known.position = position
 
     def of(self, worker: str) -> float:
-        """Return the factor of a slot."""
         known = self._known.get(worker)
         return FACTORS[USUAL if known is None else known.position] * self._scale
 
@@ -130,7 +115,6 @@ class SlotFactors:
         return self.of(worker), 0 if known is None else departures - known.ran_at
 
     def paces(self) -> tuple[int, ...]:
-        """Return the number of slots of each of FACTORS; empty if all are alike."""
         return paces(self.counts, self._slots)
 
     def _count(self, position: int, change: int) -> None:
@@ -140,15 +124,14 @@ class SlotFactors:
 
 
 def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
-    """Return the number of slots of each of FACTORS; empty if all are alike. `counts`: at all positions but USUAL."""
+    """Return the number of slots of each of FACTORS, given `counts` at all positions but USUAL; empty if all are alike."""
     if not any(counts):
         return ()
     return (*counts[:USUAL], max(slots - sum(counts), 0), *counts[USUAL + 1 :])
 
 
 def scale(counts: Collection[int], slots: int) -> float:
-    """Return the number by which to scale FACTORS to make the mean of their inverses over all slots 1. `counts`: slots at each
-    position except USUAL."""
+    """Return the number by which to scale FACTORS to make the mean of their inverses over all slots 1; see `paces`."""
     apart = sum(counts)
     if not apart or slots <= 0:
         return 1.0

@@ -1,10 +1,9 @@
 """Pace of one slot in full batches, learnt from the batches that it ran itself.
 
-Slots differ: cards are mixed, and one may get hot. A line through all batches would mistake "slow card, larger batch" for the cost of
-an input. And if a batch takes as long as its longest input, no line fits from one input to a full batch. So each slot has figures of
-its own. Once batches of nearly the largest size have been seen, they alone say how long a full one takes. Before that, it is the
-estimate from the start-up batches, scaled by how much longer later batches took.
-"""
+Slots differ: cards are mixed, and one may get hot. A line through all batches would mistake "slow card, larger batch" for the cost
+of an input. And if a batch takes as long as its longest input, no line fits from one input to a full batch. So each slot has
+figures of its own. Once batches of nearly the largest size have been seen, they alone say how long a full one takes. Before that,
+it is the estimate from the start-up batches, scaled by how much longer later batches took."""
 
 from __future__ import annotations
 
@@ -16,19 +15,17 @@ from headway.core.warm_up import WarmUpRun
 
 NEAR = 0.75  # Minimum share of the largest batch from which a batch counts as nearly full.
 DECAY = 0.98  # Weight of the past at each nearly full batch: about the last 50 count.
-RUN = 6
-"""Nearly full batches in a row, all much slower or all much faster than the mean, that show that the slot changed."""
+RUN = 6  # Nearly full batches in a row, all much slower or all much faster than the mean, that show a change of the slot.
 SEEN = 2.0  # Weight of nearly full batches from which they say more than the line.
 LEAST = 12.0  # Weight of nearly full batches from which the pace may count as measured.
 TOLERANCE = 0.1  # Limit on the relative error, with 95 % confidence, of a pace that counts as measured.
-KEPT_TOLERANCE = 0.15
-"""Relative error at which a pace stops counting as measured; larger, so that it doesn't flip to and fro."""
+KEPT_TOLERANCE = 0.15  # Relative error at which a pace stops counting as measured, larger so that it doesn't flip.
 CONFIDENCE = 2.5  # Standard errors in a 95 % confidence interval for few values, whose spread is uncertain, too.
 DOUBT = 0.5  # Possible error of the seconds added to a batch that wasn't quite full, as a share of them.
 
 
 class Average:
-    """Exponentially weighted mean of values, with the variance around it."""
+    """Exponentially weighted mean of values, of which there must be one, with the variance around it."""
 
     __slots__ = ("_decay", "_sum", "_sum_of_squares", "_weights_squared", "weight")
 
@@ -37,7 +34,6 @@ class Average:
         self.weight = self._weights_squared = self._sum = self._sum_of_squares = 0.0
 
     def add(self, value: float) -> None:
-        """Add the newest value."""
         decay = self._decay
         self.weight = self.weight * decay + 1.0
         self._weights_squared = self._weights_squared * decay * decay + 1.0
@@ -46,16 +42,13 @@ class Average:
 
     @property
     def mean(self) -> float:
-        """Mean of the values; there must be one."""
         return self._sum / self.weight
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the values."""
         return math.sqrt(max(self._sum_of_squares / self.weight - self.mean**2, 0.0))
 
     def error_of(self, deviation: float) -> float:
-        """Return the standard error of the mean of values with a standard deviation."""
         return deviation * math.sqrt(self._weights_squared) / self.weight
 
 
@@ -70,8 +63,7 @@ class SlotPace:
         self.line = ServiceModel()  # Run time by size, through all batches it ran.
         self._warm: ServiceModel | None = None  # Line through the batches of the start, if the largest was among them.
         self._ratio = Average(DECAY)  # Run times of batches relative to that line.
-        self._full, self._shift = Average(DECAY), Average(DECAY)
-        """Seconds of nearly full batches as if full, and how much of that was added."""
+        self._full, self._shift = Average(DECAY), Average(DECAY)  # Seconds of nearly full batches as if full; part added.
         self._run: list[float] = []  # The last of these seconds, if they are far from the mean on one side.
 
     def warmed(self, runs: Sequence[WarmUpRun]) -> None:
@@ -82,7 +74,6 @@ class SlotPace:
             self._ratio = Average(DECAY)
 
     def observe(self, size: float, seconds: float) -> None:
-        """Learn from one batch of `size` that held the slot for `seconds`."""
         self.line.observe(size, seconds)
         if self._warm is not None and (foretold := self._warm.seconds(size)) > 0.0:
             self._ratio.add(seconds / foretold)
@@ -123,10 +114,8 @@ class SlotPace:
         return error <= (TOLERANCE if self.estimated else KEPT_TOLERANCE) * full.mean
 
     def _full_seconds(self) -> float:
-        """Return the run time of a full batch; 0 if unknown.
-
-        Without a warm-up of that size a line through small batches is believed up to some multiple of theirs only, as in
-        `core.capacity.pace`."""
+        """Return the run time of a full batch; 0 if unknown. Without a warm-up of that size a line through small batches is
+        believed up to some multiple of theirs only, as in `core.capacity.pace`."""
         if self._full.weight >= SEEN:
             return self._full.mean
         if self._warm is not None:

@@ -307,8 +307,7 @@ class LineSuspects:
         return 0.0 if sender is None else max(sender.rests_until - now, 0.0)
 
     def succeeded(self, tenant: str, size: int, batch: int) -> bool:
-        """Note a line's output of `size` bytes. Returns True if `batch` such outputs are too large, so that its tenant rides
-        apart."""
+        """Note a line's output of `size` bytes. Returns True if `batch` such outputs are too large, and its tenant rides apart."""
         sender = self._senders.get(tenant)
         if size * batch > MOST_OUTPUT:
             sender = self._sender(tenant)

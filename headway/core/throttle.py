@@ -3,15 +3,14 @@
     room  = max(usable − arrivals of higher tiers, reserved share · usable)
     share = the part of it, in entries per second, that one gateway lets in
 
-Higher tiers are counted but never held up: they use the other GPUs, and admission limits them by their deadlines. The room follows from
-arrivals, not from what was let in, and from measured batch times, which don't depend on it. So there is no feedback, and it settles as
-fast as its figures do. A gateway's share is in proportion to its part of the lowest tier's arrivals. A tenth of the room is divided
-evenly, for gateways to which traffic has just moved. All shares together make up the room. A tenant counts once, however many gateways
-it asks: its part is divided like its arrivals, and its weight at each gateway is the share of its arrivals there.
+Higher tiers are counted but never held up: they use the other GPUs, and admission limits them by their deadlines. The room follows
+from arrivals, not from what was let in, and from measured batch times, which don't depend on it. So there is no feedback, and it
+settles as fast as its figures do. A gateway's share is in proportion to its part of the lowest tier's arrivals. A tenth of the room
+is divided evenly, for gateways to which traffic has just moved. All shares together make up the room. A tenant counts once, however
+many gateways it asks: its part is divided like its arrivals, and its weight at each gateway is the share of its arrivals there.
 
-It is a token bucket rather than GCRA, which is the same rule (ITU-T I.371, annex A) but counts in time: tokens keep their worth when
-the rate changes.
-"""
+It is a token bucket rather than GCRA, which is the same rule (ITU-T I.371, annex A) but counts in time, as tokens keep their worth
+when the rate changes."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ MOST_TOLD = 16  # Limit on tenants whose averages are reported.
 LEAST_RATE = 0.01  # Arrivals per second below which a tenant is forgotten.
 OTHER_TENANTS = ""  # Name for all further tenants; no tenant has it.
 BURST_SECONDS = 1.0  # Seconds' worth of the rate that may come at once.
-LEAST_BURST = 10.0
-"""Requests that may come at once however low the rate, which is an average over a second, and rough if low."""
+LEAST_BURST = 10.0  # Requests that may come at once however low the rate, which is a rough average over a second.
 DEALT = 0.1  # Part of the room that is divided evenly among all gateways.
 LEAST_WEIGHT = 0.01  # Minimum weight of a tenant at a gateway, so that what it took there is worked off in time.
 AVERAGED = 1.0  # Time constant in seconds of the averages of arrivals.
@@ -53,8 +51,8 @@ class TenantRates:
         came[tenant] = came.get(tenant, 0) + count
 
     def average(self, elapsed: float, weight: float) -> dict[str, float]:
-        """Average the arrivals of the last `elapsed` seconds, with a weight from 0 to 1. Returns the averages of the tenants that send
-        most, highest first."""
+        """Average the arrivals of the last `elapsed` seconds, with a weight from 0 to 1. Returns the averages of the tenants that
+        send most, highest first."""
         came, before, self._came = self._came, self._averages, {}
         averages = {
             tenant: average
@@ -70,25 +68,20 @@ class TenantRates:
 
 
 class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
-    """Arrivals per second at one gateway.
-
-    Attributes:
-        tenants: of the tenants of the lowest tier that send most, by name. Empty: one tenant sends all of it.
-    """
+    """Arrivals per second at one gateway."""
 
     higher: float = 0.0  # Of all tiers above the lowest.
     lowest: float = 0.0  # Of the lowest tier.
-    tenants: dict[str, float] = {}
+    tenants: dict[str, float] = {}  # Of the lowest tier's tenants that send most. Empty: one tenant sends all of it.
 
 
 def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRates]) -> float:
-    """Return the entries per second of the lowest tier that the fleet has room for; infinite if unknown.
-
-    `reserved_share`: share of the usable capacity kept for the lowest tier, 0 to 1. `gateways`: arrivals at all of them."""
+    """Return the entries per second of the lowest tier that the fleet has room for, given the arrivals at all gateways; infinite if
+    unknown. A share of the usable capacity, 0 to 1, is reserved for the tier."""
     if capacity.scarce:
         return 0.0
     if capacity.usable_per_second <= 0.0:
-        # If no worker counts although there are some, nothing is let in. Otherwise no batch was measured yet, or there are no workers.
+        # If workers are there but none counts, nothing is let in. Otherwise no batch was measured yet, or there are no workers.
         return 0.0 if capacity.healthy == 0 and capacity.degraded > 0 else math.inf
     left = capacity.usable_per_second - math.fsum(gateway.higher for gateway in gateways)
     return max(left, capacity.usable_per_second * reserved_share)
@@ -113,7 +106,7 @@ def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> flo
 
 
 def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return the shares of tenants' arrivals that come to one gateway, from LEAST_WEIGHT to 1. Tenants not in the result send only to this gateway."""
+    """Return the shares, from LEAST_WEIGHT to 1, of tenants' arrivals that come to one gateway, if they ask at others, too."""
     elsewhere = _together(others)
     return {
         tenant: max(rate / (rate + elsewhere[tenant]), LEAST_WEIGHT)
@@ -133,9 +126,8 @@ def _together(gateways: Sequence[ArrivalRates]) -> dict[str, float]:
 
 
 def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
-    """Yield rates of a gateway's unknown tenants in the lowest tier, with the number of tenants at each.
-
-    An unknown tenant is assumed to send as much as the known one that sends least. If none is known, one tenant sends all."""
+    """Yield rates of a gateway's unknown tenants in the lowest tier, with the number of tenants at each. An unknown tenant is
+    assumed to send as much as the known one that sends least. If none is known, one tenant sends all."""
     rest = rates.lowest - math.fsum(rates.tenants.values())
     least = min(rates.tenants.values(), default=rates.lowest)
     if rest > 0.0 and least > 0.0:
@@ -154,20 +146,14 @@ def _fair(rest: float, groups: list[tuple[float, float]]) -> float:
 
 
 class Throttle:
-    """One gateway's throttle of the lowest tier; open until a rate is set.
-
-    Attributes:
-        higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to `higher`, and
-            subtracts what needed no run.
-        least_seconds: see Capacity. An entry that can't wait that long isn't demand, as no number of workers could answer it.
-    """
+    """One gateway's throttle of the lowest tier; open until a rate is set."""
 
     __slots__ = ("_bucket", "_counted_at", "_tenants", "higher", "least_seconds", "lowest", "rates")
 
     def __init__(self) -> None:
-        self.higher = 0
-        self.lowest = 0
-        self.least_seconds = 0.0
+        self.higher = 0  # Arrivals of higher tiers since the last `count` that needed a run; kept by the gateway.
+        self.lowest = 0  # Arrivals of the lowest tier since then.
+        self.least_seconds = 0.0  # See Capacity. An entry with less time isn't demand, as no fleet could answer it.
         self.rates = ArrivalRates()  # Averages of recent arrivals.
         self._bucket = SharedBucket()
         self._tenants = TenantRates()
@@ -184,16 +170,15 @@ class Throttle:
         return self._bucket.burst
 
     def admit(self, tenant: str, now: float, count: int = 1, demand: int | None = None) -> float:
-        """Let in `count` entries of a tenant and return 0, or refuse all and return the seconds until they would be let in.
-
-        More than `burst` are never let in. `demand`: how many of them count as arrivals; None: all."""
+        """Let in `count` entries of a tenant and return 0, or refuse all and return the seconds until they would be let in. More
+        than `burst` are never let in. Of the entries, `demand` count as arrivals; None for all."""
         counted = count if demand is None else demand
         self.lowest += counted
         self._tenants.add(tenant, counted)
         return self._bucket.take(tenant, count, now)
 
     def give_back(self, tenant: str, demand: int = 1) -> None:
-        """Take back an entry that was let in but needed no run. `demand`: how many arrivals it was counted as."""
+        """Take back an entry that was let in but needed no run, and had counted as `demand` arrivals."""
         self.lowest -= demand
         self._tenants.add(tenant, -demand)
         self.refund(tenant)
@@ -206,9 +191,7 @@ class Throttle:
         self._bucket.give_back(tenant, count)
 
     def set_rate(self, rate: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
-        """Set the entries per second to let in; infinite for all. Saved tokens stay the same part of a burst.
-
-        `weights`: see the function of that name."""
+        """Set the entries per second to let in; infinite for all. Saved tokens stay the same part of a burst. See `weights`."""
         self._bucket.set_rate(rate, max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0, now, weights)
 
     def count(self, now: float) -> ArrivalRates:

@@ -29,9 +29,8 @@ _HEAD = 16 + 8 + 1 + 8
 
 
 def read_trace_context(parent: bytes, state: bytes = b"") -> TraceContext | None:
-    """Return the place in a trace that a request names by `traceparent`; None if it names none, or a malformed one.
-
-    `state`: values of all `tracestate` fields, joined by commas; empty if there are none."""
+    """Return the place in a trace that a request names by `traceparent`; None if it names none, or a malformed one. `state` has the
+    values of all `tracestate` fields, joined by commas."""
     match = _PARENT.fullmatch(parent)
     if match is None:
         return None
@@ -56,7 +55,7 @@ def read_trace_state(value: bytes) -> str:
 
 
 def _within(members: list[bytes], most: int) -> list[bytes]:
-    """Return the members that fit into `most` characters. Long ones are left out first, then the last, which are the oldest."""
+    """Return members of up to `most` characters together. Long ones are left out first, then the last, which are the oldest."""
     for least in (LONG_MEMBER, 0):
         for at in range(len(members) - 1, -1, -1):
             if sum(map(len, members)) + len(members) - 1 <= most:
@@ -109,28 +108,20 @@ _MOST_LEFT_OUT = 1 << 62  # Limit on the requests that are skipped in one draw.
 
 
 class Sampler:
-    """Sampler of traces.
-
-    Arguments:
-        ratio: share of the traces to sample, 0 to 1, where the decision is made here.
-        follows: True to adopt the decision of the parent span that a request names.
-        bits: returns so many random bits.
-
-    Attributes:
-        due: number of the next sampled request, if it names no parent. `draws` need not be called for earlier ones.
-    """
+    """Sampler of a share of the traces, 0 to 1, where the decision is made here. If it `follows`, it adopts the decision of the
+    parent span that a request names. `bits` returns so many random bits."""
 
     __slots__ = ("_bits", "_bound", "_follows", "_left_out", "_ratio", "due")
 
     def __init__(self, ratio: float, follows: bool, bits: Callable[[int], int]) -> None:
         self._ratio, self._follows, self._bits = ratio, follows, bits
         self._bound = round(ratio * _ALL)
+        # Number of the next sampled request, if it names no parent. `draws` need not be called for earlier ones.
         self._left_out, self.due = self._draw(), 1 + self._draw()
 
     def draws(self, number: int) -> bool:
-        """Return True if the request with this new number is sampled, if it names no parent.
-
-        Numbers grow from 1. Skipped numbers count as requests, so that the chance of each stays the same."""
+        """Return True if the request with this new number is sampled, if it names no parent. Numbers grow from 1. Skipped numbers
+        count as requests, so that the chance of each stays the same."""
         while self.due < number:
             self.due += 1 + self._draw()
         if self.due > number:
@@ -139,8 +130,7 @@ class Sampler:
         return True
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
-        """Return the context of the first span of a request without a number; None if it isn't sampled. `parent`: the client's span, if
-        named."""
+        """Return the context of the first span of a request without a number, given the client's; None if it isn't sampled."""
         if parent is None:
             if self._left_out:
                 self._left_out -= 1
@@ -171,10 +161,8 @@ class Sampler:
         return TraceContext(trace_id, self.span_id(), SAMPLED | RANDOM)
 
     def below(self, context: TraceContext) -> TraceContext:
-        """Return the context of another span in the same trace."""
         span_id = (self._bits(64) or 1).to_bytes(8, "big")
         return TraceContext(context.trace_id, span_id, context.flags, context.state)
 
     def span_id(self) -> bytes:
-        """Return the id of a new span."""
         return (self._bits(64) or 1).to_bytes(8, "big")

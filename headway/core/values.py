@@ -156,8 +156,7 @@ def shown(value: Value) -> str:
 
 
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return the tensors of a value that was accepted before the model was known to take tensors. Raises NoTensors if the model
-    doesn't take it.
+    """Return the tensors of a value that was accepted before the model was known to take tensors. Raises NoTensors if it doesn't.
 
     `Predict` over gRPC sends tensors as JSON text, and other inputs as plain text, so a text may be either. If the model's only
     input is one text, it is plain text."""
@@ -228,8 +227,7 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
 
 
 def _check_numbers(text: bytes) -> int:
-    """Refuse a number out of range among the first MOST_EXTREME extreme ones. Return the number of these, up to MOST_EXTREME +
-    1."""
+    """Refuse a number out of range among the first MOST_EXTREME extreme ones, and return how many there are, up to one more."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
         return 0

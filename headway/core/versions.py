@@ -1,10 +1,9 @@
 """Choice of the model version that answers a request: the version that the client names, or a version drawn by weight.
 
 A version is there while it has a worker, and live while such a worker is healthy. Weights count among live versions, and cold ones,
-which are loaded when drawn. Without weights each live version gets its part of the healthy slots. A version with weight 0 drains: it
-takes nothing new. A version without a weight, if others have one, takes only requests that name it. If all weights are 0, they only
-exclude versions, and the others share by slots; if none is left, the excluded ones serve.
-"""
+which are loaded when drawn. Without weights each live version gets its part of the healthy slots. A version with weight 0 drains:
+it takes nothing new. A version without a weight, if others have one, takes only requests that name it. If all weights are 0, they
+only exclude versions, and the others share by slots; if none is left, the excluded ones serve."""
 
 from __future__ import annotations
 
@@ -42,16 +41,7 @@ def read_weights(text: str) -> Weights:
 
 
 class Versions:
-    """Versions of one model, as a gateway sees them.
-
-    Arguments:
-        slots: healthy slots of each live version, and 0 for a cold one.
-        there: versions that are there, live or not.
-        weights: weights by version.
-
-    Attributes:
-        only: the version for requests that name none, if there is just one; else None.
-    """
+    """Versions of one model, as a gateway sees them: the slots of live and cold ones, all that are there, and their weights."""
 
     __slots__ = ("_bounds", "_drawn", "_there", "_weights", "only")
 
@@ -69,6 +59,7 @@ class Versions:
             )
         self._drawn: Sequence[str] = sorted(shares)
         self._bounds = list(accumulate(shares[version] for version in self._drawn))
+        # The version for requests that name none, if there is just one.
         self.only = self._drawn[0] if len(self._drawn) == 1 else None
 
     @property
@@ -86,7 +77,7 @@ class Versions:
         return version in self._there and self._weights.get(version) != 0.0
 
     def drawn(self, position: float) -> str:
-        """Return the version of a request that names none. `position`: evenly spread over [0, 1)."""
+        """Return the version of a request that names none, given a position evenly spread over [0, 1)."""
         if not self._drawn:
             return ""
         return self._drawn[min(bisect_right(self._bounds, position * self._bounds[-1]), len(self._drawn) - 1)]

@@ -1,9 +1,8 @@
 """Weight of an input by a function of the target, estimated from the input's length.
 
-The function runs beside the target, so only once a batch is there. But the queue needs weights earlier. So it estimates them by a line
-in the length, weight = a + b · octets, fitted to what the function returned for past inputs. Octets are bytes of UTF-8: a tokenizer
-cuts them more evenly than characters, in any script.
-"""
+The function runs beside the target, so only once a batch is there. As the queue needs weights earlier, it estimates them by a line
+in the length, weight = a + b · octets, fitted to what the function returned for past inputs. Octets are bytes of UTF-8, which a
+tokenizer cuts more evenly than characters, in any script."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from headway.model import Value, WeightLine
 
 DECAY = 0.98  # Weight of the past at each new batch: about the last 50 batches count.
-MARGIN = 2.0
-"""Standard deviations of a full batch's weight by which the estimate is raised, so that few of them are too heavy."""
+MARGIN = 2.0  # Standard deviations of a full batch's weight by which the estimate is raised, so that few are too heavy.
 SPREAD = 0.5  # Variance of lengths needed for a slope; below it the line goes through the origin.
 MOST_WEIGHT = 2_000_000_000  # Limit on the weight of an input or a batch.
 UNKNOWN = WeightLine(0.0, 1.0)  # Line of an unknown function: each octet weighs 1.
@@ -44,8 +42,8 @@ def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
 class WeightEstimate:
     """Knowledge of one process about a weight function.
 
-    The line is fitted by least squares with decaying weights. It is raised so that a full batch of such inputs rarely exceeds its
-    limit. `most`: limit on a batch's weight; 0 for none. `max_batch`: limit on its inputs."""
+    The line is fitted by least squares with decaying weights. It is raised so that a full batch, of at most `max_batch` such
+    inputs, rarely exceeds `most`, the limit on its weight (0 for none)."""
 
     def __init__(self, function: str, most: int, max_batch: int) -> None:
         self.function, self.most = function, most
@@ -54,7 +52,6 @@ class WeightEstimate:
         self._count = self._x = self._y = self._xx = self._xy = self._yy = 0.0
 
     def observe(self, lengths: Sequence[int], weights: Sequence[int]) -> None:
-        """Learn from a batch: the lengths of its inputs in octets, and what they weighed."""
         self.latest = weights
         self._count = self._count * DECAY + len(weights)
         self._x = self._x * DECAY + sum(lengths)

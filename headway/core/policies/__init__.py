@@ -32,6 +32,6 @@ NAMES = tuple(POLICIES)
 
 
 def build(name: str, max_wait: float | None) -> Policy:
-    """Build a fresh policy, one of NAMES. `max_wait`: longest wait for others in seconds; None for its default."""
+    """Build a fresh policy with the longest wait for others in seconds; None for its default."""
     kind = POLICIES[name]
     return kind.make(kind.wait if max_wait is None else max_wait)

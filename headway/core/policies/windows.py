@@ -1,7 +1,5 @@
-"""Policies by a window: a batch leaves when it is full or its oldest member has waited long enough.
-
-It leaves early if less than one more arrival is expected in the rest of the window: waiting would then cost latency and change nothing.
-"""
+"""Policies by a window: a batch leaves when it is full or its oldest member has waited long enough. It leaves early if less than
+one more arrival is expected in the rest of the window, as waiting would then cost latency and change nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +24,6 @@ class Window:
         self._window = max_wait
 
     def rule(self, load: Load) -> Rule:
-        """Return the rule with the fixed window and full batches."""
         # Without `_rule`, whose call would exceed the budget of a list.
         size = load.max_batch
         return Rule(size=size, window=self._window, rate=load.rate, service=load.batch_seconds(size))

@@ -100,8 +100,8 @@ class Scaler:
         self.forecast = ArrivalForecast()
         self._changed_at = self._asked_at = now
         self._held: dict[ScaleRule, float] = {}
-        # Instants since which workers are awaited, oldest first, and True if their start tells how long starts take. It doesn't if the
-        # worker had been there and died, or if a worker failed to load in that time.
+        # Instants since which workers are awaited, oldest first, and True if their start tells how long starts take. It doesn't if
+        # the worker had been there and died, or if a worker failed to load in that time.
         self._awaited: list[tuple[float, bool]] = []
         self.late = 0  # Requested workers that did not come in time.
         self.drained = 0  # Workers that claim nothing by an operator's order, as last reported.

@@ -42,20 +42,15 @@ from headway.model import Cause, Failure
 
 
 class Code(msgspec.Struct, frozen=True):
-    """One error code.
-
-    Attributes:
-        refusal: True if the request was not admitted. The ledger may count many such requests of a caller in one record.
-        shown: the code that clients see instead; they tell the two apart by status or title. Empty: its own name.
-    """
+    """One error code."""
 
     status: int  # HTTP status.
     title: str  # One short line, the `title` of its problem document.
     when: str  # One sentence for the API contract: when clients get this code.
     hopeless: bool = False  # True if the same request will fail again.
-    refusal: bool = False
+    refusal: bool = False  # True if the request was not admitted. The ledger may count many of a caller in one record.
     native: bool = True  # True if the native routes, which answer on the fast path, can return it.
-    shown: str = ""
+    shown: str = ""  # Code that clients see in its place, which they tell apart by status or title.
 
 
 CODES: dict[str, Code] = {}  # Every error code that a client can meet, by name; the entries follow.
@@ -132,16 +127,8 @@ class HeadwayError(Exception):
 
 
 class SettingError(HeadwayError):
-    """A setting has a value that cannot be used.
-
-    The text names the setting, its value, what is wrong with it, and what to write instead.
-
-    Arguments:
-        setting: name of the setting as the user wrote it, for example `--max-batch-size`.
-        value: its value.
-        reason: what is wrong with that value.
-        hint: what to write instead.
-    """
+    """A setting has a value that cannot be used. The text names the setting as the user wrote it, its value, what is wrong with it,
+    and what to write instead."""
 
     def __init__(self, setting: str, value: object, reason: str, hint: str) -> None:
         super().__init__(f"{setting} = {value!r}: {reason.rstrip('.')}. {hint}")
@@ -149,12 +136,7 @@ class SettingError(HeadwayError):
 
 
 class TargetError(HeadwayError):
-    """The target cannot be loaded, or broke the rules when it was tried.
-
-    Arguments:
-        message: what is wrong, and how to fix it.
-        trace: traceback of user code, for the log; empty if there is none.
-    """
+    """The target cannot be loaded, or broke the rules when it was tried. `trace` is a traceback of user code, for the log."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -166,9 +148,8 @@ class StartKilled(TargetError):
 
 
 class BrokerUnavailable(HeadwayError):
-    """The broker cannot be reached, or does not answer in time.
-
-    The call may have taken effect anyway. Every method of a broker is safe to repeat, so try again."""
+    """The broker cannot be reached, or does not answer in time. The call may have taken effect anyway. Every method of a broker is
+    safe to repeat, so try again."""
 
 
 class StoreUnavailable(HeadwayError):
@@ -192,13 +173,8 @@ class FailoverAborted(HeadwayError):
 
 
 class BackendError(HeadwayError):
-    """The black box failed on a whole batch.
-
-    Arguments:
-        message: what happened, for operators; it may hold what a worker wrote while it ran earlier batches.
-        shown: the part of the message that clients may read; by default all of it.
-        trace: traceback of user code, for the log; empty if there is none.
-    """
+    """The black box failed on a whole batch. The message is for operators, as it may hold what a worker wrote while it ran earlier
+    batches. Clients read `shown`, by default all of it. `trace` is a traceback of user code, for the log."""
 
     cause = Cause.RAISED
 
@@ -261,14 +237,8 @@ class RemoteRefused(BackendError):
 
 
 class RequestError(HeadwayError):
-    """One request is answered with an error.
-
-    Arguments:
-        message: text for the client.
-        code: error code, which decides the HTTP status.
-        retry_after: seconds after which a retry makes sense; None if it never does, or is not known.
-        reason: short metrics label that says why the request is refused.
-    """
+    """One request is answered with an error. The message is for the client. `retry_after` is in seconds; None if a retry makes no
+    sense, or it isn't known when. `reason` is a short metrics label."""
 
     code = INTERNAL
 

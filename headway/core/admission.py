@@ -61,8 +61,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         cls, max_batch: float, slots: float, seconds: float, deviation: float, rates: Sequence[float], reserved: float
     ) -> AdmissionLimits:
         """Return limits computed from what the fleet can do: the whole GPUs, the mean (0 if unknown) and standard deviation in
-        seconds of a full batch's run time, the size that arrives per second in each tier, highest first, and the reserved share of
-        a batch."""
+        seconds of a full batch's run time, the size that arrives per second in each tier, highest first, and the reserved share."""
         if seconds <= 0.0:
             return cls.unknown(len(rates))
         drain = slots * max_batch / seconds

@@ -42,8 +42,7 @@ def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
     """Return recorded arrivals, sped up or slowed down to a mean rate.
 
     Every gap is multiplied by (recorded rate / wanted rate), which keeps the burstiness. At its end the record starts again, one
-    mean gap later. It has instants in seconds, never decreasing, from any origin, and must not be an iterator, as it is read
-    several times.
+    mean gap later. It has instants in seconds, never decreasing, from any origin, and must not be an iterator, as it is read often.
 
     Raises SettingError if the rate is not a positive number, or the record has no time span to scale."""
     _check(rate)

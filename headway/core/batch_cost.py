@@ -199,8 +199,7 @@ LOOKED_AT = 8  # One in so many calls is observed then.
 
 
 class Calls:
-    """Learns what the calls of a target cost, in its child process, and cuts batches of a model that pads. `whole` ones stay
-    uncut."""
+    """Learns what the calls of a target cost, in its child process, and cuts batches of a model that pads, unless `whole`."""
 
     def __init__(self, whole: bool) -> None:
         self._cost = BatchCost()

@@ -69,8 +69,7 @@ def finish(steps: Steps[T]) -> T:
 
 
 class Pages(Iterator[bytes]):
-    """Pages of about `reach` bytes of a JSON text, cut at commas outside strings, and checked unless the text is `known` to be
-    valid.
+    """Pages of about `reach` bytes of a JSON text, cut at commas outside strings, and checked unless `known` to be valid.
 
     Raises msgspec.DecodeError if the text isn't valid JSON, and TooDeep if it is nested too deeply."""
 

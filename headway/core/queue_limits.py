@@ -58,8 +58,7 @@ class QueueLimits:
 
     def counting_rows(self) -> QueueLimits:
         """Return these limits for entries with rows. A batch has as many rows as it would otherwise have entries. If batches are
-        limited by weight, entries already weigh their rows; see `headway.core.rows.weight`. If the model pads, they weigh their
-        length."""
+        limited by weight, entries already weigh their rows; see `headway.core.rows`. If the model pads, they weigh their length."""
         most = self.max_weight if self.padding is not None else self.max_weight or self.max_batch
         return replace(self, max_weight=most, rows=True)
 

@@ -63,6 +63,5 @@ def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
 
 
 def _step(size: int, axes: int) -> int:
-    """Return the step of the length of one of `axes` free axes. Padding rows of equal steps takes at most MOST_PADDED times the
-    bytes."""
+    """Return the step of the length of one of `axes` free axes. Padding rows of one step takes up to MOST_PADDED times as much."""
     return math.ceil(math.log(size, MOST_PADDED) * axes) if size else -1

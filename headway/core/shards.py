@@ -77,14 +77,12 @@ def parts(count: int, max_batch: int) -> int:
 
 
 def behind(depth: int, slots: int, max_batch: int) -> bool:
-    """Return True if slots from other shards may claim here when the rule allows it, as the shard is deep or has no slots of its
-    own."""
+    """Return True if slots from other shards may claim here when the rule allows it: the shard is deep or has no own slots."""
     return depth >= (BEHIND * max_batch if slots else 1)
 
 
 def load_of(loads: Sequence[Load]) -> Load:
-    """Return the load of a queue in several shards. Loads add up; costs are those of the shard with most batches, or largest
-    ones."""
+    """Return the load of a queue in several shards. Loads add up; costs are those of the shard with most or largest batches."""
     slots = sum(load.slots for load in loads)
     counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
     counts[USUAL] = 0  # Usual slots are not counted.

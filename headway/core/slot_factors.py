@@ -5,8 +5,7 @@ to the common line's prediction is fᵢ. Few batches teach it, whereas α and β
 times divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
 
 Factors lie on a grid whose steps are wider than chance moves them. So similar slots have the same factor, and a queue need only
-count the slots of each. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k slots of that line
-would."""
+count the slots of each. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k slots of that line."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ MOST_WEIGHT = 0.3  # Limit on the weight of the newest batch, however little run
 PRIOR = 5  # The assumption that all slots are alike weighs as much as so many batches.
 LEAST_DEVIATION = 1e-3  # Smallest relative standard deviation of run times that is believed.
 PADDED_DOUBT = 2.0  # Multiple of the deviation for models that pad, as their run times depend more on the entries.
-UNSURE = 1.5  # Distance from 1 below which a new factor may be chance, in deviations times the root of a batch's weight.
+UNSURE = 1.5  # Distance from 1 below which a factor may be chance, in deviations times the root of a batch's weight.
 UNSURE_FOR = 20  # Batches of each slot, from a queue's first on, for which UNSURE holds. Later the line is known.
 STRAY = 2.0  # A batch counts as at most so many times its slot's factor, or at least the inverse, as accidents happen.
 

@@ -15,7 +15,7 @@ from headway.core.warm_up import WarmUpRun
 
 NEAR = 0.75  # Minimum share of the largest batch from which a batch counts as nearly full.
 DECAY = 0.98  # Weight of the past at each nearly full batch: about the last 50 count.
-RUN = 6  # Nearly full batches in a row, all much slower or all much faster than the mean, that show a change of the slot.
+RUN = 6  # Nearly full batches in a row, all much slower or all much faster than the mean, that show a changed slot.
 SEEN = 2.0  # Weight of nearly full batches from which they say more than the line.
 LEAST = 12.0  # Weight of nearly full batches from which the pace may count as measured.
 TOLERANCE = 0.1  # Limit on the relative error, with 95 % confidence, of a pace that counts as measured.
@@ -63,8 +63,8 @@ class SlotPace:
         self.line = ServiceModel()  # Run time by size, through all batches it ran.
         self._warm: ServiceModel | None = None  # Line through the batches of the start, if the largest was among them.
         self._ratio = Average(DECAY)  # Run times of batches relative to that line.
-        self._full, self._shift = Average(DECAY), Average(DECAY)  # Seconds of nearly full batches as if full; part added.
-        self._run: list[float] = []  # The last of these seconds, if they are far from the mean on one side.
+        self._full, self._shift = Average(DECAY), Average(DECAY)  # Nearly full batches as if full, and what was added.
+        self._run: list[float] = []  # Their last seconds, if these are far from the mean on one side.
 
     def warmed(self, runs: Sequence[WarmUpRun]) -> None:
         """Learn from a start's batches how much longer a full one takes than a smaller one."""

@@ -172,7 +172,7 @@ def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iterator[bytes]:
-    """Yield pieces of a tensor's nested arrays, without the row axis if `single`. If `strict`, NaN and infinity raise NoTensors."""
+    """Yield pieces of a tensor's nested arrays, without the row axis if `single`. If `strict`, NaN and ±∞ raise NoTensors."""
     head = tensor.head
     shape = head.shape[1:] if single else head.shape
     if not count_of(shape):

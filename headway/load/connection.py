@@ -20,42 +20,30 @@ from headway.errors import HeadwayError
 IDLE = -1  # Number of a connection without a request in flight.
 
 _MOST = 10_000
+# Attempts to connect at once: fewer than the 100 or more that servers queue. Any beyond are dropped, and repeated a second later.
 _MOST_OPENING = 64
-"""Attempts to connect at once: fewer than the 100 or more that servers queue.
-
-Beyond a server's queue an attempt is dropped, and repeated only a second later.
-"""
 _SPARE_FILES = 64
 _CONNECT_WITHIN = 5.0  # Seconds that an attempt to connect may take.
+# Seconds after which an idle connection is not used again. Servers close theirs after 5 or more, and lose a request sent then.
 _STALE = 4.0
-"""Seconds after which an idle connection is not used again.
-
-Servers close theirs after 5 or more. A request sent at that moment would be lost through no fault of the server.
-"""
 
 
 class Owner(Protocol):
     """Whoever uses a connection, and hears from it."""
 
-    def ready(self, connection: Connection) -> None:
-        """Note that a connection is open and free."""
+    def ready(self, connection: Connection) -> None: ...
 
     def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
-        """Note the answer to the request in flight.
-
-        `retry_after` is True if a 429 or 503 had that header; `reusable`, if the connection can carry another request.
-        """
+        """Note the answer to the request in flight. `retry_after` is True if a 429 or 503 had that header; `reusable`, if the
+        connection can carry another request."""
 
     def lost(self, connection: Connection, cause: str) -> None:
         """Note that a connection is closed, and why, for the request in flight if there is one."""
 
 
 class Connection(asyncio.Protocol):
-    """Connection that carries one request after the other.
-
-    `send` sets `number`, `due` and `tier` of the request in flight; the owner sets `number` to IDLE once that has an outcome.
-    `idle_since` is when the owner put the connection aside; `open` is True while it can carry a request.
-    """
+    """Connection that carries one request after the other. `send` sets `number`, `due` and `tier` of the request in flight; the
+    owner sets `number` to IDLE once that has an outcome. `idle_since` is when the owner put the connection aside."""
 
     __slots__ = ("_cause", "_owner", "_reader", "due", "idle_since", "number", "open", "tier", "transport")
 
@@ -76,17 +64,15 @@ class Connection(asyncio.Protocol):
         self.transport.write(request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self.transport = cast(asyncio.Transport, transport)
         self.open = True
         self._owner.ready(self)
 
     def eof_received(self) -> None:
-        """See asyncio.Protocol. The server will send no more."""
+        """Note that the server will send no more."""
         self.open = False
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self.number == IDLE:
             self.close("unasked")  # An unsolicited answer: the next would be taken for another request's.
             return
@@ -102,7 +88,6 @@ class Connection(asyncio.Protocol):
             self._report(reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self.open = False
         cause = self._cause or ("closed" if exc is None else _cause_of(exc))
         reader = self._reader
@@ -160,27 +145,21 @@ def _cause_of(exc: Exception) -> str:
 
 
 class AnswerReader:
-    """Reader of one answer's bytes.
-
-    Attributes:
-        malformed: True if the bytes aren't HTTP, so that the answer will never be complete.
-        reusable: True if the connection may carry another request; set when complete, as is `status`.
-    """
+    """Reader of one answer's bytes. They are malformed if they aren't HTTP, so that the answer will never be complete."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._framed = self._headed = False
-        self.complete = self.malformed = self.reusable = self.retry_after = False
+        self.complete = self.malformed = self.retry_after = False
+        self.reusable = False  # True if the connection may carry another request; set when complete, as is `status`.
         self.status = 0
 
     @property
     def body(self) -> bytes:
-        """The body so far."""
         return b"".join(self._pieces)
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes."""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -194,14 +173,12 @@ class AnswerReader:
             self.complete, self.status = True, self._parser.get_status_code()
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         self.reusable = False
         if not self.complete:
             self._pieces.clear()
             self._framed = self.retry_after = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
         lowered = name.lower()
         if lowered in (b"content-length", b"transfer-encoding"):
             self._framed = True
@@ -209,16 +186,14 @@ class AnswerReader:
             self.retry_after = True
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         self._headed = self._parser.get_status_code() >= 200
 
     def on_body(self, data: bytes) -> None:
-        """See httptools."""
         if not self.complete:
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """See httptools. Ignore interim answers, and any after the first."""
+        """Ignore interim answers, and any after the first."""
         status = self._parser.get_status_code()
         if self.complete or status < 200:
             return
@@ -231,14 +206,8 @@ class Unreachable(HeadwayError):
 
 
 class ConnectionPool:
-    """Pool of connections to one address.
-
-    Arguments:
-        most: most connections; None for as many as the process may open files, up to 10,000.
-        build: makes the protocol of a new connection.
-        tried: called after each attempt that `grow` began, with the error's text or "".
-        tls: certificates to trust and to show; None for no TLS.
-    """
+    """Pool of connections to one address, up to as many as the process may open files or 10,000 by default. `build` makes the
+    protocol of a new one. `tried` is called after each attempt that `grow` began, with the error's text or ""."""
 
     def __init__(
         self, host: str, port: int, most: int | None, build: Callable[[], Connection], tried: Callable[[str], None],
@@ -250,14 +219,11 @@ class ConnectionPool:
         self._build, self._tried = build, tried
         self._opening: set[asyncio.Task[None]] = set()
         self.open: set[Connection] = set()  # Open connections. Their owner adds and removes them.
-        self.idle: list[Connection] = []
-        """Free connections, the last one used at the end. Some may have been closed since."""
+        self.idle: list[Connection] = []  # Free connections, the last one used at the end. Some may be closed by now.
 
     async def warm(self, count: int) -> None:
-        """Open `count` connections, or as many as possible. All go to the address that answered first.
-
-        Raises Unreachable if not even one could be opened.
-        """
+        """Open `count` connections, or as many as possible, to the address that answered first. Raises Unreachable if none
+        opens."""
         try:
             await self._connect()
         except OSError as exc:

@@ -3,14 +3,12 @@
 The rules:
 
 1. A request is sent when it is due, whether or not earlier ones were answered (open loop).
-2. If no connection is free, another is opened, up to the limit. Beyond that the request waits in the backlog, and its lateness
-   counts.
+2. If no connection is free, another is opened, up to the limit. Beyond that the request waits in the backlog, and its lateness counts.
 3. Latency runs from the due time; so does the timeout, sent or not.
 4. A request is never sent twice. Its outcome is its answer, the loss of its connection, or the timeout.
 
-There is no timer per request. One alarm, set for the next due time but at most once a millisecond, and arriving answers drive
-the sending.
-"""
+There is no timer per request. Arriving answers, and one alarm for the next due time but at most once a millisecond, start the
+sending."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ from headway.load.schedule import Alarm, due_times
 from headway.load.spec import LoadSpec
 from headway.runtime.race import end
 
-_HOLE = "0f8fad5bd9cb469fa165"
-"""Placeholder of the request's number in the encoded body; long enough not to occur by chance."""
+_HOLE = "0f8fad5bd9cb469fa165"  # Placeholder of the request's number in the encoded body. It doesn't occur by chance.
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -44,9 +41,7 @@ class _Answer(msgspec.Struct, gc=False):
 
 class Payload:
     """Makes requests, all different, and checks their answers. `nonce` is in every input, so that two runs never send the same.
-
-    What all requests have in common is encoded once, so that each costs one formatting step.
-    """
+    What all requests have in common is encoded once, so that each costs one formatting step."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         body = dict(spec.body)
@@ -105,8 +100,7 @@ def _escaped(piece: bytes) -> bytes:
 
 _TICK = 0.001
 _MOST_AT_ONCE = 256  # Most requests to send before looking at answers again, when the generator is behind.
-_WARM_SECONDS = 0.25
-"""Seconds of answering time for which connections are opened beforehand, so that the load doesn't begin with a burst of them."""
+_WARM_SECONDS = 0.25  # Answering time for which connections are opened beforehand, so that no burst begins the load.
 _MOST_WARM = 2_500
 _SHOWN_MISMATCHES = 3
 _SHOWN_ERROR = 300
@@ -119,11 +113,9 @@ class _Problem(msgspec.Struct, gc=False):
 
 
 class Generator:
-    """Load test. Build it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read.
-
-    `nonce` makes this run's inputs differ from every other run's. Due times count from `started_at`, by `time.perf_counter`; it is
-    infinite before the start.
-    """
+    """Load test. Build it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce` makes
+    this run's inputs differ from every other run's. Due times count from `started_at`, by `time.perf_counter`; it is infinite at
+    first."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         self.record = Record(spec.tiers)
@@ -173,7 +165,6 @@ class Generator:
         self._settle()
 
     def _pump(self) -> None:
-        """Send the requests that are due."""
         times, tiers, record, idle = self._times, self._tiers, self.record, self._pool.idle
         due, start = self._due, self.started_at
         for _ in range(_MOST_AT_ONCE):
@@ -266,7 +257,6 @@ class Generator:
             self._pool.grow(len(self._backlog))
 
     async def _sweep(self) -> None:
-        """Time out overdue requests, for ever."""
         timeout = self._spec.timeout
         while True:
             await asyncio.sleep(min(max(timeout / 50, 0.001), 0.05))
@@ -320,11 +310,10 @@ class Generator:
 
 
 def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
-    """Run a load test in an event loop of its own. Ctrl-C ends it early, with the outcomes so far.
+    """Run a load test in an event loop of its own. Ctrl-C ends it early, with the outcomes so far. `progress` is the seconds
+    between two lines on standard error; None to go by the kind of stream, 0 for none.
 
-    `progress` is the seconds between two lines on standard error; None to go by the kind of stream, 0 for none. Raises SettingError
-    if a trace cannot be read, and Unreachable if no first connection could be opened.
-    """
+    Raises SettingError if a trace cannot be read, and Unreachable if no first connection could be opened."""
 
     async def drive() -> Record:
         generator = Generator(spec, secrets.token_hex(4))

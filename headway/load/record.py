@@ -1,7 +1,5 @@
-"""Record of a load test: the outcome of each request, written as it comes.
-
-Raw latencies go into flat arrays of 8 bytes each, which takes a tenth of a microsecond. Percentiles come when the load is over.
-"""
+"""Record of a load test: the outcome of each request, written as it comes. Raw latencies go into flat arrays, which takes a tenth
+of a microsecond each. Percentiles come when the load is over."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ class Stream:
         self.answered = array("d")  # Latencies of answers with a 2xx status.
         self.refused = array("d")  # Latencies of refusals, status 429 or 503.
         self.refused_without_retry_after = 0  # Refusals that did not say when to come back.
-        self.failed: Counter[str] = Counter()
-        """Every outcome but 2xx, by label: status and error code of an answer, or what happened to the connection."""
+        self.failed: Counter[str] = Counter()  # Outcomes but 2xx: status and error code, or the fate of the connection.
 
 
 class Record:

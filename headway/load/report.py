@@ -1,8 +1,7 @@
-"""Report of a load test: percentiles, rates and outcomes, and the tables that show them to people.
+"""Report of a load test: percentiles, rates and outcomes, and the tables that show them to people. While a test runs, it writes a
+line of progress to standard error now and then.
 
-Times are in milliseconds, and percentiles exact (nearest rank). Simulations are reported in the same terms
-(`headway.simulator.report`). While a test runs, it writes a line of progress to standard error now and then.
-"""
+Times are in milliseconds, and percentiles exact (nearest rank). Simulations are reported likewise (`headway.simulator.report`)."""
 
 from __future__ import annotations
 
@@ -47,12 +46,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes of the requests of one tier, or of all.
-
-    Attributes:
-        outcomes: count of every outcome, which add up to `requests`: `ok` for 2xx, or status and error code, or what happened
-            to the connection.
-    """
+    """Outcomes of the requests of one tier, or of all."""
 
     requests: int  # Requests that were due.
     answered: int  # Requests with a 2xx answer.
@@ -64,31 +58,22 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: Latency  # From the due time to a 2xx answer.
     refusal_ms: Latency  # From the due time to a refusal.
     refused_without_retry_after: int  # Refusals that did not say when to come back.
-    outcomes: dict[str, int]
+    outcomes: dict[str, int]  # Requests by outcome: `ok` for 2xx, or status and error code, or what the connection met.
 
 
 class Self(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of the generator itself.
-
-    Attributes:
-        connections_opened, connections_peak: connections in total, and at once.
-    """
+    """Measurements of the generator itself."""
 
     lag_ms: Latency  # How late the generator was for each request, which is part of every latency.
     cpu_us_per_request: float  # CPU time, user and system, in microseconds; `cpu_share` is the share of a core.
     cpu_share: float
     connections_opened: int
-    connections_peak: int
+    connections_peak: int  # Most connections at once.
     waited_for_connection: int  # Requests for which no connection was free when they were due.
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a load test.
-
-    Attributes:
-        url, rate, duration_s, arrivals, seed, promise_ms, expect: as given.
-        answered_rows_rate: rows of 2xx answers per second, until the last answer came; null without tensors.
-    """
+    """Results of a load test."""
 
     command: list[str]  # Command line without API keys.
     started_at: str  # ISO 8601, UTC.
@@ -103,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     arrivals_cv: float  # Coefficient of variation of the gaps between due times: 0 even, about 1 Poisson.
     offered_rate: float  # Requests due per second.
     rows: int | None  # Rows of each request; null if its body has no tensors.
-    answered_rows_rate: float | None
+    answered_rows_rate: float | None  # Rows of 2xx answers per second, until the last answer; null without tensors.
     elapsed_s: float  # Seconds until every request had its outcome.
     total: Flow
     tiers: dict[str, Flow]  # Figures of each tier, if there is a mix.
@@ -324,11 +309,9 @@ def line(record: Record, seconds: float, duration: float) -> str:
 
 
 async def report_on(record: Record, elapsed: Callable[[], float], duration: float, every: float | None = None) -> None:
-    """Write a line of progress now and then, until cancelled. Clear it from a terminal at the end.
-
-    `elapsed` returns the seconds since the load's start, below 0 before it. `duration` is in seconds, as is `every`, between two
-    lines; None to go by the kind of stream.
-    """
+    """Write a line of progress now and then, until cancelled, and clear it from a terminal at the end. `elapsed` returns the
+    seconds since the load's start, below 0 before it. `every` is the seconds between two lines; None to go by the kind of
+    stream."""
     live = sys.stderr.isatty()
     before, after = (_CLEAR, "") if live else ("", "\n")
     try:

@@ -1,9 +1,8 @@
 """Due times of a load test's requests, and an alarm that wakes the event loop at each, to about 50 µs on Linux.
 
-Timers of asyncio and uvloop have whole milliseconds. They would add up to a millisecond of the generator's own lateness to
-every latency that it reports. Linux has timerfd(2): a file descriptor that becomes readable when the time has come. Elsewhere,
-the loop's own timer has to do.
-"""
+Timers of asyncio and uvloop have whole milliseconds. They would add up to a millisecond of the generator's own lateness to every
+latency that it reports. Linux has timerfd(2), a file descriptor that becomes readable when the time has come. Elsewhere, the loop's
+own timer has to do."""
 
 from __future__ import annotations
 
@@ -26,10 +25,7 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
 class TraceFile:
-    """Times in seconds of a CSV file that `headway.core.arrivals` describes. Each iteration reads it anew.
-
-    `setting` names, in errors, where the path came from.
-    """
+    """Times in seconds of a CSV file that `headway.core.arrivals` describes. Each iteration reads it anew."""
 
     def __init__(self, path: Path, setting: str = "--arrivals") -> None:
         self._path, self._setting = path, setting
@@ -79,7 +75,6 @@ class Alarm:
         self._handle = self._loop.call_later(max(seconds, 0.0), self._ring)
 
     def close(self) -> None:
-        """Never ring again."""
         if self._handle is not None:
             self._handle.cancel()
         if self._timer is not None:
@@ -113,7 +108,6 @@ class _Timer:
 
     @classmethod
     def open(cls) -> _Timer | None:
-        """Return a timer, or None if the system has none."""
         if sys.platform != "linux":
             return None
         library = ctypes.CDLL(None)

@@ -40,19 +40,12 @@ class Target:
 
     @property
     def url(self) -> str:
-        """The URL."""
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec:
-    """A load test. Raises SettingError if a part of it is impossible.
-
-    Attributes:
-        mix: weights of tiers, which are sent as X-Request-Tier; empty to send none.
-        member: member of the JSON body with the input, which differs in each request; "" if there is none to vary.
-        expect: check of the answer's `output`: `none`, `upper` (the input in capitals) or `echo`.
-    """
+    """A load test. Raises SettingError if a part of it is impossible."""
 
     target: Target
     # fmt: off
@@ -65,10 +58,10 @@ class LoadSpec:
         "the rate.",
         type=str)  # `poisson`, `uniform`, or the path of a trace file.
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same load. By default a new one.", type=int)
-    mix: Mapping[str, float] = field(default_factory=dict)
+    mix: Mapping[str, float] = field(default_factory=dict)  # Weights of tiers, sent as X-Request-Tier; empty for none.
     keys: Mapping[str, str] = field(default_factory=dict)  # API keys by tier; the key under "" serves all tiers.
     body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
-    member: str = "input"
+    member: str = "input"  # Member of the JSON body with the input, which differs in each request; "" for none.
     data: bytes = b""  # Bytes after the JSON body, which are its tensors.
     timeout: float = tool_option(10.0, "--timeout", "S", _LOAD,
         "Give a request up after S seconds.", unit="s", within=(0.001, 3_600))  # Counts from the due time.
@@ -148,10 +141,8 @@ def parse_mix(text: str) -> dict[str, float]:
 
 
 def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
-    """Parse API keys: `TIER=KEY` or, for all tiers, `KEY`.
-
-    Raises SettingError if a tier is not in `tiers`, has two keys, or no header can carry a key. Keys are not shown.
-    """
+    """Parse API keys: `TIER=KEY` or, for all tiers, `KEY`. Raises SettingError, which doesn't show keys, if a tier is not in
+    `tiers`, has two keys, or no header can carry a key."""
     keys: dict[str, str] = {}
     known = list(tiers)
     for text in texts:
@@ -171,13 +162,11 @@ def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
 
 
 def make_body(path: str, text: str | None, model: str | None, content: bytes | None) -> tuple[dict[str, Any], str]:
-    """Return the body of the requests, and its member that holds the input ("" if none does).
+    """Return the body of the requests, and its member that holds the input ("" if none does). `/v1/predict` and `/v1/completions`
+    have their own names for members. `content` is a JSON object to start from; None for the least that the route takes. `text` and
+    `model` replace its own; without either, the text is a short sentence.
 
-    `/v1/predict` and `/v1/completions` have their own names for members. `content` is a JSON object to start from; None for the
-    least that the route takes. `text` and `model` replace its own; without either, the text is a short sentence.
-
-    Raises SettingError if the content is not a JSON object, or the route needs a model and none is named.
-    """
+    Raises SettingError if the content is not a JSON object, or the route needs a model and none is named."""
     route = path.partition("?")[0]
     model_member = "model_id" if route.endswith("/v1/predict") else "model"
     member = "input_data" if route.endswith("/v1/predict") else "input"
@@ -199,11 +188,8 @@ def make_body(path: str, text: str | None, model: str | None, content: bytes | N
 
 
 def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
-    """Return the body of requests with tensors of zeros, and the data after it, by the Open Inference Protocol.
-
-    Each text is `[NAME=]DATATYPE:SHAPE`; the first axis are the rows. Raises SettingError if a text is malformed, or has another
-    number of rows than the first.
-    """
+    """Return the body of requests with tensors of zeros, and the data after it, by the Open Inference Protocol. Each text is
+    `[NAME=]DATATYPE:SHAPE`; the first axis are the rows. Raises SettingError if one is malformed, or has another number of rows."""
     heads: list[dict[str, Any]] = []
     data = []
     for text in texts:

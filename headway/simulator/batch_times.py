@@ -11,10 +11,9 @@ With n inputs, W their total weight and L the heaviest weight,
 
     f = a + b·n + c·W + d·L + e·n·L    (a to e at least 0, fitted to all batches by relative least squares)
 
-has a term for each usual cost: of the call, an input, a token, a decoding step, and a padded token. Among recorded batches of
-about the same size, the NEAR nearest in ln n, ln W and ln L are found. One is drawn at random, and its time is multiplied by the
-f of the simulated batch over its own f. So what the formula misses, such as steps and chance, comes from batches near by.
-"""
+has a term for each usual cost: of the call, an input, a token, a decoding step, and a padded token. Among recorded batches of about
+the same size, the NEAR nearest in ln n, ln W and ln L are found. One is drawn at random, and its time is multiplied by the f of the
+simulated batch over its own f. So what the formula misses, such as steps and chance, comes from batches near by."""
 
 from __future__ import annotations
 
@@ -63,11 +62,8 @@ class _Known(NamedTuple):
 
 
 class BatchTimes:
-    """Run times drawn from recorded batches, of which there is at least one.
-
-    `weights` are those of all recorded inputs. `padded` is True if a worker would find out that the model pads the inputs of a call
-    to the longest.
-    """
+    """Run times drawn from recorded batches, of which there is at least one. They are `padded` if a worker would find out that the
+    model pads the inputs of a call to the longest."""
 
     def __init__(self, batches: Sequence[RecordedBatch]) -> None:
         self.weights = tuple(weight for batch in batches for weight in batch.weights)
@@ -92,11 +88,9 @@ class BatchTimes:
         return self._formula(weights) * near[int(rng() * len(near))].ratio
 
     def mean(self, count: int, weights: tuple[int, ...], max_weight: int, near: int = 1) -> float:
-        """Return the mean run time, in seconds, of batches of at most `count` inputs, and `max_weight` (0 for no bound).
-
-        Their weights are drawn from `weights`, all equally likely. The inputs of `near` batches are drawn together and sorted, so
-        that each gets inputs of similar weight.
-        """
+        """Return the mean run time, in seconds, of batches of at most `count` inputs, and `max_weight` (0 for no bound). Their
+        weights are drawn from `weights`, all equally likely. The inputs of `near` batches are drawn together and sorted, so that
+        each gets inputs of similar weight."""
         key = (count, weights, max_weight, near)
         if key not in self._means:
             rng = random.Random(0)  # noqa: S311 - the same batches each time
@@ -133,10 +127,8 @@ class BatchTimes:
 
 
 def read_batch_times(path: Path, setting: str = "--batch-times") -> BatchTimes:
-    """Read a file of recorded batches. `setting` is the option that names it, for errors.
-
-    Raises SettingError if it cannot be read, a line is no batch, or there are too few or too many.
-    """
+    """Read a file of recorded batches. Raises SettingError, with the option that names it, if it cannot be read, a line is no
+    batch, or there are too few or too many."""
     shown = str(path)
     try:
         lines = path.read_bytes().splitlines()
@@ -179,10 +171,8 @@ def _terms(weights: Sequence[int]) -> tuple[float, ...]:
 
 
 def _fitted(batches: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Return factors of the terms, at least 0, with the least sum of squared relative errors, by coordinate descent.
-
-    Each term is scaled to its root mean square, which keeps the rounds few.
-    """
+    """Return factors of the terms, at least 0, with the least sum of squared relative errors, by coordinate descent. Each term is
+    scaled to its root mean square, which keeps the rounds few."""
     rows = [[term / seconds for term in terms] for terms, seconds in batches]
     scales = [math.sqrt(math.fsum(row[term] ** 2 for row in rows)) for term in range(len(rows[0]))]
     columns = [[row[term] / scale for row in rows] for term, scale in enumerate(scales)]

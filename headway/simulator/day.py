@@ -1,16 +1,15 @@
 """A day of traffic under the autoscaler: GPU-hours, share within the promise, and changes of the number of workers.
 
-A day has hundreds of millions of requests, too many to follow each. So arrivals are counted per second, and the backlog is a
-level: it rises with arrivals and falls with what the workers do in full batches. The decisions are production's:
-`core.scaling.scaler` is asked once a second, with what the controller would measure.
+A day has hundreds of millions of requests, too many to follow each. So arrivals are counted per second, and the backlog is a level,
+which rises with arrivals and falls with what the workers do in full batches. The decisions are production's: `core.scaling.scaler`
+is asked once a second, with what the controller would measure.
 
-Traffic is a recorded trace, scaled to the rate and repeated through the day, times a daily wave, times two for an hour in which
-it doubles within a minute. Within a second, arrivals are only known by their dispersion, from which the formula of
+Traffic is a recorded trace, scaled to the rate and repeated through the day, times a daily wave, times two for an hour in which it
+doubles within a minute. Within a second, arrivals are only known by their dispersion, from which the formula of
 `core.scaling.sizing` estimates a further wait.
 
-With `limits.idle_after`, the model goes to zero workers and back. Requests that come meanwhile are held or get 503, by the rule
-of gateways. Whoever gets 503 doesn't come back.
-"""
+With `limits.idle_after`, the model goes to zero workers and back. Requests that come meanwhile are held or get 503, by the rule of
+gateways. Whoever gets 503 doesn't come back."""
 
 from __future__ import annotations
 
@@ -32,21 +31,16 @@ TENTHS = 10  # Parts of a second in which a record's arrivals are counted.
 FIRST_SECONDS = 600  # Seconds from whose counts FIXED and PLAN learn how uneven arrivals are.
 LEAST_RECORD = 600.0  # Seconds to which a shorter record is repeated before it is counted.
 WAVE = 0.6  # Amplitude of the daily wave, as a share of its mean.
+# When the rate doubles, how long it climbs, and how long it stays, in seconds.
 DOUBLES_AT, DOUBLES_WITHIN, DOUBLED_FOR = 39_600.0, 60.0, 3600.0
-"""When the rate doubles, how long it climbs, and how long it stays, in seconds."""
 FIXED = "fixed"  # Policy that never changes the number: the fewest workers that keep the promise in the busiest minute.
 POLICIES = (RULES, PLAN, FIXED)  # Policies to compare.
 QUEUE_SECONDS = 2.0  # Seconds of work that may wait. What comes beyond is refused.
-FEW = 20.0
-"""Arrivals per second below which they are drawn from the Poisson distribution itself, where seconds without any occur."""
+FEW = 20.0  # Arrivals per second below which they are drawn from the Poisson distribution itself, with empty seconds.
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a day to simulate. Times are in seconds.
-
-    Attributes:
-        limits: bounds and rules of the autoscaler; its policy and promise are replaced.
-    """
+    """Description of a day to simulate. Times are in seconds. Policy and promise of the limits are replaced."""
 
     rate: float  # Mean arrivals per second before the doubling.
     cost: BatchCost
@@ -72,17 +66,13 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one policy: RULES, PLAN or FIXED.
-
-    Attributes:
-        ups, downs: changes of the number of workers, which lies between `fewest` and `most`.
-    """
+    """Result of one policy: RULES, PLAN or FIXED."""
 
     policy: str
     gpu_hours: float  # Hours of all workers, their starts included.
     within: float  # Share of the requests answered within the promise.
     refused: float  # Share of the requests that were refused.
-    ups: int
+    ups: int  # Changes of the number of workers, which lies between `fewest` and `most`.
     downs: int
     most: int
     fewest: int
@@ -97,10 +87,8 @@ def simulate_day(
     day: Day, policy: str, progress: Callable[[str], None] = lambda text: None,
     traffic: tuple[Sequence[float], float] | None = None,
 ) -> DayReport:  # fmt: skip
-    """Run one policy, RULES, PLAN or FIXED, through the day. `progress` is called with a text on how far it is.
-
-    `traffic` is the result of `day_arrivals`, if it is known already.
-    """
+    """Run one policy, RULES, PLAN or FIXED, through the day. `progress` is called with a text on how far it is. `traffic` is the
+    result of `day_arrivals`, if it is known already."""
     arrivals, dispersion = traffic or day_arrivals(day)
     return _Run(day, policy, arrivals, dispersion).report(progress)
 
@@ -129,10 +117,7 @@ def _few(rng: random.Random, mean: float) -> float:
 
 
 def record_counts(trace: Sequence[float], rate: float) -> tuple[list[int], float]:
-    """Return the arrivals by second of a record that is sped up to `rate` and repeated, and their dispersion.
-
-    The dispersion is the variance over the mean of the counts in tenths of a second.
-    """
+    """Return the arrivals by second of a record, sped up to `rate` and repeated, and their dispersion in tenths of a second."""
     laps = max(2, math.ceil(LEAST_RECORD * rate / len(trace)))
     length = len(trace) / rate
     scale = length * (1.0 - 1.0 / len(trace)) / (trace[-1] - trace[0])
@@ -157,7 +142,7 @@ def _doubling(second: float) -> float:
 
 
 class Backlog:
-    """Backlog in front of the workers; `dispersion` is the dispersion of arrivals within a second."""
+    """Backlog in front of the workers, given the dispersion of arrivals within a second."""
 
     def __init__(self, day: Day, dispersion: float) -> None:
         self.waiting = 0.0
@@ -173,10 +158,7 @@ class Backlog:
         return accepted * share, arrivals - accepted
 
     def _share(self, waiting: float, rate: float, slots: int, capacity: float) -> float:
-        """Return the share of arrivals answered within the promise.
-
-        Each arrival waits for the backlog to clear, plus up to one gap.
-        """
+        """Return the share of arrivals answered within the promise. Each waits for the backlog to clear, plus up to one gap."""
         cost = self._day.cost
         spare = slots - cost.beta * rate
         gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots
@@ -189,8 +171,6 @@ class Backlog:
 
 
 class _Run:
-    """One policy's day."""
-
     def __init__(self, day: Day, policy: str, arrivals: Sequence[float], dispersion: float) -> None:
         self._day, self._policy, self._arrivals = day, policy, arrivals
         self._backlog = Backlog(day, dispersion)

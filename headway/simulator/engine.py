@@ -1,15 +1,14 @@
 """Drive the production queue and policies from a heap of virtual events: no event loop, no clock.
 
-The queue is the one that brokers use, called in the same order. An arrival is offered and wakes a worker. A free worker claims;
-if it is told to hold, it goes idle and a timer is set. Only the outside is simulated: who comes, how long a batch runs, who dies.
+The queue is the one that brokers use, called in the same order. An arrival is offered and wakes a worker. A free worker claims. If
+it is told to hold, it goes idle and a timer is set. Only the outside is simulated: who comes, how long a batch runs, who dies.
 
     idle ──claim──▶ running ──answer──▶ idle
       │                │
       └──────die───────┴──▶ dead ──restart──▶ idle
 
-Each shard of a queue has a queue, a policy and a timer of its own. A worker claims from its home shard, and while it is idle
-looks at another now and then.
-"""
+Each shard of a queue has a queue, a policy and a timer of its own. A worker claims from its home shard, and now and then, while it
+is idle, looks at another."""
 
 from __future__ import annotations
 
@@ -46,20 +45,15 @@ from headway.simulator.traffic import POISON, arrivals, bulk_lines, callers
 
 REAP_EVERY = 1.0  # Most seconds between two reaps, as in brokers.
 LEASE_SECONDS = 3.0  # Seconds after which the batch of a dead host goes to others.
-NOTICED_AFTER = DEGRADED_AFTER + 1.0
-"""Seconds until everybody has noticed a host's death: heartbeats are missed, and workers counted again."""
-APART = 0.0001
-"""Seconds between requests of two clients that got their answers together: about what a gateway takes for one."""
-Choose = Callable[[Sequence[int], float], int]
-"""Picks a shard's number by the entries waiting in each shard in use, and the time."""
+NOTICED_AFTER = DEGRADED_AFTER + 1.0  # Seconds until everybody has noticed a host's death, and counted workers again.
+APART = 0.0001  # Seconds between requests of two clients that got their answers together.
+Choose = Callable[[Sequence[int], float], int]  # Picks a shard by the entries that wait in each shard in use, and time.
 _LOOKS_AT = attrgetter("looks_at")
 
 
 def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
-    """Run a scenario until every request has its outcome. Raises SettingError if its trace has no rate.
-
-    `choose` picks shards for entries, for contrast; None for the production rule.
-    """
+    """Run a scenario until every request has its outcome, and let `choose` pick shards for entries, for contrast with the
+    production rule. Raises SettingError if its trace has no rate."""
     return _Simulation(scenario, choose).run()
 
 
@@ -92,8 +86,8 @@ class _Simulation:
         self._draw = callers(scenario, self._rng("callers"))
         self._choose_gateway = choose_gateway(scenario, self._rng("doors").random)
         self._lines = bulk_lines(scenario, self._rng("bulk"))
+        # True if nothing tells gateways apart, so that requests can be offered at once, which saves time.
         self._straight = scenario.gather == 0.0 and scenario.shards == 1
-        """True if nothing tells gateways apart, so that requests can be offered at once, which saves time."""
         spread = math.log1p(scenario.jitter**2)
         self._log_mean, self._log_deviation = -spread / 2, math.sqrt(spread)
 
@@ -157,7 +151,6 @@ class _Simulation:
             self._come(self._choose_gateway(), entry, now)
 
     def _send_next(self, now: float) -> None:
-        """Send a client's next request."""
         if not self._closed:
             self._request(now)
 
@@ -262,7 +255,6 @@ class _Simulation:
         self._looks_at = shard.looks_at if len(self._shards) == 1 else min(map(_LOOKS_AT, self._shards))
 
     def _free(self, worker: Worker, now: float) -> None:
-        """Let a worker claim its next batch, or go idle."""
         if not self._claim(worker, worker.home, now):
             self._go_idle(worker, now)
         self._wake_idle(worker.home, now)
@@ -326,7 +318,6 @@ class _Simulation:
         return seconds
 
     def _fill_up(self, now: float) -> None:
-        """Have the queues use what workers have reported of the model's costs."""
         line = batch_cost.padded(map(reported, self._workers.values())).get("")
         if batch_cost.is_news(line, self._line):
             self._line = line
@@ -448,7 +439,6 @@ class _Simulation:
             self._notice(worker, worker.life, now)
 
     def _take_back(self, shard: Shard, departure: Departure, now: float) -> None:
-        """Requeue the batch of a worker whose host died."""
         self._leases -= 1
         self._fail(shard, departure, now, Cause.CRASHED)
         self._wake_idle(shard, now)

@@ -1,10 +1,9 @@
-"""The simulated fleet: the queue and its workers, gateways, and their throttle. `engine` moves it, and is long enough alone.
+"""The simulated fleet: the queue and its workers, gateways, and their throttle. `engine` moves it.
 
     come ──▶ gathered ──send──▶ part ──▶ shard in turn
                  (at once, if the last call was long enough ago)
 
-Gateways of a fleet divide the workers' room as their traffic divides. So one throttle, by the production rules, stands for all.
-"""
+Gateways of a fleet divide the workers' room as their traffic divides. So one throttle, by the production rules, stands for all."""
 
 from __future__ import annotations
 
@@ -49,11 +48,10 @@ class Child:
         self.line: CostLine | None = None  # Line that it reported last; None before the first.
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Return the weights of the inputs of each call that a batch is cut into."""
         return [[weights[place] for place in call] for call in self._cost.calls(weights)]
 
     def ran(self, weights: Sequence[int], calls: Iterable[tuple[Sequence[int], float]]) -> bool:
-        """Learn from a batch and the seconds of its calls. Return True if there is something new to report."""
+        """Learn from a batch and the seconds of its calls. Returns True if there is something new to report."""
         self._cost.note_batch(weights)
         for call, seconds in calls:
             self._cost.observe(call, seconds)
@@ -105,10 +103,8 @@ class Gateway:
         return now + self._gather if len(self.gathered) == 1 else None
 
     def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
-        """Send the gathered entries: yield shards by number, each with its entries.
-
-        `slots` counts the workers known to live, `active` the shards in use.
-        """
+        """Send the gathered entries, and yield shards by number, each with its entries. `slots` workers live; `active` shards are
+        used."""
         gathered, self.gathered = self.gathered, []
         self._open_at = now + self._gather
         count = parts(len(gathered), self._max_batch) if active > 1 or not slots else 1
@@ -147,7 +143,6 @@ class LowestTierThrottle:
             self._throttle.refund(entry.tenant)
 
     def set_rate(self, workers: Iterable[Worker], load: Load, now: float) -> None:
-        """Set the rate by what all workers can do under the queue's load."""
         reports = [reported(worker, load.entry_size) for worker in workers]
         measured = capacity("", reports, load, self._scenario.target_utilisation)
         flow = self._throttle.count(now)

@@ -1,9 +1,7 @@
 """Find how many GPUs a load needs: the least number whose simulated percentiles meet the targets.
 
 The search begins at the number from the formula of `core.scaling.sizing`, which the autoscaler uses too. It goes up or down in
-growing steps, and then by halves. The result is confirmed with several seeds. A request without an answer counts as infinitely
-late.
-"""
+growing steps, and then by halves. The result is confirmed with several seeds. A request without an answer is infinitely late."""
 
 from __future__ import annotations
 
@@ -30,29 +28,23 @@ MEASURED = 50.0  # Fewest batch times to measure.
 MEASURED_REQUESTS = 10_000  # Fewest requests to measure in each run for a prediction.
 RATE_STEPS = 5  # Halvings in the search for the highest rate, which is then known to 1/32 of the spare capacity.
 RATE_SEEDS = 2  # Runs that must meet the targets at each of these rates.
-RATE_REQUESTS = 5_000
-"""Fewest requests in each of them: they take most of a plan's time, and their result is rough anyway."""
+RATE_REQUESTS = 5_000  # Fewest requests in each of them. They take most of a plan's time, for a rough result.
+# How near to a target, as a share of it or in milliseconds, a prediction is on the edge, so that a real run may miss it.
 EDGE_SHARE, EDGE_MS = 0.03, 2.0
-"""How near to a target, as a share of it or in milliseconds, a prediction is on the edge: a real run may miss it."""
+# Student's t for a two-sided 95 % interval, by number of values.
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t for a two-sided 95 % interval, by number of values."""
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """Task of the planner. It chooses the workers, times and seed of the scenario.
-
-    `p95` and `p99` are the highest percentiles of latency in seconds; None for any. `gpu_hour_cost` is in any currency. `max_gpus`
-    are the most to consider. `target_utilisation`, 0.1 to 1, is the share of its capacity that a fleet with room to spare uses.
-    `bulk` asks how many lines of bulk jobs go beside the load.
-    """
+    """Task of the planner, which chooses the workers, times and seed of the scenario."""
 
     scenario: Scenario
-    p95: float | None = None
+    p95: float | None = None  # Highest 95th percentile of latency in seconds; None for any.
     p99: float | None = None
-    gpu_hour_cost: float | None = None
+    gpu_hour_cost: float | None = None  # In any currency.
     max_gpus: int = 2_000
-    target_utilisation: float = 0.7
-    bulk: bool = False
+    target_utilisation: float = 0.7  # Share of its capacity, 0.1 to 1, that a fleet with room to spare uses.
+    bulk: bool = False  # True to ask how many lines of bulk jobs go beside the load.
 
     def __post_init__(self) -> None:
         if self.p95 is None and self.p99 is None:
@@ -103,15 +95,11 @@ class ConfidenceInterval(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected results of a number of GPUs at a rate of requests per second.
-
-    Attributes:
-        p50_ms, p95_ms, p99_ms: percentiles over all requests; without an answer a request is infinitely late (null in JSON).
-    """
+    """Expected results of a number of GPUs at a rate of requests per second. A request without an answer is infinitely late."""
 
     gpus: int
     rate: float
-    p50_ms: float
+    p50_ms: float  # Over all requests; null in JSON if infinite.
     p95_ms: float
     p99_ms: float
     doubt_ms: ConfidenceInterval  # Half-widths of their confidence intervals.
@@ -128,16 +116,10 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Plan(Prediction, frozen=True, kw_only=True):
-    """Result of a plan: the prediction for the least number of GPUs, and more about it.
+    """Result of a plan: the prediction for the least number of GPUs, and more about it."""
 
-    Attributes:
-        capacity: most requests per second that these GPUs can answer, in full batches; `load` is the rate divided by it.
-        first_come: least number of GPUs for a model that pads if inputs ran in the order of arrival, in one call; null if it
-            doesn't pad, or if they exceed the limit.
-    """
-
-    capacity: float
-    load: float
+    capacity: float  # Most requests per second that these GPUs can answer, in full batches.
+    load: float  # The rate divided by that.
     arrivals_cv: float  # Coefficient of variation of the gaps between arrivals: 1 for Poisson, more for burstier.
     meets_up_to: float  # Highest rate, in requests per second, at which these GPUs still meet the targets.
     one_less: Prediction | None  # Prediction for one GPU less; null if that could not carry the load at all.
@@ -145,6 +127,7 @@ class Plan(Prediction, frozen=True, kw_only=True):
     one_more: Prediction | None  # Prediction for one GPU more, if it is on the edge; else null.
     with_room: int  # Least number of GPUs that the load uses to no more than the target utilisation.
     cost: Cost | None  # Cost of the GPUs; null without a price.
+    # For a model that pads, the least number of GPUs if inputs ran in the order of arrival, in one call; null above the limit.
     first_come: int | None
     bulk: float | None  # Lines of bulk jobs per second that go into empty seats; null if nobody asked.
     seeds: int  # Simulations behind the figures, which measured so many `requests`.
@@ -152,10 +135,7 @@ class Plan(Prediction, frozen=True, kw_only=True):
 
 
 def make_plan(goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Plan:
-    """Find the least number of GPUs; `progress` is called with a line on each step.
-
-    Raises SettingError if no number of GPUs up to the limit meets the targets.
-    """
+    """Find the least number of GPUs, and call `progress` with a line on each step. Raises SettingError if no number will do."""
     return _Planner(goal, progress).plan()
 
 
@@ -254,10 +234,8 @@ class _Planner:
         return gpus
 
     def _estimate(self) -> int:
-        """Return the number of GPUs by the formula; 0 if it knows too little, as of recorded batches or weighed entries.
-
-        For a model that pads, return the number from which the load is below what is known of the capacity.
-        """
+        """Return the number of GPUs by the formula; 0 if it knows too little, as of recorded batches or weighed entries. For a
+        model that pads, return the number from which the load is below what is known of the capacity."""
         scenario, target = self._goal.scenario, self._goal.p95
         if scenario.pads:
             return math.floor(scenario.rate / scenario.capacity) + 1
@@ -278,7 +256,6 @@ class _Planner:
         raise SettingError(setting, shown, reason, hint)
 
     def _highest_rate(self, prediction: Prediction, capacity: float) -> float:
-        """Return the highest rate at which a prediction's GPUs meet the targets."""
         low, high = prediction.rate, max(prediction.rate, capacity)
         for _ in range(RATE_STEPS):
             middle = (low + high) / 2

@@ -25,10 +25,8 @@ STYLES = ("-", "--", ":", "-.")  # Line styles of tiers, highest first, when col
 
 
 def check(path: Path) -> None:
-    """Check before a run that its picture can be written, as far as can be seen.
-
-    Raises SettingError if the ending is no picture's, no file can be made there, or matplotlib is missing.
-    """
+    """Check before a run that its picture can be written, as far as can be seen. Raises SettingError if the ending is no picture's,
+    no file can be made there, or matplotlib is missing."""
     if path.suffix.lower() not in FORMATS:
         hint = f"Let it end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
         raise SettingError("--plot", str(path), "does not end as a picture does", hint)
@@ -50,11 +48,8 @@ def check(path: Path) -> None:
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Write a picture: each tier's latency and the batches' fill over time, and the distribution of latency.
-
-    The records are of one scenario under one or more policies. The ending of `path` decides the format. Raises SettingError if it
-    cannot be written.
-    """
+    """Write a picture: each tier's latency and the batches' fill over time, and the distribution of latency. The records are of one
+    scenario under one or more policies. The ending of `path` decides the format. Raises SettingError if it cannot be written."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -20,8 +20,7 @@ class Record:
         self.latency = array("d")  # Latencies of the answered requests, in seconds.
         self.tier = array("H")  # Tiers of the answered requests, by index.
         self.offered = [0] * len(scenario.mix)  # Requests that came, by tier.
-        self.lost: Counter[tuple[str, str, int]] = Counter()
-        """Requests without an answer, by kind (refused, expired or failed), reason and tier."""
+        self.lost: Counter[tuple[str, str, int]] = Counter()  # Requests without an answer, by kind, reason and tier.
         self.poisonous = 0  # Requests that fail any batch they are in, and so can never be answered.
         self.harmed = 0  # Harmless requests without an answer.
         self.left_at = array("d")  # When batches left.
@@ -35,8 +34,7 @@ class Record:
         self.down = 0.0  # Seconds that workers were dead after the warm-up.
         self.died_at = array("d")  # When workers died.
         self.retried = 0  # Entries that were queued again as their batch failed.
-        self.estimates = (0.0, 0.0, 0.0, 0.0)
-        """The queue's estimates at the last request: λ in requests per second; α, β and deviation in seconds."""
+        self.estimates = (0.0, 0.0, 0.0, 0.0)  # The queue's at the last request: λ per second; α, β, deviation in s.
         self._last = -math.inf
         self._gaps = 0
         self._gap_sum = 0.0
@@ -44,7 +42,6 @@ class Record:
 
     @property
     def deaths(self) -> int:
-        """Workers that died."""
         return len(self.died_at)
 
     @property
@@ -54,7 +51,6 @@ class Record:
         return 1.0 - self.harmed / good if good else 1.0
 
     def came(self, tier: int, now: float, poison: bool = False) -> None:
-        """Note a request."""
         if now < self.scenario.warmup:
             return
         self.offered[tier] += 1
@@ -67,19 +63,16 @@ class Record:
             self._gap_squares += gap * gap
 
     def answered(self, tier: int, arrived: float, now: float) -> None:
-        """Note an answer."""
         if arrived >= self.scenario.warmup:
             self.arrived.append(arrived)
             self.latency.append(now - arrived)
             self.tier.append(tier)
 
     def bulk_answered(self, count: int, now: float) -> None:
-        """Note answers to bulk entries."""
         if self.scenario.warmup <= now < self.scenario.duration:
             self.bulk += count
 
     def lose(self, kind: str, reason: str, tier: int, arrived: float, poison: bool = False) -> None:
-        """Note a request that ended without an answer."""
         if arrived >= self.scenario.warmup:
             self.lost[kind, reason, tier] += 1
             self.harmed += not poison
@@ -97,11 +90,10 @@ class Record:
             self.reasons[reason] += 1
 
     def ran(self, since: float, seconds: float) -> None:
-        """Note that a GPU ran for `seconds`. Only count the part between the warm-up and the end of arrivals."""
+        """Note that a GPU ran for `seconds`. Only the part between the warm-up and the end of arrivals counts."""
         self.busy += self._within(since, since + seconds)
 
     def was_down(self, since: float, until: float) -> None:
-        """Note that a worker was dead between two times."""
         self.down += self._within(since, until)
 
     @property

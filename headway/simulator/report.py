@@ -1,7 +1,5 @@
-"""Reports of simulations: percentiles, shares and rates, and the tables that show them to people.
-
-Times are in milliseconds, and percentiles exact (nearest rank).
-"""
+"""Reports of simulations: percentiles, shares and rates, and the tables that show them to people. Times are in milliseconds, and
+percentiles exact (nearest rank)."""
 
 from __future__ import annotations
 
@@ -38,11 +36,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of the batches that left.
-
-    Attributes:
-        shard_gap_cv: mean of the shards' own `gap_cv`, as shards are not in step with each other; null without shards.
-    """
+    """Figures of the batches that left."""
 
     count: int
     mean_size: float  # Mean entries of a batch.
@@ -50,7 +44,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]  # Number of batches by why they left.
     gap_ms: float  # Mean gap between two departures.
     gap_cv: float  # Coefficient of variation of those gaps: 0 for even, 1 for random, more for bunched.
-    shard_gap_cv: float | None
+    shard_gap_cv: float | None  # Mean of the shards' own, as these are not in step; null without shards.
     stolen: float  # Share of batches taken by workers of another home shard.
 
 
@@ -160,7 +154,7 @@ def describe(scenario: Scenario) -> dict[str, object]:
 
 
 def show(scenario: Scenario, reports: Sequence[Report], arrivals: str, console: Console | None = None) -> None:
-    """Print the reports of one scenario, one for each policy. `arrivals` names what its requests follow, for example `poisson`."""
+    """Print the reports of one scenario, one for each policy. `arrivals` names what its requests follow, such as `poisson`."""
     console = console or standard_console()
     first = reports[0]
     console.print(

@@ -50,11 +50,8 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """Death of `workers` workers at `at`.
-
-    With `silent`, their hosts die too: nobody notices before heartbeats are missed, and what ran goes to others when its leases
-    end.
-    """
+    """Death of `workers` workers at `at`. With `silent`, their hosts die too: nobody notices before heartbeats are missed, and what
+    ran goes to others when its leases end."""
 
     at: float
     workers: int
@@ -65,19 +62,11 @@ class Kill(msgspec.Struct, frozen=True):
 class Scenario:
     """A simulated service under a load. Raises SettingError if a part of it is impossible.
 
-    Fields with an option are described by its help. This adds what the simulation makes of them.
-
-    Attributes:
-        weights: all equally likely; empty if all entries weigh the same. For a model that pads, their lengths.
-        jitter: times of batches are log-normal.
-        slow: factor by which the first worker is slower than the others.
-        overhead: lies half before a run and half after, and is part of every latency.
-        duration: all requests that come within it are followed to their end.
-        fail_every: times between deaths are exponential.
-        gateways: each request goes to one by chance.
-        gather: counts from the gateway's last call to the queue, and is part of every latency; 0 to send each entry at once.
-        seed: gives the same arrivals under every policy.
-    """
+    Fields with an option are described by its help. Weights are all equally likely; for a model that pads they are lengths. Times
+    of batches are log-normal, and times between deaths exponential. The overhead lies half before a run and half after. It is part
+    of every latency, as is the time to gather, which counts from the gateway's last call to the queue. Each request goes to a
+    gateway by chance. Requests that come within the duration are followed to their end. Arrivals depend on the seed, not on
+    policies."""
 
     # fmt: off
     workers: int = tool_option(MISSING, "--workers", "K", _MODEL,
@@ -231,7 +220,6 @@ class Scenario:
 
     @property
     def full(self) -> float:
-        """Mean number of entries in a full batch."""
         return self._weight(self.max_batch) / self.mean_weight
 
     def cycle(self, size: int) -> float:
@@ -259,7 +247,6 @@ class Scenario:
         return min(weight, max(self.max_weight, self.mean_weight)) if self.max_weight else weight
 
     def limits(self) -> QueueLimits:
-        """Return the bounds of the queue."""
         return QueueLimits(
             tiers=len(self.mix), max_batch=self.max_batch, reserved_share=self.reserved_share, max_queue=self.max_queue,
             max_weight=self.max_weight, promise=self.promise or 0.0,
@@ -271,7 +258,6 @@ class Scenario:
         return (self.padded or (self.times is not None and self.times.padded)) and not self.first_come
 
     def make_policy(self) -> Policy:
-        """Make a fresh policy."""
         return Eager() if self.policy == "eager" else policies.build(self.policy, self.max_wait)
 
 

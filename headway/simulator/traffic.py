@@ -40,8 +40,7 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
     """Read weights of entries, all equally likely: `LOW-HIGH` for all whole numbers from LOW to HIGH, or the path of a file.
 
     The file has a weight, a whole number above 0, per line, or was written by `headway check --record`. Raises SettingError with
-    `setting`, the option that has this value, and `hint`, what to give instead.
-    """
+    the option that has this value, and what to give instead."""
     low, dash, high = text.partition("-")
     if dash and low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
         if not 1 <= int(low) <= int(high) <= MOST_RANGE:
@@ -62,10 +61,7 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
 
 
 def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
-    """Yield when requests come, until the scenario's duration is over; nothing for clients of a closed loop.
-
-    Raises SettingError if the trace has no rate.
-    """
+    """Yield when requests come, within the scenario's duration; nothing for clients. Raises SettingError if a trace has no rate."""
     if scenario.clients:
         return iter(())
     if scenario.trace:
@@ -86,10 +82,8 @@ def _steps(scenario: Scenario, rng: random.Random) -> Iterator[float]:
 
 
 def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
-    """Return a function that draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison.
-
-    Equal entries are one object: nothing in a simulation tells them apart by id.
-    """
+    """Return a function that draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison. Equal entries
+    are one object, as nothing in a simulation tells them apart by id."""
     kinds: list[Entry] = []
     weights: list[float] = []
     for tier, weight in enumerate(scenario.mix.values()):

@@ -59,37 +59,30 @@ from headway.core.look_ahead import LookAhead
 from headway.core.policies.windows import DEFAULT_WINDOW, Window
 from headway.core.slot_factors import FACTORS, STEP, USUAL, scale
 
-WORTH_SPACING = 1.0
-"""Expected arrivals in a gap (λα/k) below which departures aren't spaced, so that a lone request leaves at once."""
+WORTH_SPACING = 1.0  # Expected arrivals in a gap (λα/k) below which a request leaves at once, without spacing.
 
 SATURATED = 0.8  # Share of the GPUs' capacity in use above which even full batches are spaced.
-PACE = 0.95
-"""Gaps by which each departure moves the schedule of full batches on; below 1, so that it never limits throughput."""
+PACE = 0.95  # Gaps by which each departure moves the schedule of full batches on; below 1, to never limit throughput.
 TOLERANCE = 0.0625  # Gaps by which a full batch may be ahead of that schedule.
 TOLERANCE_DEVIATIONS = 4.0  # Standard deviations of the batch time by which it may be ahead besides.
 SILENCE = 3.0  # Mean gaps between arrivals after which a silence isn't chance: of Poisson gaps, 5 % are longer.
 
-LONGER = 0.3
-"""Share by which the part of a gap due to α grows for each relative standard deviation of the batch time: room for late GPUs."""
+LONGER = 0.3  # Share by which the part of a gap due to α grows for each relative standard deviation of the batch time.
+# Relative standard deviation that is assumed at a start, and batches of each GPU until nothing is assumed any more.
 PRESUMED, PRESUMED_FOR = 0.3, 2.0
-"""Relative standard deviation that is assumed at a start, and batches of each GPU until nothing is assumed any more."""
 SMALLER = 2.0  # How much less the size of the largest batch counts in a gap, likewise: it is partly chance.
 
+# Slower slots take part only if latency with them is below this multiple of that without, as they never come back evenly spaced.
 WORTH_MORE = 0.95
-"""Slower slots take part only if latency with them is below this multiple of that without: their batches never come back evenly spaced."""
 ROOM = 0.5  # Standard deviations of a batch's size for which a full batch must have room.
-ALIKE = 0.2
-"""Standard deviation of the slots' factors below which waiting entries are shared out as if all slots were alike."""
-LEAST_SPARE = 0.1
-"""Share of the slots' capacity that the inputs themselves, β, must leave, for these slots to be enough."""
+ALIKE = 0.2  # Standard deviation of slots' factors below which waiting entries are shared out as if slots were alike.
+LEAST_SPARE = 0.1  # Share of the slots' capacity that the inputs themselves, β, must leave for the slots to be enough.
 
 MOMENT = 0.05  # Part of α without an arrival after which all clients answered together have come back.
 LONGEST_WAIT = 1.5  # Longest wait of too few clients for another slot's clients, in batch times of an even part.
 LEAST_COMPANY = 0.5  # Share of an even part of all clients below which they are too few to leave.
-LEAST_GAP = 1e-6
-"""Seconds of a gap too short to hold anybody back. Without any gap, the first client would leave alone."""
-EVENLY = 1e6
-"""Square of a number of batches that exceeds any number of slots, for a unit of size: every batch is an even part."""
+LEAST_GAP = 1e-6  # Seconds of a gap too short to hold anybody back. With no gap, the first client would leave alone.
+EVENLY = 1e6  # Square of more batches than there are slots, for a unit of size, so that every batch is an even part.
 
 
 class Team(msgspec.Struct, frozen=True):
@@ -129,9 +122,7 @@ def team(load: Load) -> Team:
 
 
 def headway(load: Load, speed: float | None = None) -> float:
-    """Return the even gap s* in seconds; 0 if arrivals are too few for a second entry in a gap.
-
-    `speed`: speed of the slots that take part; None if all are alike."""
+    """Return the even gap s* in seconds, given the speed of the slots that take part; 0 if too few arrivals come in a gap."""
     speed = load.slots if speed is None else speed
     if speed <= 0.0 or load.rate * load.alpha / speed < WORTH_SPACING:
         return 0.0
@@ -141,7 +132,7 @@ def headway(load: Load, speed: float | None = None) -> float:
 
 
 class Paced:
-    """Spaces departures by the headway. `max_wait`: further limit on the wait in seconds; None for none."""
+    """Spaces departures by the headway, with a further limit on the wait in seconds, if given."""
 
     def __init__(self, max_wait: float | None = None) -> None:
         self._window = math.inf if max_wait is None else max_wait
@@ -150,12 +141,12 @@ class Paced:
         self._ahead = LookAhead(rules, {"paced": self.spaced, "together": self.together, **rules})
 
     def rule(self, load: Load) -> Rule:
-        """Return the rule for this load: even gaps, unless the look-ahead found a better rule for recent arrivals."""
+        """Return the rule of even gaps, unless the look-ahead found a better rule for recent arrivals."""
         past = load.past
         return self._ahead.rule(load, past) if past is not None and past.tells else self.spaced(load)
 
     def spaced(self, load: Load) -> Rule:
-        """Return the rule of even gaps. A largest batch leaves at once, others a kth part of a batch time after the last departure."""
+        """Return the rule of even gaps. A largest batch leaves at once, others a kth part of a batch time after the last."""
         chosen = team(load)
         gap = headway(load, chosen.speed)
         service = load.batch_seconds(load.max_batch)
@@ -210,5 +201,5 @@ class Paced:
 
 
 def _at_once(load: Load) -> Rule:
-    """Return the rule that lets waiting entries leave as soon as a GPU is free."""
+    """Let waiting entries leave as soon as a GPU is free."""
     return Rule(size=load.max_batch, headway=0.0)

@@ -28,8 +28,7 @@
         └── PayloadTooLarge     the body is larger than the limit
 
 A failure that has to travel is a `model.Failure` with one of the codes below. A new code is one entry here: status, title, header
-fields, contract and ledger follow from it.
-"""
+fields, contract and ledger follow from it."""
 
 from __future__ import annotations
 

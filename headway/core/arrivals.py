@@ -4,8 +4,7 @@ Each stream yields seconds from 0 on, never decreasing. It is drawn from as need
 second's. Randomness is an argument: the same seed gives the same arrivals in a load test and in a simulation.
 
 A trace is CSV of one of two shapes: with a header line that names a `TIMESTAMP` column, whose cells are ISO 8601 times (`2023-11-16
-18:17:03.9799600`, as in the Azure LLM inference traces) or seconds; or one bare column of seconds.
-"""
+18:17:03.9799600`, as in the Azure LLM inference traces) or seconds; or one bare column of seconds."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A killed worker falls silent. Three missing heartbeats are enough to believe tha
 lower capacity, and reading it, take half a second each. A process that only stood still for that long counts again from its next
 heartbeat, and keeps its batches until their leases end.
 
-A resting worker says so, and its heartbeats are half as frequent. After a missing one it gets the same second.
-"""
+A resting worker says so, and its heartbeats are half as frequent. After a missing one it gets the same second."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Thousands of refusals a second for one caller don't fill the ledger:
 
     first of a caller ──▶ a record of its own ──▶ next ones: counted for MINUTE seconds ──▶ one record for all of them
 
-They are counted by tier and code, of which there are few, but not by model, as clients may make names up.
-"""
+They are counted by tier and code, of which there are few, but not by model, as clients may make names up."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ rows or call parameters, a batch has entries of one shape, and its next entry is
 
 A batch keeps room for lower tiers, but their next entry may be too big for it, or of a different shape. The room is then owed to them,
 and added to what the next batch keeps, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and Varghese,
-"Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)
-"""
+"Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)"""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A tenant that keeps more than its budget loses its own oldest outcomes. If all together keep too much, the tenant that keeps most loses
 its oldest. So a tenant that keeps no more than an equal part never loses anything to others (max-min fairness). Within a tenant,
-outcomes of identical requests go first, as outcomes of tasks and keys are promises.
-"""
+outcomes of identical requests go first, as outcomes of tasks and keys are promises."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Cost and arrival rate of a model, learnt online.
 
-ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate.
-"""
+ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ counts only beside a valid `traceparent`.
 Sampling by a ratio uses the last 8 bytes of the trace id, as OpenTelemetry's samplers do, so that systems with the same ratio agree
 about a trace. For requests that begin a trace, the sampler draws how many to skip before the next sample (a geometric distribution, so
 that all have the same chance). Requests are numbered, so skipping one costs a comparison. A sampled request gets an id that ends below
-the bound.
-"""
+the bound."""
 
 from __future__ import annotations
 

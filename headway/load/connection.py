@@ -1,7 +1,6 @@
 """Keep-alive connections of the load generator, with one request in flight each. The last one used is used next.
 
-A plain answer that arrives whole is cut apart by a few searches. Any other goes through an AnswerReader, which costs more.
-"""
+A plain answer that arrives whole is cut apart by a few searches. Any other goes through an AnswerReader, which costs more."""
 
 from __future__ import annotations
 

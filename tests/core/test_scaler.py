@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.scaling.forecast import SAMPLE_SECONDS, ArrivalForecast
 from headway.core.scaling.rules import QUEUE_ABOVE, USUAL, UTILISATION_ABOVE, UTILISATION_BELOW, ScaleRule
 from headway.core.scaling.scaler import (
     AGAIN,
@@ -22,7 +21,9 @@ from headway.core.scaling.scaler import (
     PLAN,
     PLAN_KEEPS,
     RULES,
+    SAMPLE_SECONDS,
     UP,
+    ArrivalForecast,
     ModelState,
     ScaleDecision,
     ScaleLimits,

@@ -44,8 +44,7 @@ No formula is best everywhere. Given recent arrivals, a look-ahead shows if a wi
 then uses that rule (`core.look_ahead`).
 
 Holding vehicles against bunching is known from public transport (Daganzo, "A headway-based approach to eliminate bus bunching",
-Transportation Research B 43, 2009); the formula for batch servers is ours.
-"""
+Transportation Research B 43, 2009); the formula for batch servers is ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scaler of one model: computes the number of workers from measurements.
 
     policy `rules`   each rule whose condition has held for its time changes the number
-    policy `plan`    the fewest workers that keep the promise under the expected load (`sizing`), with room
+    policy `plan`    the fewest workers that keep the promise under the forecast load (`sizing`), with room
 
 Both respect the same bounds. Requested workers count as coming until they are late, so that one shortage is answered only once; late
 ones no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming: replacements are
@@ -10,8 +10,7 @@ the time of `plan`. At most a fifth of the workers goes at once, but at least on
 
 With `idle_after`, a model that nobody asked for during that time has no worker until somebody asks. Time while a worker starts doesn't
 count, unless one failed to load, so that a client that was told to come back finds a worker. Waiting lines of bulk jobs keep the
-workers, and bring one back, but no sooner after the last change than a start takes.
-"""
+workers, and bring one back, but no sooner after the last change than a start takes."""
 
 from __future__ import annotations
 
@@ -20,14 +19,13 @@ from collections import deque
 
 import msgspec
 
-from headway.core.scaling.forecast import ArrivalForecast
 from headway.core.scaling.rules import QUEUE_ABOVE, USUAL, UTILISATION_ABOVE, ScaleRule
 from headway.core.scaling.sizing import MOST_SLOTS, BatchCost, fewest_slots
 
 RULES, PLAN = "rules", "plan"  # Policies.
 UP, DOWN, AGAIN = "up", "down", "again"
+# Directions of a decision: more workers, fewer, or the same number again, because requested ones did not come.
 DIRECTIONS = (UP, DOWN, AGAIN)
-"""Directions of a decision: more workers, fewer, or the same number again, because requested ones did not come."""
 AS_FOUND = "as it was found"  # Reason while nothing has been decided yet.
 MOST_REMOVED = 0.2  # Share of the workers that may be removed at once.
 ROOM = 0.8  # Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start.
@@ -38,12 +36,24 @@ FIRST_START = 60.0  # Assumed seconds of a worker's start until one was seen.
 ASKED = 0.05  # Entries per second, averaged over about a second, below which none has come for some seconds.
 FADING = 0.8  # Weight of an earlier, longer start in the expected time after a shorter one.
 
+SMOOTH_SECONDS = 5.0  # Time constant of the smoothed rate, and the least one of the level.
+MOST_SMOOTH_SECONDS = 30.0  # Largest time constant of the level.
+# Time constant of the level, as a share of a worker's start, since a peak that ends before a worker comes isn't worth one.
+SMOOTH_SHARE = 0.5
+NOTED_EVERY = 5.0  # Seconds between two levels that are kept for the trend.
+LONGEST_TREND = 900.0  # Limit in seconds on the observation of a trend.
+DAMPING = 0.5  # Share of the trend that is believed, as most climbs end.
+APART = 2.0  # Seconds between samples that count as independent, as each is an average over about one.
+SAMPLE_SECONDS = 2.0  # Seconds of arrivals that a sample stands for: twice the time constant of its average.
+DISPERSION_SECONDS = 120.0  # Time constant of the dispersion.
+MOST_DISPERSION = 400.0  # Limit on one sample's dispersion. Rarer and larger bursts aren't worth a fleet of their size.
+
 
 class ScaleLimits(msgspec.Struct, frozen=True):
     """Bounds and times of one model's scaler."""
 
     policy: str = RULES  # RULES or PLAN.
-    least: int = 1  # At least 1; `idle_after` may still remove all workers.
+    least: int = 1  # Minimum of workers, at least 1; `idle_after` may still remove all.
     most: int = MOST_SLOTS
     rules: tuple[ScaleRule, ...] = USUAL  # Rules of the policy RULES.
     start_within: float = 600.0  # Seconds for which a requested worker counts as coming.
@@ -82,6 +92,68 @@ class ScaleDecision(msgspec.Struct, frozen=True):
     desired: int
     direction: str  # UP, DOWN or AGAIN.
     reason: str  # Why, in words.
+
+
+class ArrivalForecast:
+    """Forecast of arrivals from samples of their rate: how many come, how unevenly, and how many will soon.
+
+    The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start, arrivals may grow by
+    as much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling isn't taken for an endless climb."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0  # Smoothed arrivals per second; 0 before the first sample.
+        self.level = 0.0  # The same, smoothed for longer if workers need long to start.
+        self.dispersion = 1.0  # Variance over mean of the arrivals in a second or two; 1 for Poisson, more if burstier.
+        self._at: float | None = None
+        self._before: deque[tuple[float, float]] = deque()  # Samples with their instants, as far back as is compared.
+        self._noted: deque[tuple[float, float]] = deque()  # Levels with their instants, as far back as a trend goes.
+
+    def observe(self, rate: float, now: float, start: float) -> None:
+        """Add a sample of arrivals per second, averaged over about a second, with the seconds that a worker needs to start."""
+        last, self._at = self._at, now
+        if last is None:
+            self.rate = self.level = rate
+            self._noted.append((now, rate))
+            self._before.append((now, rate))
+            return
+        elapsed = max(now - last, 0.0)
+        self.rate += (rate - self.rate) * -math.expm1(-elapsed / SMOOTH_SECONDS)
+        constant = min(max(SMOOTH_SHARE * start, SMOOTH_SECONDS), MOST_SMOOTH_SECONDS)
+        self.level += (rate - self.level) * -math.expm1(-elapsed / constant)
+        self._compare(rate, now, elapsed)
+        if now - self._noted[-1][0] >= NOTED_EVERY:
+            self._noted.append((now, self.level))
+            while self._noted[0][0] < now - LONGEST_TREND:
+                self._noted.popleft()
+
+    def ahead(self, seconds: float) -> float:
+        """Return the arrivals per second to be ready for in so many seconds, which are never fewer than now."""
+        return self.level + max(0.0, DAMPING * (self.level - self._level_before(seconds)))
+
+    def _level_before(self, seconds: float) -> float:
+        if self._at is None:
+            return self.level
+        since = self._at - seconds
+        earlier = self._noted[0][1]
+        for at, level in self._noted:
+            if at > since:
+                break
+            earlier = level
+        return earlier
+
+    def _compare(self, rate: float, now: float, elapsed: float) -> None:
+        """Learn the dispersion from two samples, as half of their squared difference is their variance. Samples of one level differ
+        only by chance, and a slow climb adds little."""
+        self._before.append((now, rate))
+        while len(self._before) > 1 and self._before[1][0] <= now - APART:
+            self._before.popleft()
+        at, other = self._before[0]
+        mean = (rate + other) / 2.0
+        if now - at < APART or mean <= 0.0:
+            return
+        dispersion = min(SAMPLE_SECONDS * (rate - other) ** 2 / 2.0 / mean, MOST_DISPERSION)
+        share = -math.expm1(-elapsed / DISPERSION_SECONDS)
+        self.dispersion = max(self.dispersion + (dispersion - self.dispersion) * share, 1.0)
 
 
 class Scaler:

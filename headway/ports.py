@@ -48,7 +48,7 @@ from headway.model.bulk import MOST_ENDED, BulkFile, BulkJob, BulkLine, Stored
 
 
 class QueueCondition(Protocol):
-    """Condition of a queue as last heard; reading it makes no call."""
+    """Condition of a queue as last heard. Reading it makes no call."""
 
     @property
     def linger(self) -> float:
@@ -281,7 +281,7 @@ class Fleet(Protocol):
 
 
 class Board(Protocol):
-    """Departure board of a fleet. It is bounded: the oldest notices go first."""
+    """Departure board of a fleet. It is bounded, and the oldest notices go first."""
 
     async def post(self, notice: Notice) -> Posted:
         """Post a notice. An empty notice only asks for the answer."""
@@ -319,7 +319,7 @@ class DeadLetters(Protocol):
 
 
 class Backend(Protocol):
-    """Way of one slot to the black box. It runs one batch at a time."""
+    """One slot's way to the black box. It runs one batch at a time."""
 
     @property
     def pid(self) -> int:
@@ -422,7 +422,7 @@ class KeyIdentity(Protocol):
 
 class KeyMark(msgspec.Struct, frozen=True):
     """One change in the history of a store of keys. `revision` grows with every change, and is 0 before the first one. `mark` is a
-    random text that distinguishes changes of the same revision; it is empty if unknown."""
+    random text that distinguishes changes of the same revision, and is empty if unknown."""
 
     revision: int = 0
     mark: str = ""
@@ -483,7 +483,7 @@ class Ledger(Protocol):
         """Keep all records or none. A record that is already there, by (tenant, id, completed_at), stays as it is."""
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        """Forget the open requests `ended`, each a tenant and id; then note `records` as open, in place of earlier notes."""
+        """Forget the open requests `ended`, by tenant and id. Then note `records` as open, in place of earlier notes."""
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
         """Return the records of a request id, of all tenants. Open ones come last."""

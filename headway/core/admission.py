@@ -34,7 +34,7 @@ MIN_WAIT = 0.001  # Shortest wait in seconds that a refused client is told.
 
 class Refused(msgspec.Struct, frozen=True):
     """Refusal of an entry. If the request has too many inputs even for an empty queue, `most` is the number that would be admitted.
-    It is negative if not even one would be answered in time at the known pace; its absolute value is then tried anyway."""
+    If at the known pace not even one would be answered in time, it is negative, and so many are tried anyway."""
 
     wait: float  # Seconds until the entry would be admitted.
     tier_only: bool  # True if the highest tier would be admitted now.
@@ -53,7 +53,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def unknown(cls, tiers: int) -> AdmissionLimits:
-        """Return limits for the time before the first measured batch: every entry is admitted."""
+        """Return limits that admit every entry, for the time before the first measured batch."""
         return cls((0.0,) * tiers, 0.0)
 
     @classmethod
@@ -103,9 +103,9 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
-        """Admit (None) or refuse an entry, given the size of what is ahead, and of what waits in the highest tier (`first`)."""
+        """Return None to admit an entry, or its refusal, given the size of what is ahead and of the highest tier (`first`)."""
         if ahead == 0 or self.batch_seconds <= 0.0:
-            return None  # A bad estimate must not lock everybody out: an entry with nothing ahead of it may try.
+            return None  # A bad estimate must not lock everybody out, so an entry with nothing ahead of it may try.
         allowed = self.allowed(tier, entry)
         if ahead < allowed:
             return None

@@ -1,10 +1,10 @@
 """Arrivals: endless streams of the instants at which requests come, drawn at random or read from a trace.
 
 Each stream yields seconds from 0 on, never decreasing. It is drawn from as needed, so an hour's load takes no more memory than a
-second's. Randomness is an argument: the same seed gives the same arrivals in a load test and in a simulation.
+second's. As randomness is an argument, the same seed gives the same arrivals in a load test and in a simulation.
 
-A trace is CSV of one of two shapes: with a header line that names a `TIMESTAMP` column, whose cells are ISO 8601 times (`2023-11-16
-18:17:03.9799600`, as in the Azure LLM inference traces) or seconds; or one bare column of seconds."""
+A trace is CSV. Either it has a header line that names a `TIMESTAMP` column, whose cells are ISO 8601 times (`2023-11-16
+18:17:03.9799600`, as in the Azure LLM inference traces) or seconds, or it is one bare column of seconds."""
 
 from __future__ import annotations
 

@@ -36,20 +36,20 @@ class Departure(msgspec.Struct):
 
 
 class FailureOutcome(msgspec.Struct):
-    """Outcome of a failed batch: how many entries run again, and which are dead, out of retries, or too late, or bulk entries."""
+    """Outcome of a failed batch: the number of entries that run again, and the entries that end."""
 
     again: int = 0
     dead: list[QueuedEntry] = msgspec.field(default_factory=list)
-    spent: list[QueuedEntry] = msgspec.field(default_factory=list)
-    late: list[QueuedEntry] = msgspec.field(default_factory=list)
-    bulk: list[QueuedEntry] = msgspec.field(default_factory=list)
+    spent: list[QueuedEntry] = msgspec.field(default_factory=list)  # Out of retries.
+    late: list[QueuedEntry] = msgspec.field(default_factory=list)  # Too late to run again.
+    bulk: list[QueuedEntry] = msgspec.field(default_factory=list)  # Retried by their sender.
 
 
 BUSY_TIME = 5.0  # Time constant of the busy share, in seconds.
 
 
 class RunningBatches:
-    """Batches on GPUs. Each change names the number of live slots."""
+    """Batches on GPUs."""
 
     __slots__ = ("_since", "_sizes", "utilisation")
 

@@ -27,11 +27,11 @@ RECENT = 0.05  # Weight of the newest call in the mean error of a line.
 KNOWN_CALLS = 16  # Calls that must run before a line other than that by number can hold.
 # Calls between two trials: at first; at most while trials show a gain, and at least once one didn't; at most.
 FIRST_TRIALS, MORE_TRIALS, LAST_TRIALS = 8, 256, 8192
-MORE = 1.5  # Growth of the distance between trials after one that showed a gain; it doubles after others.
+MORE = 1.5  # Growth of the distance between trials after one that showed a gain. It doubles after others.
 AS_FORETOLD = 0.75  # Time of the lighter inputs, relative to the forecast by number, from which a trial shows no gain.
 SPARED = 0.25  # Smallest share of number × longest that a trial must spare.
 FULL = 0.95
-"""Mean batch, relative to the largest, from which all are about as large: their times say little about smaller ones."""
+"""Mean batch, relative to the largest, from which all are about as large, so that their times say little about smaller ones."""
 NOTICED = 0.1  # Relative change of a line from which it is reported again.
 MOST_CALLS = 4  # Limit on the calls of a batch.
 LEAST_SAVED = 0.1  # Smallest share of a batch's time that a cut must save.
@@ -64,7 +64,7 @@ class BatchCost:
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Split a batch, not empty, into calls, each a list of places of inputs: the cheapest split, or a trial."""
+        """Split a batch of at least one input into calls, each a list of places, in the cheapest way or on trial."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
         self._trial_at = self._observed + FIRST_TRIALS
@@ -160,8 +160,9 @@ def is_news(line: CostLine | None, known: CostLine | None) -> bool:
 
 
 def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
-    """Return the best calls for a batch, given the weights of its inputs, at least one: places of the inputs of each call, lightest
-    first. Unless several calls save LEAST_SAVED of the batch's time by this line, it is one call in the order of the batch."""
+    """Cut a batch of at least one input into the best calls, given the weights of its inputs. Each call is a list of places,
+    lightest first. Unless several calls save LEAST_SAVED of the batch's time by this line, it is one call in the order of the
+    batch."""
     count = len(weights)
     whole = line.alpha + line.beta * count * max(weights)
     enough = (1.0 - LEAST_SAVED) * whole

@@ -71,7 +71,7 @@ class Breaker:
             self._open_until = self._permit_until = None
 
     def failure(self, now: float, *, certain: bool = False) -> None:
-        """Note a failed run, and that it was certainly not the inputs' fault."""
+        """Note a failed run. If `certain`, the inputs are not at fault."""
         self._failures += 1
         if self._open_until is not None:
             if self._permit_until is not None:

@@ -47,7 +47,7 @@ SPACING = 0.8
 LOOK = 0.05  # Seconds after which a whole batch that may not leave yet is looked at again.
 MOST_PAGES = 64  # Limit on the pages of large entries in a whole batch, unless there is only one.
 APART_AHEAD = 256  # Limit on the entries searched for ones to ride apart with the first.
-BATCHES_WAITING = 4  # Limit on waiting entries, in full batches for each GPU; the sender holds back further ones.
+BATCHES_WAITING = 4  # Limit on waiting entries, in full batches for each GPU. The sender holds back further ones.
 _WEIGHT = attrgetter("weight")
 
 
@@ -136,7 +136,8 @@ class BulkClass:
         return queued
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
-        """Return the next entries: those up to a weight, heaviest first, then the others, lightest first. Equal ones keep turns."""
+        """Return the next entries, up to a weight from the heaviest down, then beyond it from the lightest up. Equal ones keep
+        turns."""
         ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
@@ -159,7 +160,7 @@ class BulkClass:
         padded: float = 0.0,
     ) -> list[QueuedEntry]:
         """Take the entries of a whole batch. Entries that ride apart go first, as they have no other way. With `near`, entries have
-        similar weight and weigh at most `padded`, padded to the first."""
+        similar weight, and weigh at most `padded` when padded to the first."""
         self.busy, self._left = self.busy + 1, now
         if now >= forecast.newest + QUIET:
             self._excused = now + 2.0 * forecast.seconds

@@ -22,7 +22,7 @@ CallerKey = tuple[str, str]  # Tenant, and user or address on whose behalf it as
 APART_SECONDS = 30.0  # Seconds since its last culprit for which a caller rides apart.
 MOST_APART = 16  # Limit on callers that ride apart. The one whose last culprit is longest ago is the first to return.
 KNOWN_SECONDS = 180.0  # Seconds for which an input that failed alone is answered without a run.
-MOST_KNOWN = 256  # Limit on known inputs of one tenant; the oldest are forgotten first.
+MOST_KNOWN = 256  # Limit on known inputs of one tenant. The oldest are forgotten first.
 MOST_TENANTS = 1000  # Limit on tenants with known inputs.
 ALL_GENERATIONS = -1  # Generation of an input that stays known even if workers change.
 GENERATION_STEP = 1e-6  # Shortest time in seconds between generations, which are numbered by their first instants.
@@ -77,10 +77,10 @@ class Culprits:
         # Known inputs by tenant: until when each is known, in which generation, and its error; the oldest first.
         self._known: dict[str, dict[bytes, _Known]] = {}
         self._generation = 0.0
-        self.active = False  # True if there are any; a plain attribute, as it is read for each entry.
+        self.active = False  # True if there are any. It is a plain attribute, as it is read for each entry.
 
     def found(self, entry: Entry, now: float, killed: bool = False, error: str = "", left_at: float = math.inf) -> None:
-        """Note an input that failed alone, with the error for its sender, and that it `killed` its worker in several runs. The
+        """Note an input that failed alone, with the error for its sender. If `killed`, it killed its worker in several runs. The
         workers may have changed since its last run began, at `left_at`."""
         self._set_apart(caller_of(entry), now)
         inputs = self._known.pop(entry.tenant, {})

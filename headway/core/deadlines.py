@@ -21,7 +21,7 @@ def fitting(seconds: float) -> dict[str, int]:
 
 def flags(seconds: float, limits: Mapping[str, float]) -> str:
     """Return the flags that raise deadlines which are too short for batches of so many seconds; empty if none is. `limits` has
-    deadlines in ms, by setting; missing ones are not checked."""
+    deadlines in ms, by setting. Missing ones are not checked."""
     raised = {name: value for name, value in fitting(seconds).items() if limits.get(name, math.inf) < value}
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in raised.items())
 

@@ -32,7 +32,7 @@ MEASURE_AFTER = 100  # Departures after which a helping slot takes a batch at on
 OVER = 1.25  # A batch is cut if it exceeds so many even shares of all that waits and runs.
 OVER_UNLIKE = 2.0  # The same if slots differ, as a part may go to a slow one.
 LONE_FROM = 4
-"""Fewest GPUs for giving each entry its own; with fewer, Poisson arrivals too often look like waiting clients."""
+"""Fewest GPUs for giving each entry its own. With fewer, Poisson arrivals too often look like waiting clients."""
 LONE_ARRIVALS = 1.5
 """Limit on arrivals expected in a gap for giving each entry its own GPU: more can't be clients that wait for their answers."""
 LONE_FACTOR = 2.2
@@ -79,8 +79,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Numbers that decide when the next batch leaves. If `company` is not 0, only a batch of that size heeds a silence (`quiet`),
-    which starts at the last end of a batch if that is later than the last arrival."""
+    """Numbers that decide when the next batch leaves. If `company` is not 0, only a batch of at least that size heeds a silence
+    (`quiet`), which starts at the last end of a batch if that is later than the last arrival."""
 
     size: int  # Size at which a batch leaves at once.
     headway: float | None = None  # Shortest time in seconds between departures; None if the policy doesn't space them.
@@ -112,7 +112,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
         """Return the size of the batch that leaves, which is less than `depth` if that is well over an even share per GPU. Of
-        `slots` live GPUs, `busy` run batches; the largest has size `running`."""
+        `slots` live GPUs, `busy` run batches, the largest of size `running`."""
         everything = depth + busy * running
         if not self.split or depth * slots <= (OVER_UNLIKE if self.team else OVER) * everything:
             return depth
@@ -199,7 +199,7 @@ def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
 
 
 def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
-    """Return the instant at which the gap before the next departure is over; for a helping slot, when all others are late."""
+    """Return the instant at which the gap before the next departure is over. A helping slot waits until all others are late."""
     if helps:
         return view.last_departure + rule.batch * view.factor
     part = rule.part(view.factor)

@@ -175,7 +175,7 @@ def not_loaded(model: str, rest: float) -> Failure:
 
 def at_zero(model: str, rest: float, overdue: float = 0.0) -> Failure:
     """Return a refusal: the model had no worker, as nobody asked for it, and one that is being started should be there in `rest`
-    seconds. Its start is `overdue` if it has taken so many seconds, which is longer than usual."""
+    seconds. If its start takes longer than usual, `overdue` is the seconds so far."""
     begun = "one is being started" if not overdue else f"the one that was asked for {overdue:.0f} s ago is overdue"
     message = (
         f"the model {excerpt(model)!r} had no worker, as nobody asked for it, and {begun}; "
@@ -253,7 +253,7 @@ def no_text() -> Failure:
 
 
 def no_json(exc: NoTensors, where: str) -> errors.RequestError:
-    """Return the error of a request whose output JSON can't hold. NaN is the model's fault; else the client must ask for binary."""
+    """Return the error of a request whose output JSON can't hold. NaN is the model's fault. Else the client must ask for binary."""
     if isinstance(exc, NoNumber):
         return errors.RequestError(f"{exc}{where}", code=errors.BACKEND_ERROR, reason="output")
     return errors.BadRequest(f"{exc}{where}")
@@ -276,8 +276,8 @@ def unread(timeout: float) -> Failure:
 
 
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bool = False) -> Failure:
-    """Return the failure of an entry that is too late, after `waited` seconds and `attempts` runs, because its queue deadline has
-    passed if `queue_due`. If it `hung`, its last run was ended at the GPU deadline."""
+    """Return the failure of an entry that is too late, after `waited` seconds and `attempts` runs. If `queue_due`, its queue
+    deadline has passed. If it `hung`, its last run was ended at the GPU deadline."""
     time = f"{waited * 1000:.0f} ms"
     runs = "1 failed run" if attempts == 1 else f"{attempts} failed runs"
     if hung and attempts:

@@ -1,6 +1,6 @@
-"""Fair queueing: which entries ride. Tiers go in order, with a share kept for the lowest; tenants of a tier take turns.
+"""Fair queueing: which entries ride. Tiers go in order, with a share kept for the lowest. Tenants of a tier take turns.
 
-Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the round after its last
+Inside a tier, entries are served in rounds, and a tenant gets one place in each. Its next entry goes into the round after its last
 one, or into the first that has not begun. So a flood of one tenant fills rounds of its own, and a tenant that comes back after a
 pause hasn't saved up anything. This is self-clocked fair queueing with unit cost (Golestani, "A self-clocked fair queueing scheme
 for broadband applications", INFOCOM 1994), with whole numbers as tags and a bucket for each instead of sorting. The virtual token
@@ -33,7 +33,7 @@ _HAS_LEFT = attrgetter("state")
 _EVEN = frozenset((1,))  # Costs of entries that take one round each.
 
 PAGE = 64 << 10  # Characters of input and parameters that cost one round.
-BATCH_PAGES = 16  # Limit on the pages of large entries in a batch if several tenants ask; a single entry may have more.
+BATCH_PAGES = 16  # Limit on the pages of large entries in a batch if several tenants ask. A single entry may have more.
 LOOKED_AT = 256
 """Limit on rounds counted one by one to find what is served before an entry, and on the cost of a weight."""
 BATCH_ROUNDS = 32  # Limit on the rounds that a full batch's weight costs.
@@ -249,7 +249,7 @@ class TierQueue:
                     return
 
     def take(self, count: int, *, small: bool) -> list[QueuedEntry]:
-        """Take up to `count` entries, whatever they weigh, and mark them RUNNING. If `small`, stop before one of several pages."""
+        """Take up to `count` entries, whatever they weigh, and mark them RUNNING. If `small`, stop before a large entry."""
         begun, rounds, number = self._round, self._rounds, self._next
         left = count if count < self.depth else self.depth
         if self._dropped or self._rough >= number - 1:

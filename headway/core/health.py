@@ -1,7 +1,7 @@
 """Freshness of a worker, judged by the age of its last heartbeat.
 
-A killed worker falls silent. Three missing heartbeats are enough to believe that, so that limits tighten within 3 s: publishing the
-lower capacity, and reading it, take half a second each. A process that only stood still for that long counts again from its next
+A killed worker falls silent. Three missing heartbeats are enough to believe that, so that limits tighten within 3 s. Publishing the
+lower capacity, and reading it, takes half a second each. A process that only stood still for that long counts again from its next
 heartbeat, and keeps its batches until their leases end.
 
 A resting worker says so, and its heartbeats are half as frequent. After a missing one it gets the same second."""
@@ -21,7 +21,7 @@ REST_AFTER = 3.0  # Seconds after its last batch, or its last change, from which
 DEGRADED_AFTER = 1.5  # Seconds without a heartbeat after which a working worker isn't believed any more.
 OFFLINE_AFTER = 10.0
 DEPARTED_SECONDS = 600.0  # Seconds for which the ends of processes are remembered.
-MOST_DEPARTED = 200  # Limit on remembered ends; the oldest go first.
+MOST_DEPARTED = 200  # Limit on remembered ends. The oldest go first.
 # Seconds of silence after which a process no longer counts: three heartbeats, or at rest as long after the first missing one.
 SILENT_AFTER = 3.0
 # Seconds for which a model or version counts as unknown, rather than gone, once its workers vanished from the registry. A worker
@@ -33,8 +33,8 @@ MEMORY_GROWN = 0.02  # Share to be used on top of what models took when loaded, 
 
 
 def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
-    """Return the status to believe, which is the reported one unless the worker has been silent for too long: `age` seconds, at a
-    heartbeat `every` so many. Models that aren't loaded send no heartbeats."""
+    """Return the status to believe, which is the reported one unless the worker has been silent for too long. `age` is the time of
+    silence, and `every` the period of its heartbeats, in seconds. Models that aren't loaded send none."""
     if age >= OFFLINE_AFTER and status is not WorkerStatus.COLD:
         return WorkerStatus.OFFLINE
     if age >= DEGRADED_AFTER + grace(every) and status is WorkerStatus.HEALTHY:

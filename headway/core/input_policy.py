@@ -5,7 +5,7 @@ A text goes through the rules that apply to its tier and model, by kind and not 
     length → characters to refuse → characters to remove → normalisation → longest run → patterns
 
 So patterns see the text that the model would get. Removing and normalising once is enough, as no form of normalisation makes a
-character that a rule removes. A rule in shadow neither changes nor refuses; it is only noted. All of it takes time linear in the
+character that a rule removes. A rule in shadow neither changes nor refuses, and is only noted. All of it takes time linear in the
 text."""
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CHARACTERS: Mapping[str, str] = {
     "variation-selectors": "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef",
 }
 
-LEAST_RUN = 8  # Smallest limit on the longest run; a search for shorter runs would take longer.
-MOST_MARKS = 64  # Limit on combining marks in a row in a text to normalise: sorting them takes quadratic time.
-GROWTH = 3  # Limit on the growth of a piece of text when normalised: some characters stand for 18 others.
+LEAST_RUN = 8  # Smallest limit on the longest run, as a search for shorter runs takes longer.
+MOST_MARKS = 64  # Limit on combining marks in a row in a text to normalise, as sorting them takes quadratic time.
+GROWTH = 3  # Limit on the growth of a piece of text when normalised, as some characters stand for 18 others.
 PIECE = 1024  # Characters of such a piece.
 MOST_TEXTS = 10_000  # Limit on different texts in one JSON value, as each is checked by itself.
 TOO_MANY = "too-many-texts"  # Rule name for refusing a JSON value with more texts; no rule of a file has it.
@@ -70,7 +70,7 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
     action: str = "remove"  # What happens to a text with one of these: `remove` them, or `refuse` it.
     longest: int = 0  # Limit on the characters of a text.
     longest_run: int = 0  # Limit on a run of one character.
-    patterns: tuple[str, ...] = ()  # Regular expressions; a text that matches one is refused.
+    patterns: tuple[str, ...] = ()  # Regular expressions. A text that matches one is refused.
     function: str = ""  # Function that judges texts, written as a target is.
     deadline_ms: float = 500.0  # Limit on the time of one call of the function.
     on_failure: str = "refuse"  # What happens to a request if the function gives no verdict: `refuse` or `admit`.
@@ -84,7 +84,7 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screen:
-    """Rules on texts for requests of one tier and one model, except rules with a function. `searches` finds patterns, by rule."""
+    """Rules on texts for requests of one tier and one model, except those with a function. `searches` are for patterns, by rule."""
 
     __slots__ = ("_barred", "_controls", "_enforced", "_forms", "_lengths", "_removed", "_searches")
 

@@ -23,7 +23,7 @@ Steps = Generator[int, None, T]  # Work that yields whenever others may have a t
 
 PAGE = 1 << 14  # Bytes of a page. A string is never cut, so a page with a long one is longer.
 SHORT = 1 << 13  # Size in bytes up to which a JSON text is read in one go.
-MAX_LEVELS = 102  # Deepest nesting of a text: a value may have 100 levels, within the members of a body.
+MAX_LEVELS = 102  # Deepest nesting of a text, as a value may have 100 levels within the members of a body.
 _LONGEST = 1 << 17  # Limit on bytes outside strings without a comma, which could only be one number or white space.
 _TOKENS = 1 << 9  # Limit on brackets and commas handled singly between two yields.
 _TOKEN_BYTES = 24  # Bytes of flat JSON that take as long as one of these.

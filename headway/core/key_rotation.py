@@ -8,7 +8,7 @@ from headway.model import ApiKey
 
 
 def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
-    """Check a new key against `alike`, which are keys with its id and keys that replace the same one, while no other can be added.
+    """Check a new key, while no other can be added, against `alike`, which are keys with its id and keys that replace the same one.
 
     Raises ValueError if its id is taken, or if a valid key replaces the same one."""
     for other in alike:

@@ -28,8 +28,8 @@ from headway.core.service_model import ArrivalRate
 
 Make = Callable[[Load], Rule]  # Function from a load to a rule, without state.
 
-EVENTS = 3000.0  # Limit on events rehearsed per second of arrivals, on average; if more come, only some are looked at.
-QUIET = 8  # Looks in a row that keep the usual rule, after which looks become rarer: each pause doubles.
+EVENTS = 3000.0  # Limit on events rehearsed per second of arrivals, on average. If more come, only some are looked at.
+QUIET = 8  # Looks in a row that keep the usual rule, after which each pause doubles.
 RAREST = 64  # Limit on the growth of the pause between looks. A change of the rate by a quarter resets it.
 SPAN = 12.0  # Full batches, run one after the other, that a record has to span.
 FEWEST_SLOTS = 2  # Minimum number of slots for looking at arrivals. With one, no better rule was found.
@@ -43,7 +43,7 @@ MARGIN = 1.03  # Factor by which another rule must be better to be chosen. It th
 CLIENTS_MARGIN = 1.01  # The same for clients, whom the model predicts well, relative to the current rule.
 TURN = 149  # Number of draws by which each look starts after the previous look.
 FINENESS = 100  # Buckets of a histogram for each e-fold of latency.
-RATES = 20.0  # Steps of rounded arrival rates for each e-fold; a rule is made for each.
+RATES = 20.0  # Steps of rounded arrival rates for each e-fold. A rule is made for each.
 GROUP = 8  # Arrivals after which the rate is read again.
 KNOWN_AFTER = 0.5  # Seconds from a record's start for which its mean rate stands in for the learnt one.
 ROUNDS, SETTLED_ROUNDS = 60, 15  # Full batches for which clients are rehearsed, and how many of them don't count.

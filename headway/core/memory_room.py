@@ -43,7 +43,7 @@ class Reservation:
 
 
 class Room:
-    """Bytes that entries take, in all and by tenant; at most `most`."""
+    """Bytes that entries take, in all and by tenant, up to `most`."""
 
     def __init__(self, most: int) -> None:
         self.free = most

@@ -129,7 +129,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 
 
 def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness) -> Packed:
-    """Fill a batch with the entry whose turn it is and those nearest in weight; if all fit, with the next ones, as `pack` does.
+    """Fill a batch with the entry whose turn it is and the entries nearest in weight, or as `pack` does if all fit.
 
     Tiers go in order and lower ones have their share. But lighter entries of any tier ride before heavier ones, which would pad all
     others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn. If all fit, but heavy entries
@@ -267,8 +267,8 @@ def _oldest(tier_queue: TierQueue) -> float:
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
-    """Return the weight owed to the lower tiers after a batch that promised them some, and served part of it. Unless one was
-    `blocked`, their next entries fit, but for their shapes."""
+    """Return the weight owed to the lower tiers after a batch that promised them some, and served part of it. If none was
+    `blocked`, their next entries fit, except for their shapes."""
     if not blocked:
         return min(max(0.0, promised - served), sum(tier_queue.weight for tier_queue in lower))
     if terms.weight < math.inf:
@@ -294,7 +294,7 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
 
 
 def reserved_places(limit: int, share: float) -> int:
-    """Return how many places of a batch of `limit` are kept for lower tiers; for any share at least one, if there is room."""
+    """Return how many places of a batch of `limit` are kept for lower tiers. Any share keeps at least one, if there is room."""
     if share <= 0.0 or limit < 2:
         return 0
     return max(1, int(limit * share))

@@ -52,7 +52,7 @@ GATE_AGE = 0.05  # Seconds after which the admission limits are recomputed even 
 UNKNOWN_WAIT = 1.0  # Seconds that a refused client is told to wait while the model's pace is unknown.
 QUARANTINE_BATCHES = 8  # Limit on a caller's quarantine, in batches for each GPU, while others wait.
 QUARANTINE_ALONE = 2048
-"""Limit in entries while nobody else waits, if that is more; a step over Redis reads all of them."""
+"""Limit in entries while nobody else waits, if that is more. A step over Redis reads all of them."""
 NEAR_BATCHES = 8
 """Limit, in batches, on the waiting entries searched for ones nearest to the first, or of callers that now ride apart."""
 SEARCH_LOAD = 2  # An entry in a quarantine counts as so many, since it may fail and run again.
@@ -132,7 +132,8 @@ class ModelQueue:
             self._judge_anew()
 
     def bound(self, limits: QueueLimits) -> None:
-        """Start or stop limiting batches by weight; all other limits must stay the same. Waiting entries already have their weights."""
+        """Start or stop limiting batches by weight. All other limits must stay the same. Waiting entries already have their
+        weights."""
         self._take_in()
         for tier_queue in self._tier_queues:
             tier_queue.shaped = True
@@ -587,7 +588,7 @@ class ModelQueue:
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float, *, learns: bool = True) -> list[QueuedEntry]:
-        """End a batch that came back with outputs, and return the members that are still wanted. Its time counts if `learns`."""
+        """End a batch that came back with outputs, and learn from its time if `learns`. Returns the members still wanted."""
         past = self._past
         if past is not None:
             self._take_in()
@@ -670,7 +671,7 @@ class ModelQueue:
         if members and is_over(cause, len(members), attempts, alone):
             after.dead, members = members, []
             if cause in BLAMED:
-                # Waiting entries of its caller stay: no failed batch mixes callers again, so each costs others one run.
+                # Waiting entries of its caller stay. No failed batch mixes callers again, so each costs others one run.
                 self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error, departure.left_at)
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
@@ -699,7 +700,7 @@ class ModelQueue:
     def _fail_beside(
         self, departure: Departure, members: list[QueuedEntry], after: FailureOutcome, now: float
     ) -> FailureOutcome:
-        """Handle the failure of a batch that had bulk entries: they end, and `members` run again as if for the first time."""
+        """Handle the failure of a batch that had bulk entries, which end. `members` run again as if for the first time."""
         if members:
             self._suspects.add(Group(members, now, FIRST, departure.failures, departure.attempts - 1))
         after.again = len(members)

@@ -46,7 +46,7 @@ class QueueLimits:
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def filling_up(self, line: CostLine | None) -> QueueLimits:
-        """Return these limits for a model that pads inputs and whose run times lie on `line`; if None, it doesn't pad."""
+        """Return these limits for a model that pads, with run times on `line`. None means that it doesn't pad."""
         if line is None:
             return self
         fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0

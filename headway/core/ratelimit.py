@@ -56,7 +56,7 @@ def wait(limit: Limit, owed: float) -> float:
     return late if late > ROUNDING else 0.0
 
 
-LOOKS = 2  # Debts that are checked each time, in turn: more than one, or their number would only grow.
+LOOKS = 2  # Debts that are checked each time, in turn. If it were one, their number would only grow.
 
 
 class Over(msgspec.Struct, frozen=True, gc=False):

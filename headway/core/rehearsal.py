@@ -1,7 +1,7 @@
 """Rehearsal: a small model of a queue and its slots, which shows how a policy handles given arrivals.
 
 The rules are the production ones, applied by `core.departure.decide`. There are no tiers, tenants, failures or deadlines, no clock
-and no chance: run times vary by quantiles of the measured spread, in a fixed order."""
+and no chance. Run times vary by quantiles of the measured spread, in a fixed order."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Tenant(msgspec.Struct, Generic[T]):
-    """Items of one tenant, oldest first; `spare` goes before `rest`."""
+    """Items of one tenant, oldest first. All of `spare` go before any of `rest`."""
 
     bytes: int = 0
     noted: int = 0  # Its bytes in the heap of the heaviest.
@@ -94,7 +94,8 @@ class Retention(Generic[T]):
         return len(self._items)
 
     def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
-        """Keep a new item of so many bytes until an instant, and return the items dropped for it. A `spare` one goes first."""
+        """Keep a new item of so many bytes until an instant, and return the items dropped for it. A `spare` item is dropped
+        first."""
         kept = self._tenants.get(tenant)
         if kept is None:
             kept = self._tenants[tenant] = _Tenant()

@@ -24,7 +24,7 @@ Rng = Callable[[], float]  # Chance, uniform in [0, 1).
 MAX_ATTEMPTS = 3  # Runs of an entry before it is given up, unless it raised.
 RAISES = 2  # Runs after which an entry that raised alone is given up.
 DEATHS_ALONE = 2  # Failures alone after which an entry that didn't raise is given up. In company it may be innocent.
-BACKOFF_BASE = 0.010  # Seconds before the first retry; doubles with each.
+BACKOFF_BASE = 0.010  # Seconds before the first retry. They double with each.
 BACKOFF_CAP = 0.5
 BUDGET_RATIO = 0.2  # Retries that each first run earns.
 BUDGET_RESERVE = 64.0  # Limit on saved retries, and the number at first.
@@ -39,7 +39,8 @@ FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that end the worker,
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
-    """Return True if the `size` remaining entries of a failed batch get no further run, after so many runs, of them `alone`."""
+    """Return True if `size` entries of a failed batch get no further run. `alone` counts attempts in which the only entry ran
+    alone."""
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
     if size > 1:
@@ -96,7 +97,7 @@ class RetryBudgets:
         return True
 
 
-FIRST_PAUSE = 0.25  # Seconds of the first pause; doubles with each.
+FIRST_PAUSE = 0.25  # Seconds of the first pause. They double with each.
 PAUSE_CAP = 30.0  # Longest pause, seconds.
 KILLED_CAP = 2.0  # Longest pause in seconds after a start killed from outside, as nothing is wrong with the target.
 STEADY_LIFE = 5.0  # Seconds of life that show that a backend is well.
@@ -112,7 +113,7 @@ class RestartPauses:
         self._failures = 0
 
     def start_failed(self, killed: bool) -> float:
-        """Return the seconds to wait after a start that failed, or was killed from outside."""
+        """Return the seconds to wait after a start that failed. They stay short if it was killed from outside."""
         self._failures += 1
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 

@@ -153,7 +153,7 @@ def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[s
 
 
 def bucket_of(seconds: float) -> int:
-    """Return the bucket of a latency; each bucket is a tenth wider than the previous one."""
+    """Return the bucket of a latency. Each bucket is a tenth wider than the previous one."""
     return max(math.ceil(math.log(max(seconds, 1e-9) / _SHORTEST) / math.log(_GROWTH)), 0)
 
 
@@ -231,8 +231,8 @@ def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
 
 
 def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, float], usual: float) -> tuple[float, ...]:
-    """Return the logarithms of the bets after one block; they start empty. `new` and `old` are the number of requests of each
-    version, and of hits among them, and `usual` is the old version's earlier share of hits."""
+    """Return the logarithms of the bets, of which there are none at first, after one block. `new` and `old` are the number of
+    requests of each version, and of hits among them, and `usual` is the old version's earlier share of hits."""
     (count, hits), (others, other_hits) = new, old
     usual = min(max(usual, 1e-6), 0.99)
     grown = []

@@ -21,7 +21,7 @@ NUMBER_BYTES = 5  # Bytes of a shape number: enough to keep clients from finding
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
-    """Return, by model, whether entries have rows or shapes: a healthy worker takes tensors, or parameters of a whole call."""
+    """Return, by model, True if entries have rows or shapes, as a healthy worker takes tensors or parameters of a call."""
     counting: dict[str, bool] = {}
     for worker in workers:
         if worker.takes and worker.status is WorkerStatus.HEALTHY:

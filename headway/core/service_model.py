@@ -10,11 +10,11 @@ from math import exp
 
 from headway.core.warm_up import WarmUpRun
 
-DECAY = 0.98  # Weight of the past at each new batch: about the last 50 batches count.
+DECAY = 0.98  # Weight of the past at each new batch, so that about the last 50 count.
 RATE_TIME = 1.0  # Time constant of the arrival rate, seconds.
 MOST_TIMES = 30.0  # Time constants after which the sum of arrivals gets a new base instant.
 LEAST_SEEN = 0.001  # Smallest share of the past that counts as seen, so that two first arrivals at once aren't a flood.
-REACH = 2.0  # Multiple of the largest recent batch up to which the line is trusted; beyond, it is level.
+REACH = 2.0  # Multiple of the largest recent batch up to which the line is trusted. Beyond, it is level.
 NORMAL = 1.25  # Standard deviations in a mean distance, for a normal distribution: √(π/2).
 STRAY = 2.0  # A much slower batch counts as so many times the expected run time, unless the previous batch was as slow.
 FASTER = 8  # Batches in a row, each faster than expected by more than STRAY, after which the model has become faster.
@@ -22,7 +22,7 @@ FASTER = 8  # Batches in a row, each faster than expected by more than STRAY, af
 FORGETTING = 0.5
 STRAY_DEVIATIONS = 4.0  # Standard deviations from the expected run time within which no batch is a stray.
 KNOWN = 8.0  # Weight of past batches needed to recognise a stray.
-SPREAD = 0.5  # Minimum variance of batch sizes from which a slope is read; below it the last slope is kept.
+SPREAD = 0.5  # Minimum variance of batch sizes from which a slope is read. Below it the last slope is kept.
 
 
 class ServiceModel:
@@ -31,7 +31,7 @@ class ServiceModel:
     Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System Identification", §11.2). Both
     coefficients are kept at or above 0, so that noise cannot predict a batch that gets faster as it grows. Far beyond the sizes
     seen the line says nothing, so `seconds` stays level there. Otherwise two small batches, one of them slow by accident, could
-    predict a full batch of many seconds; admission would refuse all but a trickle, and no larger batch would ever correct it."""
+    predict a full batch of many seconds. Admission would refuse all but a trickle, and no larger batch would ever correct it."""
 
     __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strays", "_w", "alpha", "beta", "deviation", "largest")
 

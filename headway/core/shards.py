@@ -6,7 +6,7 @@ workers agree without asking one another. A shard costs latency, as it has fewer
 
 Entries are dealt out in turn. The usual choice, the emptier of two (Mitzenmacher, "The power of two choices in randomized load
 balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here even with current depths. As work leaves in
-batches, a depth only shows how long ago the last one left; if depths are 20 ms old, it sends entries to shards that are about to
+batches, a depth only shows how long ago the last one left. If depths are 20 ms old, it sends entries to shards that are about to
 overflow ("How useful is old information?", the same, 11, 2000).
 
 Depth does say something above a full batch. A shard becomes that deep when its slots fall behind, and then other shards' slots
@@ -38,7 +38,7 @@ def active(shards: int, slots: int) -> int:
 
 def home(worker: str, workers: Sequence[str], active: int) -> int:
     """Return the shard that a worker claims from first. The sorted ids of all live workers are dealt out to the shards in turn, so
-    that these differ by one slot at most, which hashing wouldn't ensure. A worker that isn't among them yet gets its later home."""
+    that these differ by one slot at most, which hashing wouldn't ensure. A worker not yet among them gets its future home."""
     return bisect_left(sorted(workers), worker) % active
 
 
@@ -77,12 +77,12 @@ def parts(count: int, max_batch: int) -> int:
 
 
 def behind(depth: int, slots: int, max_batch: int) -> bool:
-    """Return True if slots from other shards may claim here when the rule allows it: the shard is deep or has no own slots."""
+    """Return True if a shard is deep, or has no slots, so that slots of other shards may claim when its rule allows it."""
     return depth >= (BEHIND * max_batch if slots else 1)
 
 
 def load_of(loads: Sequence[Load]) -> Load:
-    """Return the load of a queue in several shards. Loads add up; costs are those of the shard with most or largest batches."""
+    """Return the load of a queue in several shards. Loads add up. Costs are those of the shard with most or largest batches."""
     slots = sum(load.slots for load in loads)
     counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
     counts[USUAL] = 0  # Usual slots are not counted.

@@ -1,7 +1,7 @@
 """Pace of one slot in full batches, learnt from the batches that it ran itself.
 
-Slots differ: cards are mixed, and one may get hot. A line through all batches would mistake "slow card, larger batch" for the cost
-of an input. And if a batch takes as long as its longest input, no line fits from one input to a full batch. So each slot has
+Slots differ, as cards are mixed, and one may get hot. A line through all batches would mistake "slow card, larger batch" for the
+cost of an input. And if a batch takes as long as its longest input, no line fits from one input to a full batch. So each slot has
 figures of its own. Once batches of nearly the largest size have been seen, they alone say how long a full one takes. Before that,
 it is the estimate from the start-up batches, scaled by how much longer later batches took."""
 
@@ -14,7 +14,7 @@ from headway.core.service_model import REACH, ServiceModel
 from headway.core.warm_up import WarmUpRun
 
 NEAR = 0.75  # Minimum share of the largest batch from which a batch counts as nearly full.
-DECAY = 0.98  # Weight of the past at each nearly full batch: about the last 50 count.
+DECAY = 0.98  # Weight of the past at each nearly full batch, so that about the last 50 count.
 RUN = 6  # Nearly full batches in a row, all much slower or all much faster than the mean, that show a changed slot.
 SEEN = 2.0  # Weight of nearly full batches from which they say more than the line.
 LEAST = 12.0  # Weight of nearly full batches from which the pace may count as measured.

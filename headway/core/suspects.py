@@ -8,7 +8,7 @@ members in a population by group testing", JASA 67, 1972): one *half* runs while
 
 Entries of which nothing is known go back to their caller's *quarantine* and run there together, along with fresh entries of a
 caller that rides apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent
-callers are answered before anything is halved. An entry is never given up by inference: each runs alone before that.
+callers are answered before anything is halved. An entry is never given up by inference, as each runs alone before that.
 
 Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave and, while these have a batch, a
 tenant's fair share for each caller with a quarantine, or part of it if that caller had culprits of late. Among themselves they take
@@ -46,7 +46,7 @@ QUARANTINED_ATTEMPTS = 1
 LEAST_COST = 0.001
 """Shortest run, in seconds, for the accounts below, as runs would cost nothing before the first measurement."""
 APART_PRICE = 4.0
-"""Price of a GPU second to a caller with recent culprits while others wait: it gets a quarter of its fair share."""
+"""Price of a GPU second to a caller with recent culprits while others wait, so that it gets a quarter of its fair share."""
 SEARCH_PRICE = 3.0
 """Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out fresh work."""
 MOST_CREDIT = 2.0  # Full batches of GPU time that groups may save up while the tier queues go first.
@@ -165,7 +165,7 @@ class Suspects:
         return members
 
     def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
-        """Take members of a group for one run: those of the first shape, as many as the slot takes by number and weight."""
+        """Take members of a group for one run, as many of the first shape as the slot takes by number and weight."""
         members = group.members
         shape = members[0].entry.shape
         others = [member for member in members if member.entry.shape != shape]
@@ -307,7 +307,7 @@ class LineSuspects:
         return 0.0 if sender is None else max(sender.rests_until - now, 0.0)
 
     def succeeded(self, tenant: str, size: int, batch: int) -> bool:
-        """Note a line's output of `size` bytes. Returns True if `batch` such outputs are too large, and its tenant rides apart."""
+        """Note a line's output of `size` bytes. True if its tenant now rides apart, as a batch has no room for `batch` of them."""
         sender = self._senders.get(tenant)
         if size * batch > MOST_OUTPUT:
             sender = self._sender(tenant)

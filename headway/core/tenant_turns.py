@@ -28,7 +28,7 @@ class TenantTurns(Generic[T]):
         self.count += 1
 
     def take(self) -> T:
-        """Take the item whose turn it is; there must be one."""
+        """Take the item whose turn it is. There must be one."""
         tenant, line = next(iter(self._lines.items()))
         item = line.popleft()
         del self._lines[tenant]

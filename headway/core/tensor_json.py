@@ -62,7 +62,7 @@ _MOST_WITH_EMPTY = 1 << 16  # Limit in bytes on a text with empty arrays.
 _MOST_DIGITS = 40  # Limit on the characters of a wrong element in a message.
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
-# Names of JSON types by their first byte; any other begins a number.
+# Names of JSON types by their first byte. Any other begins a number.
 _NAMES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
 _BLANK = b" \t\r\n"
 _read_floats = msgspec.json.Decoder(list[float]).decode
@@ -172,7 +172,7 @@ def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iterator[bytes]:
-    """Yield pieces of a tensor's nested arrays, without the row axis if `single`. If `strict`, NaN and ±∞ raise NoTensors."""
+    """Yield pieces of a tensor's nested arrays, without row axis if `single`. If `strict`, NaN and infinities raise NoTensors."""
     head = tensor.head
     shape = head.shape[1:] if single else head.shape
     if not count_of(shape):

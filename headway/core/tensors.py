@@ -4,11 +4,11 @@
     header: msgpack of [single, [[name, datatype, shape], …]]
     data of each tensor in turn
 
-Each tensor's data begin at a multiple of ALIGNED bytes; gaps, and the end after the last data, are filled with zeros. Numbers are
+Each tensor's data begin at a multiple of ALIGNED bytes. Gaps, and the end after the last data, are filled with zeros. Numbers are
 little-endian, in row-major order. A tensor of BYTES has its elements in the binary form of the Open Inference Protocol: each
 follows its length in 4 bytes, little-endian. A tensor of JSON has JSON texts in that form. The first axis of each shape counts the
-rows, and is equally long in all tensors of a value. `single` marks a value of one row whose reader knows no such axis; JSON leaves
-that axis out.
+rows, and is equally long in all tensors of a value. `single` marks a value of one row whose reader knows no such axis, which JSON
+leaves out.
 
 Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types" and "Binary Tensor Data"."""
 
@@ -30,7 +30,7 @@ SIZES = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
     "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0, "JSON": 0,
 }  # fmt: skip
-"""Bytes of one element by datatype; 0 if elements differ. JSON exists only inside Headway; clients see BYTES."""
+"""Bytes of one element by datatype; 0 if elements differ. JSON exists only inside Headway. Clients see BYTES."""
 BYTES, JSON = "BYTES", "JSON"
 ALIGNED = 16
 LENGTH_BYTES = 4
@@ -281,7 +281,7 @@ def fits(row: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[TensorHead, ...]:
-    """Check the inputs of a request against a model's specifications, and return them with the names of these.
+    """Check the inputs of a request against a model's specifications, and return them under the names given there.
 
     Raises NoTensors if an input is missing, repeated, unknown, or of a wrong datatype or shape, or if numbers of rows differ."""
     if len(heads) == len(specs) and list(map(_NAME, heads)) == list(map(_NAME, specs)):

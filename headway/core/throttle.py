@@ -3,11 +3,11 @@
     room  = max(usable − arrivals of higher tiers, reserved share · usable)
     share = the part of it, in entries per second, that one gateway lets in
 
-Higher tiers are counted but never held up: they use the other GPUs, and admission limits them by their deadlines. The room follows
+Higher tiers are counted but never held up. They use the other GPUs, and admission limits them by their deadlines. The room follows
 from arrivals, not from what was let in, and from measured batch times, which don't depend on it. So there is no feedback, and it
 settles as fast as its figures do. A gateway's share is in proportion to its part of the lowest tier's arrivals. A tenth of the room
 is divided evenly, for gateways to which traffic has just moved. All shares together make up the room. A tenant counts once, however
-many gateways it asks: its part is divided like its arrivals, and its weight at each gateway is the share of its arrivals there.
+many gateways it asks. Its part is divided like its arrivals, and its weight at each gateway is the share of its arrivals there.
 
 It is a token bucket rather than GCRA, which is the same rule (ITU-T I.371, annex A) but counts in time, as tokens keep their worth
 when the rate changes."""
@@ -26,7 +26,7 @@ from headway.model import Capacity
 MOST_TENANTS = 1000  # Limit on tenants that are counted separately. All others count as one.
 MOST_TOLD = 16  # Limit on tenants whose averages are reported.
 LEAST_RATE = 0.01  # Arrivals per second below which a tenant is forgotten.
-OTHER_TENANTS = ""  # Name for all further tenants; no tenant has it.
+OTHER_TENANTS = ""  # Name for all further tenants. No tenant has it.
 BURST_SECONDS = 1.0  # Seconds' worth of the rate that may come at once.
 LEAST_BURST = 10.0  # Requests that may come at once however low the rate, which is a rough average over a second.
 DEALT = 0.1  # Part of the room that is divided evenly among all gateways.

@@ -1,12 +1,12 @@
 """Traces: the W3C header fields `traceparent` and `tracestate`, what entries carry of them, and which requests are sampled.
 
-A malformed `traceparent` is ignored, as the recommendation says: its request begins a new trace, and never fails for it. A `tracestate`
-counts only beside a valid `traceparent`.
+A malformed `traceparent` is ignored, as the recommendation says. Its request begins a new trace, and never fails for it. A
+`tracestate` counts only beside a valid `traceparent`.
 
 Sampling by a ratio uses the last 8 bytes of the trace id, as OpenTelemetry's samplers do, so that systems with the same ratio agree
-about a trace. For requests that begin a trace, the sampler draws how many to skip before the next sample (a geometric distribution, so
-that all have the same chance). Requests are numbered, so skipping one costs a comparison. A sampled request gets an id that ends below
-the bound."""
+about a trace. For requests that begin a trace, the sampler draws how many to skip before the next sample (a geometric distribution,
+so that all have the same chance). Requests are numbered, so skipping one costs a comparison. A sampled request gets an id that ends
+below the bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from headway.model import CarriedTrace, TraceContext
 from headway.model.request import RANDOM, SAMPLED
 
-MOST_MEMBERS = 32  # Limit on the members of a `tracestate`; one with more is dropped.
+MOST_MEMBERS = 32  # Limit on the members of a `tracestate`. One with more is dropped.
 MOST_STATE = 512  # Limit on the characters of a `tracestate` that are passed on. Members beyond it are left out whole.
 LONG_MEMBER = 128  # Length in characters from which members are left out first.
 

@@ -1,9 +1,9 @@
 """Choice of the model version that answers a request: the version that the client names, or a version drawn by weight.
 
 A version is there while it has a worker, and live while such a worker is healthy. Weights count among live versions, and cold ones,
-which are loaded when drawn. Without weights each live version gets its part of the healthy slots. A version with weight 0 drains:
-it takes nothing new. A version without a weight, if others have one, takes only requests that name it. If all weights are 0, they
-only exclude versions, and the others share by slots; if none is left, the excluded ones serve."""
+which are loaded when drawn. Without weights each live version gets its part of the healthy slots. A version with weight 0 drains,
+and takes nothing new. A version without a weight, if others have one, takes only requests that name it. If all weights are 0, they
+only exclude versions, and the others share by slots. If none is left, the excluded ones serve."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from headway.model import Value, WeightLine
 
-DECAY = 0.98  # Weight of the past at each new batch: about the last 50 batches count.
+DECAY = 0.98  # Weight of the past at each new batch, so that about the last 50 count.
 MARGIN = 2.0  # Standard deviations of a full batch's weight by which the estimate is raised, so that few are too heavy.
-SPREAD = 0.5  # Variance of lengths needed for a slope; below it the line goes through the origin.
+SPREAD = 0.5  # Variance of lengths needed for a slope. Below it the line goes through the origin.
 MOST_WEIGHT = 2_000_000_000  # Limit on the weight of an input or a batch.
 UNKNOWN = WeightLine(0.0, 1.0)  # Line of an unknown function: each octet weighs 1.
 

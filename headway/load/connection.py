@@ -41,7 +41,7 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """Connection that carries one request after the other. `send` sets `number`, `due` and `tier` of the request in flight; the
+    """Connection that carries one request after the other. `send` sets `number`, `due` and `tier` of the request in flight. The
     owner sets `number` to IDLE once that has an outcome. `idle_since` is when the owner put the connection aside."""
 
     __slots__ = ("_cause", "_owner", "_reader", "due", "idle_since", "number", "open", "tier", "transport")
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.number == IDLE:
-            self.close("unasked")  # An unsolicited answer: the next would be taken for another request's.
+            self.close("unasked")  # An unsolicited answer, so the next would be taken for another request's.
             return
         reader = self._reader
         if reader is None:
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._owner.lost(self, cause)
 
     def retire(self) -> None:
-        """Close in good order; no request is in flight."""
+        """Close in good order, with no request in flight."""
         self.open = False
         self.transport.close()
 
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
     def _take_whole(self, data: bytes) -> bool:
-        """Report the answer if `data` is all of it; return False if only a parser can tell."""
+        """Report the answer if `data` is all of it. Returns False if only a parser can tell."""
         end = data.find(b"\r\n\r\n")
         if end < 0 or not data.startswith(b"HTTP/1.1 "):
             return False
@@ -167,7 +167,7 @@ class AnswerReader:
             self.reusable = False
 
     def end(self) -> None:
-        """Note that the server closed the connection: an answer without a length ends there."""
+        """Note that the server closed the connection, where an answer without a length ends."""
         if self._headed and not self._framed and not self.malformed:
             self.complete, self.status = True, self._parser.get_status_code()
 

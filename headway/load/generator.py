@@ -114,8 +114,7 @@ class _Problem(msgspec.Struct, gc=False):
 
 class Generator:
     """Load test. Build it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce` makes
-    this run's inputs differ from every other run's. Due times count from `started_at`, by `time.perf_counter`; it is infinite at
-    first."""
+    this run's inputs differ from every other run's. Due times count from `started_at` by `time.perf_counter`, at first infinite."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         self.record = Record(spec.tiers)

@@ -65,7 +65,7 @@ class Self(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of the generator itself."""
 
     lag_ms: Latency  # How late the generator was for each request, which is part of every latency.
-    cpu_us_per_request: float  # CPU time, user and system, in microseconds; `cpu_share` is the share of a core.
+    cpu_us_per_request: float  # CPU time, user and system, in microseconds. `cpu_share` is the share of a core.
     cpu_share: float
     connections_opened: int
     connections_peak: int  # Most connections at once.

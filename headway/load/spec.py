@@ -59,7 +59,7 @@ class LoadSpec:
         type=str)  # `poisson`, `uniform`, or the path of a trace file.
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same load. By default a new one.", type=int)
     mix: Mapping[str, float] = field(default_factory=dict)  # Weights of tiers, sent as X-Request-Tier; empty for none.
-    keys: Mapping[str, str] = field(default_factory=dict)  # API keys by tier; the key under "" serves all tiers.
+    keys: Mapping[str, str] = field(default_factory=dict)  # API keys by tier. The key under "" serves all tiers.
     body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
     member: str = "input"  # Member of the JSON body with the input, which differs in each request; "" for none.
     data: bytes = b""  # Bytes after the JSON body, which are its tensors.
@@ -164,7 +164,7 @@ def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
 def make_body(path: str, text: str | None, model: str | None, content: bytes | None) -> tuple[dict[str, Any], str]:
     """Return the body of the requests, and its member that holds the input ("" if none does). `/v1/predict` and `/v1/completions`
     have their own names for members. `content` is a JSON object to start from; None for the least that the route takes. `text` and
-    `model` replace its own; without either, the text is a short sentence.
+    `model` replace its own. Without either, the text is a short sentence.
 
     Raises SettingError if the content is not a JSON object, or the route needs a model and none is named."""
     route = path.partition("?")[0]
@@ -189,7 +189,7 @@ def make_body(path: str, text: str | None, model: str | None, content: bytes | N
 
 def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
     """Return the body of requests with tensors of zeros, and the data after it, by the Open Inference Protocol. Each text is
-    `[NAME=]DATATYPE:SHAPE`; the first axis are the rows. Raises SettingError if one is malformed, or has another number of rows."""
+    `[NAME=]DATATYPE:SHAPE`, with the rows as first axis. Raises SettingError if one is malformed, or has another number of rows."""
     heads: list[dict[str, Any]] = []
     data = []
     for text in texts:

@@ -4,7 +4,7 @@ A file of such times has one JSON object per line and batch:
 
     {"weights": [212, 57, 340], "seconds": 0.0831}
 
-`weights` has one whole number per input, such as its number of characters; `seconds` is the run time of the batch.
+`weights` has one whole number per input, such as its number of characters, and `seconds` is the run time of the batch.
 
 A simulated batch is hardly ever one that was recorded. So it gets the time of a similar recorded one, carried over by a formula.
 With n inputs, W their total weight and L the heaviest weight,
@@ -36,7 +36,7 @@ from headway.model import CostShape
 NEAR = 5  # Recorded batches to draw from.
 OF_ABOUT_ITS_SIZE = 64  # Recorded batches nearest in size, among which to look for those.
 LEAST_BATCHES = 20  # Fewest batches of a file.
-MOST_BATCHES = 20_000  # Most batches of a file: drawing from more takes longer, and gains nothing.
+MOST_BATCHES = 20_000  # Most batches of a file. Drawing from more takes longer, and gains nothing.
 SWEEPS = 2_000  # Rounds of the fit.
 DRAWS = 200  # Batches to draw for a mean.
 BATCH_MS_HINT = "Give --batch-ms or --batch-times FILE; headway check measures both."

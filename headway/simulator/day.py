@@ -80,7 +80,7 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
     zero_hours: float  # Hours without a worker, starts from zero included.
     starts: int  # Starts from zero.
     held: float  # Requests that were held for such a start.
-    sent_away: float  # Requests that got 503 for such a start; they count as refused.
+    sent_away: float  # Requests that got 503 for such a start. They count as refused.
 
 
 def simulate_day(
@@ -109,7 +109,7 @@ def day_arrivals(day: Day) -> tuple[list[float], float]:
 
 
 def _few(rng: random.Random, mean: float) -> float:
-    """Draw from the Poisson distribution: count events with exponential gaps within a second."""
+    """Draw from the Poisson distribution, by counting events with exponential gaps within a second."""
     count, passed = 0, rng.expovariate(mean)
     while passed < 1.0:
         count, passed = count + 1, passed + rng.expovariate(mean)

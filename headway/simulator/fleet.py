@@ -103,7 +103,7 @@ class Gateway:
         return now + self._gather if len(self.gathered) == 1 else None
 
     def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
-        """Send the gathered entries, and yield shards by number, each with its entries. `slots` workers live; `active` shards are
+        """Send the gathered entries. Yields shards by number with their entries. `slots` workers live, and `active` shards are
         used."""
         gathered, self.gathered = self.gathered, []
         self._open_at = now + self._gather

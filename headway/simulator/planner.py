@@ -22,8 +22,8 @@ from headway.simulator.scenario import Scenario
 
 SEEDS = 5
 BULK_SEEDS = 2  # Runs that predict the lines of bulk jobs. They differ little.
-SETTLING = 75.0  # Warm-up in batch times: a fleet that starts in step near saturation needs that many to spread out.
-FOUND_OUT = 3.0  # Factor of the warm-up for a model that pads: entries pile up until workers have found that out.
+SETTLING = 75.0  # Warm-up in batch times. A fleet that starts in step near saturation needs that many to spread out.
+FOUND_OUT = 3.0  # Factor of the warm-up for a model that pads. Entries pile up until workers have found that out.
 MEASURED = 50.0  # Fewest batch times to measure.
 MEASURED_REQUESTS = 10_000  # Fewest requests to measure in each run for a prediction.
 RATE_STEPS = 5  # Halvings in the search for the highest rate, which is then known to 1/32 of the spare capacity.
@@ -353,7 +353,7 @@ def _doubt(values: Sequence[float]) -> float:
 
 
 def _turned(trace: tuple[float, ...], share: float) -> tuple[float, ...]:
-    """Return the trace rotated: the part before the new start is moved to the end."""
+    """Return the trace with the part before the new start moved to its end."""
     cut = int(len(trace) * share)
     if not cut:
         return trace

@@ -1,4 +1,4 @@
-"""Pictures of simulations; apart from the tables, as matplotlib is not in every installation."""
+"""Pictures of simulations, apart from the tables, as matplotlib is not in every installation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")  # Endings of a picture's path.
 WINDOWS = 100  # Most points of a line over time.
-LEAST_WINDOW = 5  # Fewest batch times behind a point: with fewer, chance would hide what happens.
+LEAST_WINDOW = 5  # Fewest batch times behind a point. With fewer, chance would hide what happens.
 WIDEST = 4.0  # Width in points of the widest line.
 STYLES = ("-", "--", ":", "-.")  # Line styles of tiers, highest first, when colours tell policies apart.
 

@@ -31,7 +31,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     failed: int  # Requests that were given up as their batches failed.
     reasons: dict[str, int]  # Losses by kind and reason, such as `refused: shed`.
     in_time: int | None  # Answers within the promise; null without a promise.
-    goodput: float  # Answers within the promise per second; without a promise, answers per second.
+    goodput: float  # Answers within the promise per second, or all answers per second without a promise.
     latency_ms: Latency  # Latencies of answers.
 
 
@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     total: Flow
     tiers: dict[str, Flow]  # Figures of each tier, highest first, if there are several.
     batches: Batches
-    utilisation: float  # Share of the GPUs' time in which they ran batches; `down`, in which they were dead.
+    utilisation: float  # Share of the GPUs' time in which they ran batches. `down` is when they were dead.
     down: float
     deaths: int
     retried: int  # Entries that ran again as their batch failed.

@@ -43,14 +43,14 @@ class Eager:
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Change of the rate: from `at` on, requests come at `rate` per second."""
+    """Change of the rate. From `at` on, requests come at `rate` per second."""
 
     at: float
     rate: float
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """Death of `workers` workers at `at`. With `silent`, their hosts die too: nobody notices before heartbeats are missed, and what
+    """Death of `workers` workers at `at`. With `silent`, their hosts die too. Nobody notices before heartbeats are missed, and what
     ran goes to others when its leases end."""
 
     at: float
@@ -62,11 +62,10 @@ class Kill(msgspec.Struct, frozen=True):
 class Scenario:
     """A simulated service under a load. Raises SettingError if a part of it is impossible.
 
-    Fields with an option are described by its help. Weights are all equally likely; for a model that pads they are lengths. Times
-    of batches are log-normal, and times between deaths exponential. The overhead lies half before a run and half after. It is part
-    of every latency, as is the time to gather, which counts from the gateway's last call to the queue. Each request goes to a
-    gateway by chance. Requests that come within the duration are followed to their end. Arrivals depend on the seed, not on
-    policies."""
+    Fields with an option are described by its help. Weights are all equally likely, and lengths for a model that pads. Times of
+    batches are log-normal, and times between deaths exponential. The overhead lies half before a run and half after. It is part of
+    every latency, as is the time to gather, which counts from the gateway's last call to the queue. Each request goes to a gateway
+    by chance. Requests that come within the duration are followed to their end. Arrivals depend on the seed, not on policies."""
 
     # fmt: off
     workers: int = tool_option(MISSING, "--workers", "K", _MODEL,

@@ -22,7 +22,7 @@ POISON = "poison"  # Input that fails its batch. Any other is harmless.
 
 
 def read_trace(path: Path) -> tuple[float, ...]:
-    """Read the times of a recorded trace in seconds; `headway.core.arrivals` describes the format. Raises SettingError."""
+    """Read the times of a recorded trace, as `headway.core.arrivals` describes it, in seconds. Raises SettingError."""
     hint = "Name a CSV file with a column TIMESTAMP, or of one column of seconds."
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:

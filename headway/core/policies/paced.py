@@ -1,47 +1,47 @@
 """`paced`: evenly spaced departures, the default.
 
-With a fixed batch time, "leave whenever a GPU is free" makes GPUs bunch like buses on a line: one leaves full, the next nearly empty
-right behind it. An even gap between departures needs no more GPUs, and cuts the longest wait from a whole batch time to one gap. With
-batch time ℓ(n) = α + βn, k GPUs and arrival rate λ, each departure carries n = λs, and k departures must fit into one batch time, k·s =
-α + βλs:
+With a fixed batch time, "leave whenever a GPU is free" makes GPUs bunch like buses on a line. One leaves full, and the next nearly
+empty right behind it. An even gap between departures needs no more GPUs, and cuts the longest wait from a whole batch time to one
+gap. With batch time ℓ(n) = α + βn, k GPUs and arrival rate λ, each departure carries n = λs, and k departures must fit into one
+batch time, k·s = α + βλs:
 
     s* = α / (k − βλ)
 
-Saturation. All batches are full, and GPUs that came free together would always leave together, each with what the others left behind.
-So a full batch leaves only when a schedule has reached it that moves on by PACE gaps with each departure. The schedule is faster than
-the GPUs, so in the long run it costs none of their time. A batch may be ahead of the schedule by as much as batch times vary, since
-there is no use in holding against chance. (A leaky bucket as a meter, the virtual scheduling of ITU-T I.371.)
+Saturation. All batches are full, and GPUs that came free together would always leave together, each with what the others left
+behind. So a full batch leaves only when a schedule has reached it that moves on by PACE gaps with each departure. The schedule is
+faster than the GPUs, so in the long run it costs none of their time. A batch may be ahead of the schedule by as much as batch times
+vary, since there is no use in holding against chance. (A leaky bucket as a meter, the virtual scheduling of ITU-T I.371.)
 
-The actual gap. The formula leaves no slack: if larger batches take longer, one that is large by chance comes back late, the next is
-larger still, and gaps bunch again. And it holds for lasting load: from idle GPUs on, the first gaps would be too long. So the gap is
-ℓ(n)/k for the largest batch n on a GPU, the pace at which GPUs come back at that moment. This leads to s* by itself: λ·ℓ(n)/k arrivals
-come in a gap, and n = λs* is the fixed point. After a start it would get there too late, as batches are few and small. So the first
-batch of each GPU leaves s* after the one before, and is not cut.
+The actual gap. The formula leaves no slack. If larger batches take longer, one that is large by chance comes back late, the next is
+larger still, and gaps bunch again. And it holds for lasting load. From idle GPUs on, the first gaps would be too long. So the gap
+is ℓ(n)/k for the largest batch n on a GPU, the pace at which GPUs come back at that moment. This leads to s* by itself: λ·ℓ(n)/k
+arrivals come in a gap, and n = λs* is the fixed point. After a start it would get there too late, as batches are few and small. So
+the first batch of each GPU leaves s* after the one before, and is not cut.
 
 Varying batch times. GPUs come back at uneven moments, and the largest batch is large by chance. So the part of the gap due to α is
-somewhat longer, and the part due to the size is shorter. A single GPU needs no spacing: it only waits for a few others to join.
+somewhat longer, and the part due to the size is shorter. A single GPU needs no spacing, and only waits for a few others to join.
 
-Different slots. k slots do Σ 1/fᵢ times as much as one of factor 1, and an even gap would hold the fast ones back. A request waits for
-a gap, then a batch: gᵢ + ℓᵢ. The longest of these sums is least if all are equal, gᵢ = C − ℓᵢ. As each slot leaves every ℓᵢ and the
-gaps fill all time, Σ gᵢ/ℓᵢ = 1, so C = (k + 1) / Σ 1/ℓᵢ. A slot with ℓᵢ ≥ C would make C longer: it takes no part, and only helps out.
-Given the mean gap s*, slots take part from the fastest on, as many as make (k + 1)·s* least while a batch of that gap's arrivals, with
-room for chance, still fits.
+Different slots. k slots do Σ 1/fᵢ times as much as one of factor 1, and an even gap would hold the fast ones back. A request waits
+for a gap, then a batch: gᵢ + ℓᵢ. The longest of these sums is least if all are equal, gᵢ = C − ℓᵢ. As each slot leaves every ℓᵢ and
+the gaps fill all time, Σ gᵢ/ℓᵢ = 1, so C = (k + 1) / Σ 1/ℓᵢ. A slot with ℓᵢ ≥ C would make C longer, so it takes no part, and only
+helps out. Given the mean gap s*, slots take part from the fastest on, as many as make (k + 1)·s* least while a batch of that gap's
+arrivals, with room for chance, still fits.
 
-Cutting. Clients that ask again once answered come back together. They would ride in one batch for ever while other GPUs rest, or in a
-large batch and small ones by turns. So if the waiting entries are well over an even share, which is the kth part of all that wait or
-run, they are cut. In j batches that leave a gap apart, the mean time until n are back, (α + βn/j)·(1 + (j−1)/2k), is least at the whole
-number next to √(βn·(2k−1)/α). They are cut into no more.
+Cutting. Clients that ask again once answered come back together. They would ride in one batch for ever while other GPUs rest, or in
+a large batch and small ones by turns. So if the waiting entries are well over an even share, which is the kth part of all that wait
+or run, they are cut. In j batches that leave a gap apart, the mean time until n are back, (α + βn/j)·(1 + (j−1)/2k), is least at
+the whole number next to √(βn·(2k−1)/α). They are cut into no more.
 
-Bursts. The gap since the last departure says little: the first request of a burst would take a GPU for itself while the rest wait. So
-if a request comes late in a gap in which others were due, it gets a gap of its own to gather a batch, that of idle GPUs, α/k, unless
-again nobody follows. Poisson arrivals hardly notice.
+Bursts. The gap since the last departure says little, as the first request of a burst would take a GPU for itself while the rest
+wait. So if a request comes late in a gap in which others were due, it gets a gap of its own to gather a batch, that of idle GPUs,
+α/k, unless again nobody follows. Poisson arrivals hardly notice.
 
-Waiting clients. They are served best in fixed groups, one on each slot: then nobody waits for a GPU, and no GPU for a client. So their
-rule keeps no gap. When a batch has come back, its clients ask again within a moment, and leave once that is over. If they are fewer
-than half an even part of all clients, they wait for the next group to come back, and join it.
+Waiting clients. They are served best in fixed groups, one on each slot. Then nobody waits for a GPU, and no GPU for a client. So
+their rule keeps no gap. When a batch has come back, its clients ask again within a moment, and leave once that is over. If they are
+fewer than half an even part of all clients, they wait for the next group to come back, and join it.
 
-No formula is best everywhere. Given recent arrivals, a look-ahead shows if a window, or leaving at once, would have done better, and
-then uses that rule (`core.look_ahead`).
+No formula is best everywhere. Given recent arrivals, a look-ahead shows if a window, or leaving at once, would have done better,
+and then uses that rule (`core.look_ahead`).
 
 Holding vehicles against bunching is known from public transport (Daganzo, "A headway-based approach to eliminate bus bunching",
 Transportation Research B 43, 2009); the formula for batch servers is ours."""
@@ -64,12 +64,12 @@ SATURATED = 0.8  # Share of the GPUs' capacity in use above which even full batc
 PACE = 0.95  # Gaps by which each departure moves the schedule of full batches on; below 1, to never limit throughput.
 TOLERANCE = 0.0625  # Gaps by which a full batch may be ahead of that schedule.
 TOLERANCE_DEVIATIONS = 4.0  # Standard deviations of the batch time by which it may be ahead besides.
-SILENCE = 3.0  # Mean gaps between arrivals after which a silence isn't chance: of Poisson gaps, 5 % are longer.
+SILENCE = 3.0  # Mean gaps between arrivals after which a silence isn't chance, as 5 % of Poisson gaps are longer.
 
 LONGER = 0.3  # Share by which the part of a gap due to α grows for each relative standard deviation of the batch time.
 # Relative standard deviation that is assumed at a start, and batches of each GPU until nothing is assumed any more.
 PRESUMED, PRESUMED_FOR = 0.3, 2.0
-SMALLER = 2.0  # How much less the size of the largest batch counts in a gap, likewise: it is partly chance.
+SMALLER = 2.0  # How much less the size of the largest batch counts in a gap, likewise, as it is partly chance.
 
 # Slower slots take part only if latency with them is below this multiple of that without, as they never come back evenly spaced.
 WORTH_MORE = 0.95

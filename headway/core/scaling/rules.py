@@ -57,7 +57,7 @@ USUAL = (
 
 
 def read(text: str) -> tuple[ScaleRule, ...]:
-    """Read the JSON text of a list of rules; an empty text means the default rules. Raises NoRules if it isn't such a list."""
+    """Read the JSON text of a list of rules. An empty text means the default rules. Raises NoRules if it isn't such a list."""
     if not text:
         return USUAL
     try:

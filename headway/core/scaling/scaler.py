@@ -3,14 +3,15 @@
     policy `rules`   each rule whose condition has held for its time changes the number
     policy `plan`    the fewest workers that keep the promise under the forecast load (`sizing`), with room
 
-Both respect the same bounds. Requested workers count as coming until they are late, so that one shortage is answered only once; late
-ones no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming: replacements are
-requested as far as the bounds allow. Workers are removed only if nothing changed, and none was wanted, during the time of the rule, or
-the time of `plan`. At most a fifth of the workers goes at once, but at least one, and never so many that the load brings some back.
+Both respect the same bounds. Requested workers count as coming until they are late, so that one shortage is answered only once.
+Late ones no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming, so
+replacements are requested as far as the bounds allow. Workers are removed only if nothing changed, and none was wanted, during the
+time of the rule, or the time of `plan`. At most a fifth of the workers goes at once, but at least one, and never so many that the
+load brings some back.
 
-With `idle_after`, a model that nobody asked for during that time has no worker until somebody asks. Time while a worker starts doesn't
-count, unless one failed to load, so that a client that was told to come back finds a worker. Waiting lines of bulk jobs keep the
-workers, and bring one back, but no sooner after the last change than a start takes."""
+With `idle_after`, a model that nobody asked for during that time has no worker until somebody asks. Time while a worker starts
+doesn't count, unless one failed to load, so that a client that was told to come back finds a worker. Waiting lines of bulk jobs
+keep the workers, and bring one back, but no sooner after the last change than a start takes."""
 
 from __future__ import annotations
 
@@ -207,7 +208,8 @@ class Scaler:
         return self._start if self._seen_start else self._load or FIRST_START
 
     def starts_in(self, now: float) -> float | None:
-        """Return the seconds until a worker serves, if none is ready. None if the model always has one, or if none may claim.
+        """Return the seconds until a worker serves, if none is ready. None if the model always has one, or if all that it may have
+        are drained.
 
         This is the rest of the start under way, or a whole start that would begin now. After a failed start it begins with the next
         try. An overdue start is assumed to take as long again as it is overdue, up to a usual start or a minute."""

@@ -1,9 +1,9 @@
 """Size of a fleet: the fewest slots that keep a latency promise, by a formula. `headway plan` starts its search here and confirms
-the result by simulation; the autoscaler's policy `plan` uses the formula alone.
+the result by simulation. The autoscaler's policy `plan` uses the formula alone.
 
 With batch time ℓ(n) = α + βn, k slots and arrivals at rate λ, `paced` lets batches of n = λs leave every s = α/(k − βλ)
 (`core/policies/paced.py`). A request waits up to s for its batch, then ℓ(n) for its answer. Backlogs that arise by chance are
-added: the slots do at most μ = kB/ℓ(B), and the backlog of arrivals with dispersion c (variance over mean of their counts; 1 for
+added. The slots do at most μ = kB/ℓ(B), and the backlog of arrivals with dispersion c (variance over mean of their counts; 1 for
 Poisson) is about exponential with mean cλ/(2(μ − λ)) entries (heavy traffic; Kingman, 1962). Run times that vary by δ add ρBδ²/ℓ²
 to c. If arrivals are too few to be spaced, a request waits only if all slots are busy."""
 
@@ -52,7 +52,7 @@ def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.
     run = cost.alpha + cost.beta * min(size, cost.max_batch)
     varied = dispersion + (rate / capacity) * cost.max_batch * (cost.deviation / run) ** 2
     backlog = EXPONENTIAL_95 * varied * rate / (2.0 * (capacity - rate)) / capacity
-    # Both rarely come together, but everybody waits for part of the gap; and slow batches meet full queues.
+    # Both rarely come together, but everybody waits for part of the gap, and slow batches meet full queues.
     waits = math.hypot(wait, backlog) if backlog < wait else wait + backlog
     return run + waits + NORMAL_95 * cost.deviation
 

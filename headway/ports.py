@@ -437,6 +437,15 @@ class KeyChanges(msgspec.Struct, frozen=True):
     more: bool
 
 
+class Store(Protocol):
+    """Database of a process. Each method raises StoreUnavailable if it does not answer."""
+
+    async def open(self) -> None:
+        """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
+
+    async def close(self) -> None: ...
+
+
 class KeyHistory(Protocol):
     """Read access to API keys and their changes. Each method raises StoreUnavailable if the store does not answer."""
 
@@ -451,11 +460,8 @@ class KeyHistory(Protocol):
     async def latest(self) -> KeyMark: ...
 
 
-class KeyStore(KeyHistory, Protocol):
-    """Store of API keys. Each method raises StoreUnavailable if the store does not answer."""
-
-    async def open(self) -> None:
-        """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
+class KeyStore(KeyHistory, Store, Protocol):
+    """Store of API keys."""
 
     async def add(self, key: ApiKey) -> None:
         """Add a new key. Raises ValueError if its id is taken, or if the key that it replaces already has a valid replacement."""
@@ -470,14 +476,9 @@ class KeyStore(KeyHistory, Protocol):
 
         This makes no entry in the history, as these keys were refused already."""
 
-    async def close(self) -> None: ...
 
-
-class Ledger(Protocol):
-    """Record of every request. Each method raises StoreUnavailable if the store does not answer."""
-
-    async def open(self) -> None:
-        """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
+class Ledger(Store, Protocol):
+    """Record of every request."""
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
         """Keep all records or none. A record that is already there, by (tenant, id, completed_at), stays as it is."""
@@ -491,15 +492,9 @@ class Ledger(Protocol):
     async def prune(self, before: float, limit: int) -> int:
         """Remove at most `limit` records completed before Unix time `before`, and open ones that old. Returns their number."""
 
-    async def close(self) -> None: ...
 
-
-class BulkStore(Protocol):
-    """Store of bulk jobs and their files' metadata. Each method raises StoreUnavailable if the store does not answer. A tenant
-    can't see other tenants' ids. Leases are on the store's own clock."""
-
-    async def open(self) -> None:
-        """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
+class BulkStore(Store, Protocol):
+    """Store of bulk jobs and their files' metadata. A tenant can't see other tenants' ids. Leases are on the store's own clock."""
 
     async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
         """Add a file, or update the size of the one with its id. Returns False if its tenant would exceed `most`, or if another
@@ -550,5 +545,3 @@ class BulkStore(Protocol):
 
     async def counts(self) -> Mapping[str, int]:
         """Return the number of jobs by status."""
-
-    async def close(self) -> None: ...

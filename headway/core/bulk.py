@@ -136,8 +136,7 @@ class BulkClass:
         return queued
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
-        """Return the next entries, up to a weight from the heaviest down, then beyond it from the lightest up. Equal ones keep
-        turns."""
+        """Return the next entries, up to a weight from the heaviest down, then from the lightest up. Equals keep their turns."""
         ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)

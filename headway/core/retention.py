@@ -94,8 +94,7 @@ class Retention(Generic[T]):
         return len(self._items)
 
     def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
-        """Keep a new item of so many bytes until an instant, and return the items dropped for it. A `spare` item is dropped
-        first."""
+        """Keep a new item of so many bytes until an instant, and return the items dropped for it. A `spare` item goes first."""
         kept = self._tenants.get(tenant)
         if kept is None:
             kept = self._tenants[tenant] = _Tenant()

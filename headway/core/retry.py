@@ -39,8 +39,7 @@ FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that end the worker,
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
-    """Return True if `size` entries of a failed batch get no further run. `alone` counts attempts in which the only entry ran
-    alone."""
+    """Return True if `size` entries of a failed batch get no further run. `alone` counts attempts in which one ran alone."""
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
     if size > 1:

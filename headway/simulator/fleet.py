@@ -103,8 +103,7 @@ class Gateway:
         return now + self._gather if len(self.gathered) == 1 else None
 
     def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
-        """Send the gathered entries. Yields shards by number with their entries. `slots` workers live, and `active` shards are
-        used."""
+        """Send the gathered entries. Yields shards by number with their entries. `slots` workers live, `active` shards serve."""
         gathered, self.gathered = self.gathered, []
         self._open_at = now + self._gather
         count = parts(len(gathered), self._max_batch) if active > 1 or not slots else 1

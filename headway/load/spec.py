@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -130,7 +131,7 @@ def parse_mix(text: str) -> dict[str, float]:
             mix_weight = float(weight)
         except ValueError:
             mix_weight = math.nan
-        if not _is_token(name) or name in mix or not (math.isfinite(mix_weight) and mix_weight >= 0):
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or name in mix or not 0 <= mix_weight < math.inf:
             raise SettingError(
                 "--mix", text, f"{part.strip()!r} is not a new TIER=WEIGHT", "For example enterprise=5,paid=25,free=70."
             )
@@ -174,7 +175,11 @@ def make_body(path: str, text: str | None, model: str | None, content: bytes | N
         member = "prompt"
     body: dict[str, Any] = {}
     if content is not None:
-        body = _decoded(content)
+        try:
+            body = msgspec.json.decode(content, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            reason, hint = f"is not a JSON object: {exc}", 'For example {"input": "some text"}.'
+            raise SettingError("--body", content[:40], reason, hint) from None
         member = next((name for name in _INPUT_MEMBERS if isinstance(body.get(name), str)), member if text else "")
     elif text is None:
         text = DEFAULT_INPUT
@@ -212,16 +217,3 @@ def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
         heads.append({"name": name or "INPUT", "datatype": datatype, "shape": shape, "parameters": parameters})
 
     return {"inputs": heads, "parameters": {"binary_data_output": True}}, b"".join(data)
-
-
-def _decoded(content: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise SettingError(
-            "--body", content[:40], f"is not a JSON object: {exc}", 'For example {"input": "some text"}.'
-        ) from None
-
-
-def _is_token(name: str) -> bool:
-    return bool(name) and name.isascii() and all(c.isalnum() or c in "-_." for c in name)

@@ -146,7 +146,7 @@ class _Planner:
         self._runs: dict[tuple[int, float, int], _Run] = {}  # Runs by GPUs, rate and seed.
 
     def plan(self) -> Plan:
-        goal, rate = self._goal, self._goal.scenario.rate
+        goal, rate, price = self._goal, self._goal.scenario.rate, self._goal.gpu_hour_cost
         bound, gpus = self._least(), self.fewest()
         prediction = self._prediction(gpus, rate, SEEDS)
         runs = self._several(gpus, rate, SEEDS)
@@ -162,7 +162,7 @@ class _Planner:
             on_the_edge=edge,
             one_more=self._prediction(gpus + 1, rate, SEEDS) if edge and gpus < goal.max_gpus else None,
             with_room=max(gpus, math.ceil(rate * gpus / (capacity * goal.target_utilisation) - 1e-9)),
-            cost=None if goal.gpu_hour_cost is None else _cost(gpus, rate, goal.gpu_hour_cost),
+            cost=None if price is None else Cost(gpus * price, gpus * price / (rate * 3600) * 1e6),
             first_come=self._first_come(),
             bulk=self._bulk(gpus, rate) if goal.bulk else None,
             seeds=SEEDS,
@@ -359,7 +359,3 @@ def _turned(trace: tuple[float, ...], share: float) -> tuple[float, ...]:
         return trace
     lap = (trace[-1] - trace[0]) * len(trace) / (len(trace) - 1)
     return (*trace[cut:], *(instant + lap for instant in trace[:cut]))
-
-
-def _cost(gpus: int, rate: float, hour: float) -> Cost:
-    return Cost(per_hour=gpus * hour, per_million_requests=gpus * hour / (rate * 3600) * 1e6)

@@ -28,10 +28,6 @@ USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}
 _LOAD, _MODEL, _BATCHING, _FLEET = "Load", "Model and GPUs", "Batching", "Gateways and shards"
 _FAILURES, _RESULT = "Failures", "Results"
 _MAX_RATE = 1_000_000.0
-_MAX_CLIENTS = 100_000
-_MAX_WORKERS = 10_000
-_MAX_GATEWAYS = 1_000
-_MAX_SHARDS = 256
 
 
 class Eager:
@@ -69,14 +65,14 @@ class Scenario:
 
     # fmt: off
     workers: int = tool_option(MISSING, "--workers", "K", _MODEL,
-        "GPUs; not with --autoscale.", type=int, within=(1, _MAX_WORKERS))
+        "GPUs; not with --autoscale.", type=int, within=(1, 10_000))
     max_batch: int = tool_option(MISSING, "--max-batch-size", "N", _MODEL,
         "Largest batch.", type=int, within=(1, MAX_BATCH))
     rate: float = tool_option(0.0, "--rate", "R", _LOAD,
         "Mean requests per second.", unit="requests/s", within=(0.001, _MAX_RATE))
     clients: int = tool_option(0, "--clients", "N", _LOAD,
         "In place of --rate: number of clients, each of which sends its next request when it has the answer to the last one.",
-        type=int, within=(1, _MAX_CLIENTS))
+        type=int, within=(1, 100_000))
     alpha: float = tool_option(0.0, "--batch-ms", "MS", _MODEL,
         "Fixed part of a batch's time (α).", unit="ms", per=1000, within=(0.001, 3_600_000))
     beta: float = tool_option(0.0, "--beta-ms", "MS", _MODEL,
@@ -137,11 +133,11 @@ class Scenario:
         "Share of inputs that make any batch they are in fail.", within=(0, 1))
     poisoner: bool = False  # Whether all poison comes from one tenant that sends nothing else.
     gateways: int = tool_option(1, "--gateways", "N", _FLEET,
-        "Gateways that requests come through.", type=int, within=(1, _MAX_GATEWAYS))
+        "Gateways that requests come through.", type=int, within=(1, 1_000))
     gather: float = tool_option(0.0, "--gather-ms", "MS", _FLEET,
         "Time for which a gateway gathers entries before it calls the queue.", unit="ms", per=1000, within=(0, 1_000))
     shards: int = tool_option(1, "--shards", "N", _FLEET,
-        "Shards that the queue may be cut into; each in use has a few GPUs at least.", type=int, within=(1, _MAX_SHARDS))
+        "Shards that the queue may be cut into; each in use has a few GPUs at least.", type=int, within=(1, 256))
     bulk: bool = tool_option(False, "--bulk", "", _LOAD, "Lines of bulk jobs always wait for empty seats.", type=bool)
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same run.", type=int)
     # fmt: on

@@ -25,7 +25,7 @@ class Budget:
     def take(self, owner: str, amount: int, most: int = 0) -> bool:
         """Take units for an owner. Returns False, and takes none, if it may not hold so many.
 
-        An owner that holds none may take the last unit. `most`: limit on its units whatever is free; 0 for none."""
+        An owner that holds none may take the last unit. If `most` isn't 0, it limits the owner's units, whatever is free."""
         used = self._used.get(owner, 0)
         left, wanted = self.free - amount, used + amount
         if left < 0 or (most and wanted > most) or (used and self._greed and wanted > self._greed * left):

@@ -236,7 +236,7 @@ class Dedup:
         self.start(queued, begun)
 
     def end(self, queued: QueuedEntry, reply: Reply, now: float, *, late: bool = False) -> Consequences:
-        """Note the outcome of an entry. `late`: it failed only because its own time is over."""
+        """Note the outcome of an entry. If `late`, it failed only because its own time is over."""
         return self.end_all([(queued, reply)], now, late=late)
 
     def answers_alone(self, members: Sequence[QueuedEntry], longest: int) -> bool:

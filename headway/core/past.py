@@ -49,7 +49,7 @@ class Past:
                 self.long = self.tells = True
 
     def ended(self, waiting: int, running: RunningBatches, newest: float, now: float) -> None:
-        """Note the end of a batch, which is still among `running`. `newest`: instant of the latest arrival."""
+        """Note the end of a batch, which is still among `running`, given the instant of the latest arrival."""
         self._ends += 1
         if self._ends % EVERY:
             self.last_end = now

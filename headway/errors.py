@@ -104,21 +104,21 @@ DRAINING = _code("DRAINING", 503, "Shutting down", "This process is shutting dow
 DEADLINE_EXCEEDED = _code("DEADLINE_EXCEEDED", 504, "Too late",
     "The deadline in the queue, on the GPU or in all has passed; the message says which.")
 # fmt: on
+# Code of a request whose client left, or that was cancelled. No client reads it; records have it.
 CANCELLED = "CANCELLED"
-"""Code of a request whose client left, or that was cancelled. No client reads it; records have it."""
 
 STATUS: dict[str, int] = {name: code.status for name, code in CODES.items()}  # HTTP status of each error code.
 
 TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}  # One short title for each error code.
 
+# Codes that clients see instead of others. Clients tell the two apart by status or title.
 SHOWN: dict[str, str] = {name: code.shown for name, code in CODES.items() if code.shown}
-"""Codes that clients see instead of others. Clients tell the two apart by status or title."""
 
+# Codes after which the same request will fail again.
 HOPELESS = frozenset(name for name, code in CODES.items() if code.hopeless)
-"""Codes after which the same request will fail again."""
 
+# Codes of requests that were refused before they were admitted.
 REFUSALS = frozenset(name for name, code in CODES.items() if code.refusal)
-"""Codes of requests that were refused before they were admitted."""
 
 
 class HeadwayError(Exception):
@@ -252,7 +252,6 @@ class RequestError(HeadwayError):
 
     @property
     def message(self) -> str:
-        """Text for the client."""
         return str(self.args[0])
 
 
@@ -286,10 +285,10 @@ class PayloadTooLarge(RequestError):
     code = PAYLOAD_TOO_LARGE
 
 
+# Pattern of metrics labels that clients may see, for example as the reason of a refusal.
 LABEL = re.compile(r"[a-z0-9_-]{1,40}")
-"""Pattern of metrics labels that clients may see, for example as the reason of a refusal."""
 
 AnyError = RequestError | Failure  # Error in an answer: of the request itself, or of its entry.
 
+# Message for clients when the server raised an unexpected exception.
 UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
-"""Message for clients when the server raised an unexpected exception."""

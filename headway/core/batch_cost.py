@@ -30,8 +30,8 @@ FIRST_TRIALS, MORE_TRIALS, LAST_TRIALS = 8, 256, 8192
 MORE = 1.5  # Growth of the distance between trials after one that showed a gain. It doubles after others.
 AS_FORETOLD = 0.75  # Time of the lighter inputs, relative to the forecast by number, from which a trial shows no gain.
 SPARED = 0.25  # Smallest share of number × longest that a trial must spare.
+# Mean batch, relative to the largest, from which all are about as large, so that their times say little about smaller ones.
 FULL = 0.95
-"""Mean batch, relative to the largest, from which all are about as large, so that their times say little about smaller ones."""
 NOTICED = 0.1  # Relative change of a line from which it is reported again.
 MOST_CALLS = 4  # Limit on the calls of a batch.
 LEAST_SAVED = 0.1  # Smallest share of a batch's time that a cut must save.

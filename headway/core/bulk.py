@@ -42,8 +42,8 @@ WITHIN = 0.8  # Share of the promised latency within which a batch with bulk ent
 QUIET = 30.0  # Seconds without an entry of others after which a fleet counts as idle.
 FIRST_CREDIT = 1.0  # Initial credit.
 SETTLED = 0.5  # Seconds without an entry of others after which their earlier rate no longer predicts the next.
+# Smallest gap between whole batches, relative to an even one, so that GPUs don't all become free at once.
 SPACING = 0.8
-"""Smallest gap between whole batches, relative to an even one, so that GPUs don't all become free at once."""
 LOOK = 0.05  # Seconds after which a whole batch that may not leave yet is looked at again.
 MOST_PAGES = 64  # Limit on the pages of large entries in a whole batch, unless there is only one.
 APART_AHEAD = 256  # Limit on the entries searched for ones to ride apart with the first.

@@ -101,7 +101,6 @@ class Culprits:
         caller.largest = max(caller.largest, size)
 
     def sends_large(self, key: CallerKey, now: float) -> bool:
-        """Return True if a caller rides apart because its outputs are large."""
         caller = self._callers.get(key)
         return caller is not None and caller.until > now and caller.largest > 0
 

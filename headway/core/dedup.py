@@ -215,7 +215,6 @@ class Dedup:
         return _Flight(dedup_key, self._key(entry, dedup_key), None, entry.version, code)
 
     def start(self, queued: QueuedEntry, flights: list[_Flight]) -> None:
-        """Let an entry that runs begin flights."""
         for flight in flights:
             flight.original = queued
             self._flights[flight.key] = flight

@@ -26,19 +26,19 @@ FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway"
 RETRY, APART, BULK = "retry", "apart", "bulk"
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
+# Waiting full batches from which a helping slot takes a batch, as the other slots' next batch takes no more than one.
 HELPED_FROM = 2
-"""Waiting full batches from which a helping slot takes a batch, as the other slots' next batch takes no more than one."""
 MEASURE_AFTER = 100  # Departures after which a helping slot takes a batch at once, to show whether it is still slow.
 OVER = 1.25  # A batch is cut if it exceeds so many even shares of all that waits and runs.
 OVER_UNLIKE = 2.0  # The same if slots differ, as a part may go to a slow one.
+# Fewest GPUs for giving each entry its own. With fewer, Poisson arrivals too often look like waiting clients.
 LONE_FROM = 4
-"""Fewest GPUs for giving each entry its own. With fewer, Poisson arrivals too often look like waiting clients."""
+# Limit on arrivals expected in a gap for giving each entry its own GPU: more can't be clients that wait for their answers.
 LONE_ARRIVALS = 1.5
-"""Limit on arrivals expected in a gap for giving each entry its own GPU: more can't be clients that wait for their answers."""
+# Largest factor of a slot that takes a single entry while every other entry has a GPU; see `_each_has_its_own`.
 LONE_FACTOR = 2.2
-"""Largest factor of a slot that takes a single entry while every other entry has a GPU; see `_each_has_its_own`."""
+# Seconds before its most urgent member's last moment at which a batch leaves, for timers and the way back.
 LEEWAY = 0.005
-"""Seconds before its most urgent member's last moment at which a batch leaves, for timers and the way back."""
 
 
 class Load(msgspec.Struct, frozen=True):

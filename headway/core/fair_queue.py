@@ -34,8 +34,8 @@ _EVEN = frozenset((1,))  # Costs of entries that take one round each.
 
 PAGE = 64 << 10  # Characters of input and parameters that cost one round.
 BATCH_PAGES = 16  # Limit on the pages of large entries in a batch if several tenants ask. A single entry may have more.
+# Limit on rounds counted one by one to find what is served before an entry, and on the cost of a weight.
 LOOKED_AT = 256
-"""Limit on rounds counted one by one to find what is served before an entry, and on the cost of a weight."""
 BATCH_ROUNDS = 32  # Limit on the rounds that a full batch's weight costs.
 MEAN_WEIGHT = 0.02  # Weight of the newest arrival in the mean of a tier's entry weights.
 
@@ -338,7 +338,6 @@ class TierQueue:
         return next(queued for places in rounds for queued in places if queued.state == QUEUED)
 
     def _begin(self) -> list[QueuedEntry]:
-        """Start the next round that has entries."""
         number, rounds = self._next, self._rounds
         while number not in rounds:
             number += 1
@@ -427,7 +426,6 @@ class DeadlineQueue:
         return min(first, heap[0][0]) if heap else first
 
     def overdue(self, now: float) -> Iterator[QueuedEntry]:
-        """Take out all queued entries that are due by `now`."""
         while self.earliest() <= now:
             if self._heap and (not self._line or self._heap[0][0] < self._line[0].queue_due):
                 yield heapq.heappop(self._heap)[2]

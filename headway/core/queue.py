@@ -51,10 +51,10 @@ MIN_AVOIDANCE = 0.05  # Shortest time in seconds for which a failed batch waits 
 GATE_AGE = 0.05  # Seconds after which the admission limits are recomputed even if no batch left.
 UNKNOWN_WAIT = 1.0  # Seconds that a refused client is told to wait while the model's pace is unknown.
 QUARANTINE_BATCHES = 8  # Limit on a caller's quarantine, in batches for each GPU, while others wait.
+# Limit in entries while nobody else waits, if that is more. A step over Redis reads all of them.
 QUARANTINE_ALONE = 2048
-"""Limit in entries while nobody else waits, if that is more. A step over Redis reads all of them."""
+# Limit, in batches, on the waiting entries searched for ones nearest to the first, or of callers that now ride apart.
 NEAR_BATCHES = 8
-"""Limit, in batches, on the waiting entries searched for ones nearest to the first, or of callers that now ride apart."""
 SEARCH_LOAD = 2  # An entry in a quarantine counts as so many, since it may fail and run again.
 MOST_KINDS = 64  # Limit on the kinds of entries, by tier and timeouts, in `_sure`.
 MIXED_SECONDS = 1.0  # Seconds after another tenant's entry for which batches are kept small in bytes.
@@ -506,7 +506,6 @@ class ModelQueue:
         return APART_PRICE if apart else 1.0
 
     def _depart_apart(self, worker: str, group: Group, limit: int, now: float, price: float = 0.0) -> Departure:
-        """Depart with a group, or as much of it as fits."""
         weight = limit * self.limits.unit
         if group.caller is not None:
             others = self._fresh or now - self._newest < MIXED_SECONDS or self._suspects.beside(group.caller)

@@ -58,7 +58,6 @@ def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, 
 
 
 def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
-    """Return the bytes of a row whose free axes all have one length."""
     return (SIZES[spec.datatype] or _ELEMENT) * math.prod(longest if size == -1 else size for size in spec.shape)
 
 

@@ -62,7 +62,6 @@ class SlotFactors:
 
     @property
     def workers(self) -> Set[str]:
-        """Ids of the workers at home."""
         return self._known.keys()
 
     def keep(self, slots: int, workers: Collection[str], departures: int) -> None:

@@ -41,14 +41,14 @@ from headway.model import MOST_OUTPUT, Cause
 
 # Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome.
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
+# Runs that count for all entries of a quarantine once an entry of it has run, because a quarantine may never be empty.
 QUARANTINED_ATTEMPTS = 1
-"""Runs that count for all entries of a quarantine once an entry of it has run, because a quarantine may never be empty."""
+# Shortest run, in seconds, for the accounts below, as runs would cost nothing before the first measurement.
 LEAST_COST = 0.001
-"""Shortest run, in seconds, for the accounts below, as runs would cost nothing before the first measurement."""
+# Price of a GPU second to a caller with recent culprits while others wait, so that it gets a quarter of its fair share.
 APART_PRICE = 4.0
-"""Price of a GPU second to a caller with recent culprits while others wait, so that it gets a quarter of its fair share."""
+# Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out fresh work.
 SEARCH_PRICE = 3.0
-"""Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out fresh work."""
 MOST_CREDIT = 2.0  # Full batches of GPU time that groups may save up while the tier queues go first.
 CLEAN = 64  # Lines of a tenant that must succeed after its first bad one before its lines ride beside others again.
 MOST_DOUBLINGS = 16  # Doublings of CLEAN, one for each further bad line.
@@ -190,7 +190,6 @@ class Suspects:
         return taken
 
     def remove(self, queued: QueuedEntry, size: Callable[[CallerKey], int]) -> None:
-        """Take one entry out for good."""
         group = self.of.pop(queued)
         group.members.remove(queued)
         if not group.members:

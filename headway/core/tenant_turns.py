@@ -23,7 +23,6 @@ class TenantTurns(Generic[T]):
         return (item for line in self._lines.values() for item in line)
 
     def add(self, tenant: str, item: T) -> None:
-        """Add an item behind the others of its tenant."""
         self._lines.setdefault(tenant, deque()).append(item)
         self.count += 1
 

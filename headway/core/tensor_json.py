@@ -55,8 +55,8 @@ _LARGEST = {
     "FP32": math.nextafter(2.0**128 - 2.0**103, 0),
     "FP64": 1.7976931348623157e308,
 }  # Largest number that each datatype with a fraction rounds to a finite one.
+# Smallest and largest number by datatype.
 BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}
-"""Smallest and largest number by datatype."""
 _HALVES = ("FP16", "BF16")  # Two-byte datatypes with a fraction.
 _MOST_WITH_EMPTY = 1 << 16  # Limit in bytes on a text with empty arrays.
 _MOST_DIGITS = 40  # Limit on the characters of a wrong element in a message.
@@ -316,7 +316,6 @@ def _has_empty(text: bytes) -> bool:
 
 
 def _skeleton(shape: Sequence[int]) -> bytes:
-    """Return the brackets and commas of nested arrays of a shape."""
     skeleton = b""
     for size in reversed(shape):
         skeleton = b"[" + (skeleton + b",") * (size - 1) + skeleton + b"]"

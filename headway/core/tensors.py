@@ -26,11 +26,11 @@ import msgspec
 from headway.core.excerpt import excerpt
 from headway.model import Octets, Tensors, TensorSpec, Value
 
+# Bytes of one element by datatype; 0 if elements differ. JSON exists only inside Headway. Clients see BYTES.
 SIZES = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
     "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0, "JSON": 0,
 }  # fmt: skip
-"""Bytes of one element by datatype; 0 if elements differ. JSON exists only inside Headway. Clients see BYTES."""
 BYTES, JSON = "BYTES", "JSON"
 ALIGNED = 16
 LENGTH_BYTES = 4

@@ -73,7 +73,6 @@ class Versions:
         return sorted(version for version, weight in self._weights.items() if weight and version not in self._there)
 
     def takes(self, version: str) -> bool:
-        """Return True if a version takes requests that name it."""
         return version in self._there and self._weights.get(version) != 0.0
 
     def drawn(self, position: float) -> str:

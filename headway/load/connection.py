@@ -262,7 +262,6 @@ class ConnectionPool:
             self._opening.add(task)
 
     def close(self) -> None:
-        """Close all connections, and give up all attempts."""
         for task in self._opening:
             task.cancel()
         for connection in list(self.open):

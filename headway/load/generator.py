@@ -65,7 +65,6 @@ class Payload:
         return template % number if self._counts else template % ()
 
     def is_right(self, number: int, body: bytes) -> bool:
-        """Return True if `body` is the right answer to request `number`."""
         try:
             output = self._decode(body).output
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -192,7 +191,6 @@ class Generator:
     # Called by connections.
 
     def ready(self, connection: Connection) -> None:
-        """Use a connection that is open."""
         pool, record = self._pool, self.record
         pool.open.add(connection)
         record.opened += 1
@@ -200,7 +198,6 @@ class Generator:
         self._reuse(connection, perf_counter())
 
     def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
-        """Record an answer."""
         now = perf_counter()
         number, record = connection.number, self.record
         connection.number = IDLE
@@ -228,7 +225,6 @@ class Generator:
             self._settle()
 
     def lost(self, connection: Connection, cause: str) -> None:
-        """Record the loss of a connection."""
         self._pool.open.discard(connection)
         if connection.number != IDLE:
             connection.number = IDLE
@@ -298,7 +294,6 @@ class Generator:
         return _printable((texts or [body.decode(errors="replace")])[0][:_SHOWN_ERROR])
 
     def _label(self, status: int, body: bytes) -> str:
-        """Return status and error code of an unsuccessful answer."""
         try:
             error = self._problem(body).error
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -121,7 +121,6 @@ class _Timer:
         self._settime(self.fileno, 0, self._address, None)
 
     def expired(self) -> bool:
-        """Return True on the first call after it has expired, else False."""
         try:
             os.read(self.fileno, 8)
         except BlockingIOError:

@@ -225,7 +225,6 @@ class _Run:
         )  # fmt: skip
 
     def _step(self, arrivals: float, second: float) -> None:
-        """Serve one second."""
         while self._coming and self._coming[0] <= second:
             self._coming.pop(0)
             self._ready += 1

@@ -97,7 +97,6 @@ class _Simulation:
         return Worker(name, self._shards[0], slow, pace)
 
     def _warm_up(self, slow: bool) -> tuple[WarmUpRun, ...]:
-        """Return the batches that a worker runs when it starts."""
         scenario = self._scenario
         factor = scenario.slow if slow else 1.0
         sizes = {1, scenario.max_batch} if not scenario.weights else ()
@@ -140,7 +139,6 @@ class _Simulation:
                 self._reap(soonest)
 
     def _request(self, now: float) -> None:
-        """Draw a request, and offer it or pass it to a gateway."""
         entry = self._draw()
         self._record.came(entry.tier, now, entry.input == POISON)
         if self._throttle is not None and self._throttle.refuses(entry, now):
@@ -187,7 +185,6 @@ class _Simulation:
         self._closed = True
 
     def _set_throttle(self, throttle: LowestTierThrottle, now: float) -> None:
-        """Set the throttle's rate, again and again while requests come."""
         throttle.set_rate(self._workers.values(), self._shards[0].queue.load(now), now)
         if not self._closed:
             self._at(now + SET_EVERY, partial(self._set_throttle, throttle))
@@ -334,7 +331,6 @@ class _Simulation:
         return scenario.alpha + scenario.beta * (sum(weights) if scenario.weights else len(weights))
 
     def _answer(self, worker: Worker, life: int, seconds: float, now: float) -> None:
-        """End a batch, unless its worker died meanwhile."""
         departure = worker.departure
         if worker.life != life or departure is None:
             return
@@ -444,7 +440,6 @@ class _Simulation:
         self._wake_idle(shard, now)
 
     def _notice(self, worker: Worker, life: int, now: float) -> None:
-        """Let everybody know that a worker has died."""
         if worker.life == life and not worker.alive:
             worker.known = False
             self._deal(now)

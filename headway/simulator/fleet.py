@@ -137,7 +137,6 @@ class LowestTierThrottle:
         return self._throttle.admit(entry.tenant, now) > 0.0
 
     def refund(self, entry: Entry) -> None:
-        """Note that the queue refused an entry that was admitted here."""
         if entry.tier == self._lowest:
             self._throttle.refund(entry.tenant)
 

@@ -137,7 +137,6 @@ def _batches(record: Record) -> Batches:
 
 
 def _shard_variation(record: Record) -> float | None:
-    """Return the mean over the shards that had enough departures."""
     left: dict[int, list[float]] = {}
     for instant, shard in zip(record.left_at, record.shard, strict=True):
         left.setdefault(shard, []).append(instant)

@@ -34,7 +34,6 @@ class Eager:
     """Policy that never holds a batch back. It is only for contrast with the production policies."""
 
     def rule(self, load: Load) -> Rule:
-        """Return the rule with a gap of 0: whatever waits leaves."""
         return Rule(size=load.max_batch, headway=0.0)
 
 
@@ -200,7 +199,6 @@ class Scenario:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Names of the tiers, highest first."""
         return tuple(self.mix)
 
     @property

@@ -120,7 +120,6 @@ def _weighed(draw: Callable[[], Entry], weights: Sequence[int], rng: random.Rand
 
 
 def _drawing(kinds: list[Entry], weights: list[float], rng: random.Random) -> Callable[[], Entry]:
-    """Return a function that draws one of these entries, with these weights."""
     if len(kinds) == 1:
         return lambda: kinds[0]
     bounds = [bound / sum(weights) for bound in accumulate(weights)]

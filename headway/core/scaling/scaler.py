@@ -82,7 +82,6 @@ class ModelState(msgspec.Struct, frozen=True):
 
     @property
     def asked(self) -> bool:
-        """True if somebody asks for the model, or waits for it."""
         return self.queue > 0 or self.running > 0 or self.rate >= ASKED
 
 
@@ -373,7 +372,6 @@ class Scaler:
         return (kept, f"keep {promise * 1000:g} ms") if kept > roomy else (roomy, f"stay below {ROOM:.0%} use")
 
     def _least_after_removal(self) -> int:
-        """Return the fewest workers that one removal may leave."""
         return max(self.limits.least + self.drained, self.desired - max(1, int(MOST_REMOVED * self.desired)))
 
     def _change(self, desired: int, now: float, reason: str) -> ScaleDecision:

@@ -29,7 +29,7 @@ from headway.model import Entry
 QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
-_HAS_LEFT = attrgetter("state")
+_HAS_LEFT = attrgetter("state")  # Only QUEUED is false.
 _EVEN = frozenset((1,))  # Costs of entries that take one round each.
 
 PAGE = 64 << 10  # Characters of input and parameters that cost one round.

@@ -156,8 +156,7 @@ def shown(value: Value) -> str:
 
 
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return the tensors of a value that was accepted before the model was known to take tensors. Raises NoTensors if it doesn't
-    fit.
+    """Return the tensors of a value accepted before the model was known to take tensors. Raises NoTensors if it doesn't fit.
 
     `Predict` over gRPC sends tensors as JSON text, and other inputs as plain text, so a text may be either. If the model's only
     input is one text, it is plain text."""

@@ -39,19 +39,9 @@ BREAKER_COOLDOWN = 0.5
 class SlotPlan(msgspec.Struct, frozen=True):
     """Plan of one slot, from which its backend is built.
 
-    Attributes:
-        settings: settings of the process.
-        name: name of its worker.
-        device: GPU that it sees, or `cpu`; only for targets that run in a worker process.
-        breaker: keeps the rest that a remote API asks for; uses `time.monotonic`.
-        guard: ends all processes of the workers if this process is killed.
-        warms_up: True to measure batches at the start.
-        cuts: True to allow several calls for a batch where that saves time.
-        weights: learns input weights from a function of the target, if there is one.
-        certificates: certificates for a remote API, if any.
-        counters: counts of the workers, if any.
-        pace: bounds the rate of calls to a remote API over all slots of the target.
-        shared: result of the kind's `check`, for all slots of the target; None: made by the slot itself.
+    With `warms_up` the slot measures batches at its start. With `cuts` it may run a batch in several calls where that saves
+    time. `pace` bounds the calls of all slots of a remote API together. `shared` is what the kind's `check` built for all
+    slots; if it is None, the slot builds its own.
     """
 
     settings: Settings
@@ -81,12 +71,9 @@ class SlotPlan(msgspec.Struct, frozen=True):
 class BackendKind(msgspec.Struct, frozen=True):
     """Way to run targets of one kind.
 
-    Attributes:
-        make: builds the backend of one slot.
-        slot: prefix of worker names; empty: `gpu` or `cpu`, by the device.
-        words: what the banner calls one slot, and several.
-        one_breaker: True if all slots share a breaker because they call the same service.
-        check: builds what all slots share; raises SettingError if no backend could be built with these settings.
+    `slot` is the prefix of worker names. It is empty if each slot has a device of this machine. Then the prefix is `gpu` or `cpu`.
+    The banner calls one slot and several by `words`. With `one_breaker` all slots share a breaker, because they call the same
+    service. `check` builds what all slots share. It raises SettingError if no backend can be built with these settings.
     """
 
     make: Callable[[Any, SlotPlan], Backend]
@@ -94,11 +81,6 @@ class BackendKind(msgspec.Struct, frozen=True):
     words: tuple[str, str]
     one_breaker: bool = False
     check: Callable[[Any, Settings], object] = lambda target, settings: None
-
-    @property
-    def local(self) -> bool:
-        """True if each slot has a device of this machine."""
-        return not self.slot
 
 
 def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
@@ -139,7 +121,7 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
 
 
 def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
-    """Class of the backends of a remote API; importing it only here saves other processes a third of their start.
+    """Return the class of a remote API's backends. Its late import saves other processes a third of their start.
 
     Raises:
         SettingError: a package is missing.
@@ -155,7 +137,7 @@ def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
 
 
 def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credentials]:
-    """The API with its dialect, and the credentials for it."""
+    """Return the API with its dialect, and the credentials for it."""
     from headway.backends.remote.credentials import Credentials
     from headway.dialects.table import reach
 
@@ -204,19 +186,19 @@ BACKENDS: Mapping[type[Target], BackendKind] = {
 
 
 def worker_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:
-    """Name of a slot's worker, unique in the fleet."""
+    """Return the name of a slot's worker, which is unique in the fleet."""
     prefix = f"{settings.name}/" if settings.broker else ""
     kind = BACKENDS[type(target)].slot or ("cpu" if devices.of(index) == CPU else "gpu")
     return f"{prefix}{kind}-{index}"
 
 
 def make_devices(settings: Settings, target: Target) -> Devices:
-    """Assign each slot of a target its device; slots that call a remote API have none.
+    """Assign each slot of a target its device. Slots that call a remote API have none.
 
     Raises:
-        SettingError: there aren't enough GPUs that this process may use, or `devices` names others.
+        SettingError: this process may use too few GPUs, or `devices` names others.
     """
-    if not BACKENDS[type(target)].local:
+    if not is_local(target):
         return NO_DEVICES
     gpus = find_gpus()
     if gpus.warning and not settings.devices:
@@ -226,11 +208,11 @@ def make_devices(settings: Settings, target: Target) -> Devices:
 
 def is_local(target: Target) -> bool:
     """Return True if each slot of a target has a device of this machine."""
-    return BACKENDS[type(target)].local
+    return not BACKENDS[type(target)].slot
 
 
 def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict[str, Devices]:
-    """Assign devices to the slots of several models; see `make_devices`. `plans`: settings and target of each model."""
+    """Assign devices to the slots of several models, given the settings and target of each. Raises SettingError."""
     local = {model: settings for model, (settings, target) in plans.items() if is_local(target)}
     if len(plans) == 1:
         return {model: make_devices(settings, target) for model, (settings, target) in plans.items()}
@@ -244,20 +226,20 @@ def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict
 
 
 def model_worker_name(model: str, settings: Settings, target: Target, devices: Devices, index: int) -> str:
-    """Name of a slot's worker in a process of several models or versions, of which `model` is the key; see `worker_name`."""
+    """Return the name of a slot's worker in a process of several models or versions. `model` is the key of its plan."""
     prefix = f"{settings.name}/" if settings.broker else ""
     return f"{prefix}{model}/{worker_name(settings, target, devices, index).removeprefix(prefix)}"
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for a weight function; None if weights are characters. `most`: limit on a batch's weight; 0 for none.
+    """Build the estimate for a weight function; None if weights are characters. A batch weighs at most `most`; 0 for no limit.
 
     Raises:
         SettingError: the target is a remote API, which has no functions.
     """
     if settings.weight == CHARS:
         return None
-    if not BACKENDS[type(target)].local:
+    if not is_local(target):
         reason = "names a function, and a remote API has none that could be called"
         raise SettingError("weight", settings.weight, reason, "Use chars.")
     return WeightEstimate(settings.weight, most, settings.max_batch_size)

@@ -29,12 +29,7 @@ T = TypeVar("T")
 
 
 class BackgroundService:
-    """Service that runs in its own thread. It is up when the constructor returns.
-
-    Attributes:
-        process: the process; only the thread may use its parts.
-        url: address of the public port.
-        admin_url: address of the admin port.
+    """Service that runs in its own thread, which alone may use the parts of `process`. It is up when the constructor returns.
 
     Raises:
         SettingError: a setting can't be met, for example because a port is taken.
@@ -83,8 +78,7 @@ class BackgroundService:
     def stop(self, *, drain: bool = True) -> None:
         """End the service and wait until it has ended. Safe to call more than once.
 
-        Arguments:
-            drain: True to answer held requests first, within the drain time-out; False to answer them with 503.
+        With `drain` held requests are answered first, within the drain time-out. Without it they get 503.
         """
         self._stopping = True
         loop, task = self._loop, self._task
@@ -95,22 +89,14 @@ class BackgroundService:
         atexit.unregister(self._abandon)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the service's event loop and return its result.
-
-        Raises:
-            RuntimeError: the service has ended.
-        """
+        """Run a coroutine in the service's event loop and return its result. Raises RuntimeError if the service has ended."""
         if self._loop is None or not self.running:
             work.close()
             raise RuntimeError("the service has ended")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds for the service to end; return True if it has.
-
-        Raises:
-            HeadwayError: the service failed.
-        """
+        """Wait up to `timeout` seconds for the service to end. Return True if it has. Raises HeadwayError if it failed."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
@@ -118,7 +104,7 @@ class BackgroundService:
         return True
 
     def _abandon(self) -> None:
-        """End the service at exit of the program; a forked child doesn't have its thread."""
+        """End the service at exit of the program. A forked child has no such thread, and so ends nothing."""
         if self._pid == os.getpid():
             self.stop(drain=False)
 

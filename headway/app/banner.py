@@ -1,4 +1,4 @@
-"""The banner printed at start-up: role, addresses and rules of the process, and a command to try."""
+"""The banner printed at start-up: role, addresses and rules of the process, and a command to try it with."""
 
 from __future__ import annotations
 
@@ -46,17 +46,8 @@ def banner(
 ) -> str:
     """Return the text of the banner.
 
-    Arguments:
-        settings: settings of the process.
-        role: role of the process.
-        target: target of its workers, if any.
-        port: the public port; 0 without one.
-        admin_port: the admin port.
-        devices: devices of its workers.
-        items_per_second: throughput of its workers by their warm-up; 0 if unknown.
-        signature: signature of the target, or of the first model's; None if unknown.
-        models: settings, target and devices of each model, if it runs several.
-        descriptors: limit of file descriptors; None: unlimited.
+    `port` is 0 without a public port. The throughput is that of warm-up batches. `models` is empty unless the process runs
+    several. The signature is that of the first model. `descriptors` is the limit of file descriptors.
     """
 
     def lines() -> Iterator[str]:
@@ -111,7 +102,7 @@ def _doors(settings: Settings, port: int) -> Iterator[str]:
 
 
 def _connections(settings: Settings, descriptors: int) -> str:
-    """Note on whether a gateway's descriptors are enough for its connections."""
+    """Return a note on whether a gateway's descriptors are enough for its connections."""
     most = settings.max_connections
     if descriptors >= most + ENOUGH:
         return f", enough for {most} connections (--max-connections)"
@@ -139,7 +130,7 @@ def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
 
 
 def _ledger(url: str) -> str:
-    """Place of the ledger, a file by its absolute path."""
+    """Return the place of the ledger, with the absolute path of a file."""
     sqlite, path = url.split("///", 1) if url.startswith("sqlite:") else ("", "")
     return str(Path(path).absolute()) if sqlite else shown_url(url)
 
@@ -157,13 +148,13 @@ def _on(settings: Settings, target: Target, devices: Devices) -> str:
 
 
 def _weight(settings: Settings) -> str:
-    """The bound on a batch's weight, if there is one."""
+    """Return the bound on a batch's weight; empty without one."""
     what = "characters" if settings.weight == CHARS else settings.weight
     return f" and {settings.max_batch_weight} {what}" if settings.max_batch_weight else ""
 
 
 def _rounded(number: float) -> int:
-    """Number rounded to two digits, because it is only an estimate."""
+    """Round a number to two digits, because it is only an estimate."""
     return int(round(number, 1 - math.floor(math.log10(number)))) if number >= 10.0 else math.ceil(number)
 
 
@@ -182,7 +173,7 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses
 
 
 def _near(settings: Settings) -> str:
-    """Host for URLs with which this machine reaches the public port."""
+    """Return the host by which this machine reaches the public port."""
     if settings.host not in EVERYWHERE:
         return _host(settings.host)
     # Certificates usually name hosts, not addresses.
@@ -190,7 +181,7 @@ def _near(settings: Settings) -> str:
 
 
 def _certificates(settings: Settings) -> str:
-    """Options of curl for TLS: which authority to trust, and which certificate to show."""
+    """Return curl's options for TLS: which authority to trust, and which certificate to show."""
     if not settings.tls_cert:
         return ""
     shown = "--cert YOUR_CERT --key YOUR_KEY_FILE " if settings.tls_client_ca else ""
@@ -206,7 +197,7 @@ def _wait(settings: Settings) -> str:
 
 
 def _slots(settings: Settings, target: Target) -> str:
-    """Number of workers at the start and, if this process scales them, their bounds and the policy that decides."""
+    """Return the number of workers at the start. If this process scales them, add their bounds and the policy that decides."""
     singular, plural = BACKENDS[type(target)].words
     slots = f"{settings.workers} {singular if settings.workers == 1 else plural}"
     if settings.autoscale != LOCAL:
@@ -241,10 +232,10 @@ def _who(settings: Settings) -> str:
 
 
 def _line_to_try(settings: Settings, port: int, signature: Signature | None, model: str) -> str:
-    """Shell command for a request that the target accepts, with its example unless that is long.
+    """Return a shell command for a request that the target accepts, with its example unless that is long.
 
-    For tensors without a short example it sends a row of zeros, which Python writes if it is long. If their shape is
-    unknown, the command asks for the model's metadata instead. `model`: name that a request must give; empty if none.
+    For tensors without a short example it sends a row of zeros, which Python writes because it may be long. If their shape
+    is unknown, the command asks for the model's metadata instead. `model` is empty if requests needn't name one.
     """
     curl = f"curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}"
     named = f'"model": "{model}", ' if model else ""
@@ -259,7 +250,7 @@ def _line_to_try(settings: Settings, port: int, signature: Signature | None, mod
 
 
 def _example(signature: Signature | None) -> str | None:
-    """Example input as JSON; None if the target takes tensors and has no short example."""
+    """Return an example input as JSON; None if the target takes tensors and has no short example."""
     if signature is None:
         return '"hello"'
     if signature.example is not None and len(signature.example) <= _LONGEST_EXAMPLE:
@@ -268,7 +259,7 @@ def _example(signature: Signature | None) -> str | None:
 
 
 def _zeros(specs: Sequence[TensorSpec]) -> str:
-    """Python expression for one row of zeros."""
+    """Return a Python expression for one row of zeros."""
     rows = []
     for spec in specs:
         row = {"BOOL": "False", BYTES: '"hello"'}.get(spec.datatype, "0")
@@ -288,7 +279,7 @@ def _credential(settings: Settings) -> str:
 
 
 def _fallbacks(settings: Settings) -> Iterator[str]:
-    """A line for each fallback, or a line saying that there is none."""
+    """Yield a line for each fallback, or a line saying that there is none."""
     fallbacks = fallbacks_of(settings)
     for model, own in fallbacks.items():
         at_once = fallback_batches(own.fallback)

@@ -23,13 +23,9 @@ if TYPE_CHECKING:
 
 
 class BrokerBundle(msgspec.Struct, frozen=True):
-    """Broker of a process, and its companions.
+    """Broker of a process, and its companions. `connection` and `memory` are None if they are in this process.
 
-    Attributes:
-        broker, letters, fleet, board: see `headway.ports`.
-        now: asks for the time on the clock that all four share.
-        connection: connection to them; None if they are in this process.
-        memory: returns used and available bytes on the broker's servers; None if the broker is in this process.
+    `now` asks for the time on the clock that all of them share. `memory` returns the used and available bytes on the servers.
     """
 
     broker: Broker
@@ -48,7 +44,7 @@ def make_broker_bundle(settings: Settings, counters: BrokerCounts, clock: Callab
 
 
 async def fail_over(settings: Settings, within: float, say: Callable[[str], None], to: str, only: str) -> None:
-    """Have replicas take over from the broker's servers; see `headway.brokers.redis.failover`.
+    """Have replicas take over from the broker's servers, as `headway.brokers.redis.failover` describes.
 
     Raises:
         FailoverAborted: the failover was refused or given up.
@@ -68,10 +64,7 @@ def make_memory_broker(
     letters: DeadLetterBox | None = None,
     models: Mapping[str, Settings] | None = None,
 ) -> MemoryBroker:
-    """Build a broker in this process for `models`, or else for all models of the settings.
-
-    Its dead letters go into `letters`, or are lost.
-    """
+    """Build a broker in this process for `models`, or else for all models of the settings. Its dead letters go into `letters`."""
     from headway.brokers.memory.broker import MemoryBroker
     from headway.brokers.memory.dead_letters import DeadLetterBox
 
@@ -81,7 +74,7 @@ def make_memory_broker(
 
 
 def _memory(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
-    """Build the broker in this process, which is imported only when chosen."""
+    """Build the broker in this process."""
     from headway.brokers.memory.dead_letters import DeadLetterBox
     from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 
@@ -96,7 +89,7 @@ def _memory(settings: Settings, counters: BrokerCounts, clock: Callable[[], floa
 
 
 def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
-    """Build the broker in Redis or Valkey, whose client is imported only when chosen."""
+    """Build the broker in Redis or Valkey."""
     with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not installed"):
         from headway.brokers.redis.board import RedisBoard
         from headway.brokers.redis.broker import RedisBroker
@@ -113,7 +106,7 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
     fleet = RedisFleet(connection)
 
     class Whole:
-        """Connection to the broker that closes everything else in order."""
+        """Connection to the broker. It closes everything else first."""
 
         async def open(self) -> None:
             await connection.open()
@@ -130,7 +123,7 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
             await connection.renew()
 
     async def now() -> float:
-        """Time on the broker's clock, up to a second old: the last heartbeat of any process, such as this one."""
+        """Return the last heartbeat of any process, this one included, so the time is up to a second old."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
     letters = RedisDeadLetters(connection, broker.queue_names, settings.shards)
@@ -142,7 +135,7 @@ BROKERS: Mapping[str, Callable[[Settings, BrokerCounts, Callable[[], float]], Br
     "": _memory,
     **dict.fromkeys(SCHEMES, _redis),
 }
-"""Functions that build a broker, by the scheme of its URL; an empty URL means one in this process."""
+"""Functions that build a broker, by the scheme of its URL. An empty scheme means a broker in this process."""
 
 
 def _models(settings: Settings) -> dict[str, QueueLimits]:
@@ -150,7 +143,7 @@ def _models(settings: Settings) -> dict[str, QueueLimits]:
 
 
 def queue_limits(settings: Settings) -> QueueLimits:
-    """Bounds of a model's queue from its settings."""
+    """Return the bounds of a model's queue."""
     return QueueLimits(
         tiers=len(settings.tier_names),
         max_batch=settings.max_batch_size,

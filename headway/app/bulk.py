@@ -48,9 +48,7 @@ def make_bulk_jobs(
     identity: Identity,
     clock: Callable[[], float],
 ) -> BulkJobs:
-    """Build the bulk jobs of a gateway, not yet open.
-
-    `lines` counts their lines by outcome. The ledger, if there is one, gets a record of each finished job.
+    """Build the bulk jobs of a gateway, not yet open. `lines` counts their lines by outcome, and the ledger records each ended job.
 
     Raises:
         SettingError: a chat template can't be used, or a package is missing.
@@ -72,7 +70,7 @@ def make_bulk_jobs(
 
 
 def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | None:
-    """Models that a job's API key allows at present, as `JobContext` needs them; without a key, those allowed at its creation."""
+    """Return the models that a job's API key allows now, or those that it allowed at first if there is no key to ask about."""
     if keys is None or not job.key:
         return job.models
     try:
@@ -109,7 +107,7 @@ def make_store(settings: Settings) -> BulkStore:
 
 
 def job_record(job: BulkJob, at: float) -> LedgerRecord:
-    """Ledger record of a bulk job that ended at Unix time `at`; it stands for all its lines."""
+    """Return the ledger record of a bulk job that ended at Unix time `at`. It stands for all lines of the job."""
     done = job.status is JobStatus.COMPLETED
     return LedgerRecord(
         id=str(UUID(job.id.removeprefix("batch_"))),

@@ -1,8 +1,8 @@
 """Assignment of GPUs to worker processes.
 
-`CUDA_VISIBLE_DEVICES` says which GPUs this process may use; on a shared machine, the others belong to somebody else. Without
-it, the process may use all GPUs of the machine. Each worker gets one GPU, in order, or the one that `devices` names for it;
-two workers share a GPU only if `devices` names it twice. On a machine without GPUs, workers run on the CPU.
+`CUDA_VISIBLE_DEVICES` says which GPUs this process may use. On a shared machine, the others belong to somebody else. Without
+the variable, the process may use all GPUs of the machine. Each worker gets one GPU, in order, or the GPU that `devices` names
+for it. Two workers share a GPU only if `devices` names it twice. On a machine without GPUs, workers run on the CPU.
 """
 
 from __future__ import annotations
@@ -32,12 +32,9 @@ _NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """GPUs that this process may use.
+    """GPUs that this process may use. `ids` is None if there are some, but nobody knows how many.
 
-    Attributes:
-        ids: their ids, as CUDA_VISIBLE_DEVICES takes them; None if there are some, but an unknown number.
-        allotted: value of CUDA_VISIBLE_DEVICES; None if it isn't set, or names GPUs on a machine that has none.
-        warning: what is wrong with CUDA_VISIBLE_DEVICES; empty if nothing is.
+    `allotted` is the value of CUDA_VISIBLE_DEVICES. It is None if that isn't set, or names GPUs on a machine that has none.
     """
 
     ids: tuple[str, ...] | None
@@ -56,7 +53,7 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Gpus:
-    """Find the GPUs that this process may use. `root`: root of the file system, which has a device file for each GPU."""
+    """Find the GPUs that this process may use. `root` is the root of the file system, which has a device file for each GPU."""
     allotted = environ.get(VISIBLE)
     present = _present(root)
     if allotted is None:
@@ -72,7 +69,7 @@ def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
 
 
 def _visible(text: str) -> tuple[tuple[str, ...], str]:
-    """Ids that CUDA reads in `text`, which stop at the first invalid one, and that one if it isn't a way to write "none"."""
+    """Return the ids that CUDA reads in `text`, which end before the first invalid id, and that id unless it means "none"."""
     ids: dict[str, None] = {}
     for part in map(str.strip, text.split(",")):
         if not _GPU.fullmatch(part):
@@ -94,13 +91,10 @@ def _present(root: Path) -> tuple[str, ...] | None:
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Devices of the workers of one process.
+    """Devices of the workers of one process, by number: the id of a GPU, or `cpu`. They allow `most` workers.
 
-    Attributes:
-        ids: device of each worker, by number: the id of a GPU, or `cpu`.
-        most: upper bound on workers, given the devices.
-        counted: True if each further worker gets the GPU with its own number.
-        shared: True if models take turns with these devices, each of which serves one worker at a time.
+    With `counted` each further worker gets the GPU with its own number. With `shared` models take turns with these devices,
+    and each device serves one worker at a time.
     """
 
     ids: tuple[str, ...]
@@ -109,13 +103,13 @@ class Devices(msgspec.Struct, frozen=True):
     shared: bool = False
 
     def of(self, index: int) -> str:
-        """Device of a worker, by its number, counted from 0."""
+        """Return the device of a worker. Numbers of workers begin at 0."""
         if index < len(self.ids):
             return self.ids[index]
         return str(index) if self.counted else CPU
 
     def shown(self, index: int) -> str:
-        """Name of a worker's device to show."""
+        """Return the name of a worker's device to show."""
         device = self.of(index)
         return "CPU" if device == CPU else f"GPU {device}" if _INDEX.fullmatch(device) else device
 
@@ -145,7 +139,7 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
 
 
 def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Devices]:
-    """Assign devices to the workers of several models. Models that name none get the GPUs one after the other.
+    """Assign devices to the workers of several models. Models that name no devices get the GPUs one after the other.
 
     If one of these models may scale to zero, they take turns with the GPUs, so that others can use what it frees.
 
@@ -175,12 +169,12 @@ def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Dev
 
 
 def _kept_for(settings: Settings) -> int:
-    """GPUs reserved for a model, including those for workers that the autoscaler may add."""
+    """Return the number of GPUs to reserve for a model, including workers that the autoscaler may add."""
     return max(settings.workers, settings.max_workers) if settings.autoscale == LOCAL else settings.workers
 
 
 def _needed_by(settings: Settings) -> int:
-    """GPUs that a model needs at the start when models take turns; 0 if it may have no worker."""
+    """Return the number of GPUs that a model needs at the start when models take turns; 0 if it may have no worker."""
     return settings.workers if settings.min_workers else 0
 
 

@@ -25,15 +25,10 @@ log = get_logger(__name__)
 
 
 class PolicyResource:
-    """Input policy as a resource of its process; see `headway.app.lifecycle.Resource` and `Rereadable`.
+    """Input policy as a `Rereadable` resource of its process. `gate` applies the policy in force.
 
-    `counts` counts the rules' effects by rule and effect, `restarts` the restarts by worker.
-
-    Attributes:
-        gate: gate with the policy in force.
-
-    Raises:
-        SettingError: the file can't be used.
+    `counts` counts the effects by rule and effect, `restarts` the restarts by worker. Raises SettingError if the file can't be
+    used.
     """
 
     rereads = "the input policy"
@@ -54,18 +49,14 @@ class PolicyResource:
         await self._open(self._policy)
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the loops of the functions."""
         self._supervisor = supervisor
         for judge in self._policy.judges:
             judge.start(supervisor)
 
     async def reread(self) -> None:
-        """Put the current rules of the file in force.
+        """Put the current rules of the file in force. Raises SettingError if the file can't be used; the former rules stay.
 
         Functions are loaded again. Requests that wait for the former functions still get their verdicts.
-
-        Raises:
-            SettingError: the file can't be used; the former rules stay in force.
         """
         policy = self._read()
         await self._open(policy)
@@ -79,7 +70,6 @@ class PolicyResource:
         self._former = [*(old for old in self._former if not all(judge.over for judge in old.judges)), former]
 
     async def close(self) -> None:
-        """End the functions' processes."""
         for policy in (*self._former, self._policy):
             for judge in policy.judges:
                 await judge.close()

@@ -49,23 +49,18 @@ class PortListener(Protocol):
 
     async def bind(self) -> None:
         """Bind the address without listening. Raises SettingError if it isn't available."""
-        ...
 
     async def open(self) -> None:
         """Listen at the bound address. Raises SettingError if another program has begun to listen there."""
-        ...
 
     def retire(self) -> None:
         """End each connection with its next answer, but still accept new ones."""
-        ...
 
     async def drain(self) -> None:
         """Accept no new connection, and close each open one as soon as its answer is written."""
-        ...
 
     async def close(self) -> None:
         """Close all connections."""
-        ...
 
 
 class BrokerConnection(Protocol):
@@ -73,11 +68,8 @@ class BrokerConnection(Protocol):
 
     async def open(self) -> None:
         """Reach the broker. Raises BrokerUnavailable if it doesn't answer, SettingError if it can't be used."""
-        ...
 
-    async def close(self) -> None:
-        """Close the connection."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Resource(Protocol):
@@ -87,21 +79,13 @@ class Resource(Protocol):
     """
 
     async def open(self) -> None:
-        """Get ready.
-
-        Raises:
-            StoreUnavailable: it isn't ready yet; the caller tries again for some seconds.
-            SettingError: it will never be ready.
-        """
-        ...
+        """Get ready. Raises StoreUnavailable if it isn't ready yet, SettingError if it will never be."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start its loops, if it has any. They end before `close` is called."""
-        ...
+        """Start the loops. They end before `close` is called."""
 
     async def close(self) -> None:
         """Finish the remaining work in bounded time, and close. Called once after `open`, also if that failed."""
-        ...
 
 
 @runtime_checkable
@@ -110,28 +94,18 @@ class Rereadable(Protocol):
 
     @property
     def rereads(self) -> str:
-        """Content of the files, as the log names it; empty if there are none."""
-        ...
+        """Name of the files' content in the log; empty if there are no files."""
 
     async def reread(self) -> None:
-        """Read the files again. Raises HeadwayError if they can't be used; then the former content stays in force."""
-        ...
+        """Read the files again. Raises HeadwayError, and keeps the former content in force, if they can't be used."""
 
 
 class Service:
-    """Service of one process: its parts and listeners over one broker.
+    """Service of one process: its parts and listeners over one broker. It is `up` once it has started.
 
-    Arguments:
-        settings, broker, gateway, pool, controller, membership, fallback: its parts; None for a missing part.
-        listeners: listeners, the public one first if there is a gateway; they close in this order.
-        connection: connection to open first and close last; None if the broker is in this process.
-        resources: resources to open in this order and close in reverse.
-        workers: the resource that looks at the workers, which it must do before the public port opens; None without clients.
-        further: further listeners for clients, opened and closed with the public one.
-        every: returns the seconds between two reaps while nothing is due.
-
-    Attributes:
-        up: True once the process has started.
+    Listeners close in order, the public one first if there is a gateway. The `further` ones open and close with it. Resources
+    open in order and close in reverse. The connection opens first and closes last. `workers` looks at the workers once before
+    the public port opens. `every` returns the seconds between two reaps while nothing is due.
     """
 
     def __init__(
@@ -168,15 +142,14 @@ class Service:
         self._every = every
         self._opened: list[Resource] = []
         self._there = False
-        """True once the process may report its slots. Before that, it must not mark slots of a namesake as gone."""
+        """True once the process may report its slots. Earlier it could mark slots of another process with its name as gone."""
         self._supervisor = Supervisor()
 
     async def start(self) -> None:
         """Start the process.
 
         Raises:
-            BrokerUnavailable: the broker doesn't answer.
-            StoreUnavailable: the key store or the ledger doesn't answer.
+            BrokerUnavailable, StoreUnavailable: the broker, the key store or the ledger doesn't answer.
             TargetError: a worker failed to start.
             SettingError: the broker can't be used, another process has the name, or a port isn't available.
         """
@@ -264,7 +237,7 @@ class Service:
             await self._connection.close()
 
     async def replace_workers(self) -> None:
-        """Replace every worker in turn; stop at the first that fails to start."""
+        """Replace every worker in turn. Stop at the first that fails to start."""
         if self._pool is not None:
             await self._pool.replace()
         if self._workers is not None:  # The new code may accept other inputs, which clients may send at once.
@@ -272,7 +245,7 @@ class Service:
                 await self._workers.look()
 
     async def reread(self) -> None:
-        """Reread the files used by the resources and by the broker connection. A file that can't be used changes nothing."""
+        """Read the files of the resources and of the broker connection again. A file that can't be used changes nothing."""
         resources: list[object] = [*self._resources, self._connection]
         for resource in resources:
             if isinstance(resource, Rereadable) and resource.rereads:
@@ -287,7 +260,7 @@ class Service:
     async def _connect(self) -> bool:
         """Reach the broker, waiting if it is still starting, and join the fleet.
 
-        With a fallback, don't wait; return False if the broker isn't there.
+        With a fallback, don't wait. Return False if the broker isn't there.
         """
         if self._fallback is None:
             await _patiently(self._enter)
@@ -341,11 +314,7 @@ class Service:
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Call `ask` until the broker or the store answers.
-
-    Raises:
-        BrokerUnavailable, StoreUnavailable: it didn't answer for CONNECT_WITHIN seconds.
-    """
+    """Call `ask` until the broker or the store answers. Raises its error after CONNECT_WITHIN seconds."""
     loop = asyncio.get_running_loop()
     until, logged = loop.time() + CONNECT_WITHIN, False
     while True:

@@ -1,4 +1,4 @@
-"""Plans of the models, or their versions, that a process runs: the settings, target and devices of each; and version weights."""
+"""Plans of the models and versions that a process runs, with the settings, target and devices of each; and version weights."""
 
 from __future__ import annotations
 
@@ -19,27 +19,25 @@ if TYPE_CHECKING:
     from headway.gateway.served_models import ServedModels
 
 Given = str | Target | Mapping[str, str | Target]
-"""Target, or the text that names it; for several models a mapping by model name."""
+"""Target, or the text that names it, or a mapping of these by model name."""
 
 
 class ModelPlan(msgspec.Struct, frozen=True):
-    """Plan of one model or version that a process runs; `devices` are its workers' devices."""
+    """Plan of one model or version that a process runs, with the devices of its workers."""
 
     settings: Settings
     target: Target
     devices: Devices
 
     def versioned(self, name: str) -> bool:
-        """True if its workers claim only entries for their version, because others may run another version."""
+        """Return True if the workers claim only entries for their version, because others may run another version."""
         return bool(self.settings.broker) or name != self.settings.model
 
 
 def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
-    """Plan each model that the settings name, or each of its versions, in order; by the keys of `Settings.runs`.
+    """Plan each model that the settings name, or each of its versions, in order. The keys are those of `Settings.runs`.
 
-    Arguments:
-        settings: settings of the process.
-        given: target of the only model, or targets of models that have none in the settings.
+    `given` is the target of the only model, or has the targets of models without one in the settings.
 
     Raises:
         TargetError: a target is invalid or missing.
@@ -63,12 +61,9 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Check that weights name existing versions, if only this process defines them.
+    """Raise SettingError if only this process defines the versions, and an unknown version has a weight above 0.
 
     `texts` has by name the weights of each model with weights of its own, and at "" the weights of all other models.
-
-    Raises:
-        SettingError: an unknown version has a weight above 0.
     """
     if settings.broker:
         return
@@ -83,7 +78,7 @@ def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
 
 
 class WeightsResource(BareResource):
-    """Rereads the weights of a gateway's process and calls `changed`; see `headway.app.lifecycle.Rereadable`."""
+    """Rereads the weights of a gateway's versions and calls `changed`; see `headway.app.lifecycle.Rereadable`."""
 
     rereads = "the weights of versions"
 
@@ -91,11 +86,7 @@ class WeightsResource(BareResource):
         self._settings, self._served, self._changed = settings, served, changed
 
     async def reread(self) -> None:
-        """Apply the weights that the file has now.
-
-        Raises:
-            SettingError: the file can't be used; the previous weights stay.
-        """
+        """Apply the weights that the file has now. Raises SettingError, and keeps the previous ones, if it can't be used."""
         weights = read_weights_again(self._settings)
         check_weights(self._settings, weights)
         self._served.weigh({model: read_weights(text) for model, text in weights.items()})

@@ -1,4 +1,4 @@
-"""Figures of a process for its metrics, read from its parts at each scrape, and its description for the fleet."""
+"""Figures of a process for its metrics, read at each scrape, and its description for the fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.app.model_plans import ModelPlan
 from headway.app.roles import ROLES, Parts
 from headway.config import Settings, fallbacks_of
 from headway.config.settings import NONE
-from headway.model import GpuFigures, ProcessInfo, Role
+from headway.model import ProcessInfo, Role
 from headway.runtime.counters import Counters
 from headway.telemetry.figures import ProcessFigures
 from headway.version import __version__
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 KEYS_OLD = 5.0
-"""Age of the API keys, in seconds, from which their store counts as unavailable; they are read every second."""
+"""Age of the API keys in seconds from which their store counts as unavailable. They are read every second."""
 
 
 class OpenPort(Protocol):
@@ -37,21 +37,12 @@ class OpenPort(Protocol):
     @property
     def open_connections(self) -> int:
         """Number of open connections."""
-        ...
 
 
 class FigureSource(msgspec.Struct, kw_only=True):
-    """Source of the figures of one process; call it to read them.
+    """Source of the figures of one process. Call it to read them. Missing parts are None.
 
-    Attributes:
-        settings: settings of the process.
-        models: returns the names of the models that the process serves, runs or lacks.
-        leaving: returns True once the process is shutting down.
-        gateway, pool, controller, ledger_writer, gate, bulk: its parts; None for a missing part.
-        counters: its counters.
-        process_name: name of the process at the start of its workers' ids, if it was generated; else empty.
-        host: replacement for that name in labels.
-        ports: its ports by name.
+    If the process has a generated name, `process_name` is that name. Labels of its workers then have `host` in its place.
     """
 
     settings: Settings
@@ -71,7 +62,8 @@ class FigureSource(msgspec.Struct, kw_only=True):
     def __call__(self) -> ProcessFigures:
         """Read the figures."""
         settings, gateway, pool, controller = self.settings, self.gateway, self.pool, self.controller
-        alone = not settings.broker
+        alone, batchers = not settings.broker, () if pool is None else pool.batchers
+        slots = {(batcher.slot.model, batcher.slot.worker): batcher.figures for batcher in batchers}
         return ProcessFigures(
             tiers=settings.tier_names,
             models=self.models(),
@@ -84,11 +76,9 @@ class FigureSource(msgspec.Struct, kw_only=True):
             ledger_backlog=None if self.ledger_writer is None or gateway is None else self.ledger_writer.waiting,
             bulk_jobs=None if self.bulk is None else self.bulk.statuses,
             bulk_paused=None if self.bulk is None else self.bulk.paused,
-            slots=None if pool is None else _shares(pool),
-            gpus={} if pool is None else _gpus(pool),
-            versions=()
-            if pool is None
-            else sorted({(batcher.slot.model, batcher.slot.runs.version) for batcher in pool.batchers}),
+            slots=None if pool is None else {place: figures.utilisation for place, figures in slots.items()},
+            gpus={place: gpu for place, figures in slots.items() if (gpu := figures.gpu_figures) is not None},
+            versions=sorted({(batcher.slot.model, batcher.slot.runs.version) for batcher in batchers}),
             leader=None if controller is None else controller.leads_now,
             exports_fleet=alone or (controller is not None and controller.leads_now),
             secure=self.ports.keys() if settings.tls_cert else (),
@@ -96,7 +86,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
         )
 
     def troubles(self) -> dict[str, str]:
-        """Problem of each unavailable store: `ledger`, `keys` and `bulk_folder`."""
+        """Return the problem of each unavailable store: `ledger`, `keys` or `bulk_folder`."""
         ledger = self.ledger_writer.trouble() if self.ledger_writer is not None else ""
         age = self.counters.store.keys_age or 0.0
         keys = f"as of {age:.0f} s ago, as their store does not answer" if age >= KEYS_OLD else ""
@@ -109,13 +99,13 @@ class FigureSource(msgspec.Struct, kw_only=True):
         return {store: trouble for store, trouble in troubles.items() if trouble}
 
     def _worker_label(self, worker: str) -> str:
-        """Label of a worker: its id without the process id, because new process ids would make ever more labels."""
+        """Return a worker's id without the process id in it, because each restart would otherwise add new labels."""
         own = f"{self.process_name}/"
         return f"{self.host}/{worker.removeprefix(own)}" if self.process_name and worker.startswith(own) else worker
 
 
 def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, ModelPlan]) -> int:
-    """Number of healthy workers that there should be; 0 if unknown.
+    """Return the number of healthy workers that there should be; 0 if unknown.
 
     A process that is the whole fleet knows it without a setting, unless its GPUs hold several models, some of them cold,
     or the autoscaler changes the number.
@@ -124,15 +114,6 @@ def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, Model
     if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:
         return settings.expected_workers
     return sum(plan.settings.workers for plan in plans.values())
-
-
-def _gpus(pool: Workers) -> Mapping[tuple[str, str], GpuFigures]:
-    figures = {(batcher.slot.model, batcher.slot.worker): batcher.figures.gpu_figures for batcher in pool.batchers}
-    return {worker: gpu for worker, gpu in figures.items() if gpu is not None}
-
-
-def _shares(pool: Workers) -> Mapping[tuple[str, str], float]:
-    return {(batcher.slot.model, batcher.slot.worker): batcher.figures.utilisation for batcher in pool.batchers}
 
 
 def describe_process(
@@ -145,7 +126,7 @@ def describe_process(
     scalable: Mapping[str, tuple[int, int]],
     every: float,
 ) -> ProcessInfo:
-    """Describe the present state of a process for the fleet; see `ProcessInfo`. `admin_port`: 0 until it is open."""
+    """Describe the present state of a process for the fleet. `admin_port` is 0 until that port is open."""
     throttles = gateway.limiter.throttles if gateway is not None else {}
     arrivals = {model: throttle.rates for model, throttle in throttles.items()}
     model = (settings.default or next(iter(settings.served))) if gateway is not None else ""
@@ -179,9 +160,9 @@ def describe_process(
 
 
 def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
-    """Settings of each model that take effect only if all its gateways have them.
+    """Return the settings of each model that all its gateways must share.
 
-    Workers report only what is on, because gateways may turn it on without them.
+    Workers report only settings that are on, because gateways may turn them on without the workers.
     """
     if not (parts.gateway or parts.batchers):
         return {}
@@ -193,7 +174,7 @@ def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
 
 
 def _of_controllers(settings: Settings) -> dict[str, str]:
-    """Settings that all controllers must share, because any of them may lead."""
+    """Return the settings that all controllers must share, because any controller may lead."""
     return {
         "autoscale": settings.autoscale,
         "scale-policy": settings.scale_policy,

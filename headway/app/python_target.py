@@ -28,11 +28,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def target_of(given: TargetLike) -> Target:
-    """Return the target that `given` is or names.
-
-    Raises:
-        TargetError: it names no target, or worker processes couldn't import it.
-    """
+    """Return the target that `given` is or names. Raises TargetError if worker processes couldn't import it."""
     if isinstance(given, str):
         return parse_target(given)
     if isinstance(given, functools.partial) and isinstance(given.func, type):
@@ -69,7 +65,7 @@ def _with_arguments(given: functools.partial[Any]) -> Target:
 
 
 def _of_program(given: Any, module: ModuleType | None) -> Target:
-    """Target in the running program: a script, a module run by `python -m`, a notebook or an interactive session."""
+    """Return a target in the running program: a script, a module run by `python -m`, a notebook or an interactive session."""
     qualified = given.__qualname__
     file = getattr(module, "__file__", None)
     if module is None or file is None or not Path(file).is_file() or _source(given) != Path(file).resolve():
@@ -100,7 +96,7 @@ def _found(module: ModuleType, qualified: str) -> object:
 
 
 def _folder(module: ModuleType, name: str) -> str:
-    """Folder that a module was imported from; empty if workers find the module without it."""
+    """Return the folder that a module was imported from; empty if workers find the module without it."""
     file = getattr(module, "__file__", None)
     if file is None:
         return ""

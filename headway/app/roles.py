@@ -17,12 +17,8 @@ from headway.model import Role
 class Parts(msgspec.Struct, frozen=True):
     """Parts of a process of one role.
 
-    Attributes:
-        headline: first line of the banner, with places for `target`, `name` and `model`.
-        gateway: True for a gateway with its public port, and its fallback if one is set.
-        batchers: True for batchers, one per slot, which need a TARGET.
-        controller: True for a controller.
-        alone: True if the process works without a shared broker, because no other process has to see its queue.
+    Batchers need a TARGET. With `alone` the process works without a shared broker, because no other process has to see its
+    queue. `headline` begins the banner.
     """
 
     headline: str
@@ -56,4 +52,4 @@ ROLES: Mapping[Role, Parts] = {
     Role.WORKER: Parts("Headway worker {name} runs {target} as {model}", batchers=True),
     Role.CONTROLLER: Parts("Headway controller {name} looks after the workers of {model}", controller=True),
 }
-"""Each role and its parts. A new role is a member of `Role`, a row here, and a command in `headway/cli`."""
+"""Parts of each role. A new role is a member of `Role`, a row here, and a command in `headway/cli`."""

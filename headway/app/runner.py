@@ -1,4 +1,4 @@
-"""Runs a process from its start to its end: banner, progress line, garbage collector, and the watch on the target's files."""
+"""Runs a process from its start to its end, with its banner, its progress line, and the watch on its target's files."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ VARIABLE = "NOTIFY_SOCKET"
 WRITE_LINE_EVERY = 0.5
 """Seconds between two writings of the progress line."""
 SILENT = 2.0
-"""Seconds before the log reports progress where there is no terminal; each interval is twice as long as the previous one."""
+"""Seconds before the log first reports progress where there is no terminal. Each later interval is twice as long as the last."""
 MOST_NAMED = 4
 """Upper bound on the workers named in the progress line."""
 _CLEAR = "\x1b[2K"
 
 
 class ServiceManager:
-    """Service manager that started this process, for example systemd; without one, notices go nowhere.
+    """Service manager that started this process, for example systemd. Without one, notices go nowhere.
 
-    `NOTIFY_SOCKET` names its datagram socket. The variable is removed from the environment, so that no process of a target
+    `NOTIFY_SOCKET` names its datagram socket. This removes the variable from the environment, so that no process of a target
     can speak for this one.
     """
 
@@ -82,12 +82,7 @@ class ServiceManager:
 class Progress:
     """Shows which workers are loading: on a line of the terminal, or in the log where standard error isn't a terminal.
 
-    The cursor stays at the beginning of the line, so that a log line overwrites it.
-
-    Arguments:
-        pool: workers that load.
-        stream: the terminal; None for standard error.
-        clock: monotonic seconds, as the workers use them.
+    The cursor stays at the beginning of the line, so that a log line overwrites it. `stream` replaces standard error.
     """
 
     def __init__(self, pool: Workers, stream: TextIO | None = None, clock: Callable[[], float] = monotonic) -> None:
@@ -113,7 +108,7 @@ class Progress:
             self._write(_CLEAR)
 
     def _loading(self) -> dict[str, float]:
-        """Start instant of each worker that is loading."""
+        """Return the start instant of each worker that is loading."""
         starts = {batcher.slot.worker: batcher.starting.since for batcher in self._pool.batchers}
         return {worker: since for worker, since in starts.items() if since is not None}
 
@@ -148,14 +143,10 @@ Requests make no reference cycles, so rare collections save time. Freezing what 
 async def run(
     settings: Settings, role: Role, target: Given = "", reopen_log: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run a process of a role to its end; return the exit code.
+    """Run a process of a role to its end, and return the exit code.
 
-    Arguments:
-        settings: settings of the process.
-        role: role of the process.
-        target: target of a process that runs batches, or the text that names it; for several models, a mapping of those
-            that have no target in the settings.
-        reopen_log: reopens the log file; returns False if the log goes to no file.
+    `target` is the target of a process that runs batches, or the text that names it. For several models it is a mapping of
+    targets for the models without one in the settings. `reopen_log` returns False if the log goes to no file.
 
     Raises:
         SettingError: a setting can't be met, for example because a port is taken.
@@ -192,7 +183,7 @@ async def run(
 
 
 def shown(process: Process) -> str:
-    """Banner of a started process."""
+    """Return the banner of a started process."""
     pool, settings = process.pool, process.settings
     port = process.public.port if process.public is not None else 0
     pace = pool.items_per_second if pool is not None else 0.0
@@ -211,7 +202,7 @@ def shown(process: Process) -> str:
 
 
 def _files_of(target: Target) -> FileWatcher | None:
-    """Watcher of the Python files in and below the folder of a target; None if it has no such folder."""
+    """Return a watcher of the Python files in and below a target's folder; None if the target has no such folder."""
     folder = source_folder(target)
     if folder is not None:
         return FileWatcher(partial(python_files, folder))

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_to_zero(settings: Settings) -> None:
-    """Check that a controller knows when a model may scale to zero; worker processes leave that to their controller.
-
-    Raises:
-        SettingError: a model may have no worker, but no setting says when.
-    """
+    """Raise SettingError if a model may have no worker but no setting says when. Only controllers need to know when."""
     for own in settings.served.values():
         if not own.min_workers and not own.scale_to_zero_after_s:
             reason = "is 0, and nothing says when a model should have none"
@@ -40,7 +36,7 @@ def check_to_zero(settings: Settings) -> None:
 
 
 def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
-    """Pools of this process that the autoscaler resizes, by model; none unless scaling is local.
+    """Return the pools of this process that the autoscaler resizes, by model; none unless scaling is local.
 
     Raises:
         SettingError: a model begins with more workers than its upper bound.
@@ -60,7 +56,7 @@ def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Worker
 
 
 def most_local(plan: ModelPlan) -> int:
-    """Upper bound on a model's workers in this process: the number of devices, or of cores if they run on the CPU."""
+    """Return the upper bound on a model's workers in this process: its devices, or the cores for workers on the CPU."""
     settings, most = plan.settings, plan.devices.most
     if settings.max_workers:
         return min(settings.max_workers, most)
@@ -69,7 +65,7 @@ def most_local(plan: ModelPlan) -> int:
 
 
 def scalable(plans: Mapping[str, ModelPlan], pools: Mapping[str, WorkerPool]) -> dict[str, tuple[int, int]]:
-    """Number of workers of each model in this process, and how many it can have once other models give up theirs."""
+    """Return each model's number of workers in this process, and how many it can have once other models give up theirs."""
     most = {model: most_local(plans[model]) for model in pools}
     turns = {model: pool for model, pool in pools.items() if plans[model].devices.shared}
     if turns:
@@ -86,7 +82,7 @@ def make_autoscaler(
     counters: ControllerCounts,
     clock: Callable[[], float],
 ) -> Autoscaler:
-    """Build the autoscaler of a controller, with the pools that this process scales; `clock` is monotonic.
+    """Build the autoscaler of a controller, with the pools that this process scales.
 
     `fleet_models` is None if only this process defines the models.
     """
@@ -108,7 +104,7 @@ def make_autoscaler(
 
 
 def scale_limits(settings: Settings) -> ScaleLimits:
-    """Bounds and times of scaling from a model's settings."""
+    """Return the bounds and times of scaling a model."""
     return ScaleLimits(
         policy=settings.scale_policy,
         least=max(settings.min_workers, 1),
@@ -127,7 +123,7 @@ def make_follower(
     fleet: Fleet,
     clock: Callable[[], float],
 ) -> ScalingFollower:
-    """Build the follower of a process that scales its own workers, `pools`, as the fleet's controller decides."""
+    """Build the follower that scales this process's own workers as the fleet's controller decides."""
     from headway.fleet.local_scaling import ScalingFollower
 
     return ScalingFollower(process, models, LocalScaling(pools), fleet, clock)

@@ -24,10 +24,10 @@ from headway.model import Role
 __all__ = ["BackgroundService", "serve"]
 
 Value = str | int | float | bool | os.PathLike[str] | None
-"""Value of a setting; None: not given."""
+"""Value of a setting; None if it isn't given."""
 
 TargetsLike = TargetLike | Mapping[str, TargetLike]
-"""Target, or for several models a mapping by name or NAME@VERSION."""
+"""Target, or a mapping of several models' targets by name or NAME@VERSION."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -67,13 +67,13 @@ def serve(
     Worker processes import the target's script to find the target, so it needs this guard.
 
     Arguments:
-        target: function or class defined at the top level of a module or script; `functools.partial` of a class, for
-            its arguments; or text as `headway serve` takes it. For several models, a dict of these by name; for versions
-            of a model, by NAME@VERSION.
+        target: function or class defined at the top level of a module or script, `functools.partial` of a class for its
+            arguments, or text as `headway serve` takes it. Several models are a dict of these by name, and versions of a
+            model by NAME@VERSION.
         block: True to serve until SIGINT or SIGTERM; False to serve in a thread that is up when the call returns.
-        config: TOML file of settings; None: `headway.toml` in the working directory, if it exists.
-        settings: settings by name, for example `max_batch_size=64`; see docs/settings.md. An argument overrides the environment,
-            which overrides the file. With `port=0` the system chooses the admin port, too.
+        config: TOML file of settings; by default `headway.toml` in the working directory, if it exists.
+        settings: settings by name, for example `max_batch_size=64`; see docs/settings.md. An argument overrides the
+            environment, which overrides the file. With `port=0` the system chooses the admin port, too.
 
     Returns:
         The running service if `block` is False: a context manager with `url`, `admin_url` and `stop()`.
@@ -121,7 +121,7 @@ def _targets(target: TargetsLike) -> Given:
 
 
 def start(settings: Settings, target: Given, listener: type[Listener] = Listener) -> BackgroundService:
-    """Start a service in a thread with this kind of listeners; see `serve` for what it raises.
+    """Start a service in a thread. `serve` describes what this raises.
 
     Expected errors are raised without the frames of the service's thread, because their message says it all.
     """
@@ -132,7 +132,7 @@ def start(settings: Settings, target: Given, listener: type[Listener] = Listener
 
 
 def _run(settings: Settings, target: Given) -> None:
-    """Serve until a signal comes; then restore signal handlers and garbage collector."""
+    """Serve until a signal comes. Then restore the signal handlers and the garbage collector."""
     import uvloop
 
     from headway.app import runner, signals

@@ -40,18 +40,10 @@ async def until_signalled(
     stopping: Callable[[], None] = lambda: None,
     reopen_log: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Start, call `ready`, serve until SIGTERM or SIGINT, call `stopping`, then drain; a second signal ends the drain.
+    """Start, call `ready`, serve until SIGTERM or SIGINT, call `stopping`, and drain. A second signal ends the drain.
 
-    Signals are ignored afterwards, because a late one must not change the exit code.
-
-    Arguments:
-        service: service to run.
-        ready: called once it is up.
-        stopping: called when a signal ends it.
-        reopen_log: reopens the log file; returns False if the log goes to no file.
-
-    Raises:
-        HeadwayError: the service failed to start.
+    Signals are ignored afterwards, because a late signal must not change the exit code. `reopen_log` returns False if the log
+    goes to no file. Raises HeadwayError if the service fails to start.
     """
     first, second = asyncio.Event(), asyncio.Event()
     hangups = _Hangups(service, reopen_log, first.set)
@@ -85,7 +77,7 @@ async def until_signalled(
 def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
     """Have the running loop react to a signal.
 
-    `loop.add_signal_handler` isn't used: removing its handler restores the default action for an instant, in which a
+    `loop.add_signal_handler` isn't used, because removing its handler restores the default action for an instant, in which a
     signal would kill the process.
     """
     loop = asyncio.get_running_loop()
@@ -93,7 +85,7 @@ def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
 
 
 class _Hangups:
-    """Reaction to SIGHUP; `up` is True while the service is up and not shutting down."""
+    """Reaction to SIGHUP. `up` is True from the start of serving to the start of the shutdown."""
 
     def __init__(self, service: Service, reopen_log: Callable[[], bool], end: Callable[[], None]) -> None:
         self.up = False
@@ -105,7 +97,6 @@ class _Hangups:
         self._task: asyncio.Task[None] | None = None
 
     def came(self) -> None:
-        """React to the signal."""
         if self._on_terminal and not os.isatty(_STDERR):
             self._service.ends("its terminal was closed")
             self._end()
@@ -118,7 +109,7 @@ class _Hangups:
                 self._task = asyncio.get_running_loop().create_task(self._reread())
 
     async def end(self) -> None:
-        """Cancel the reading that is under way."""
+        """Cancel a reading that is under way."""
         await end(self._task)
 
     async def _reread(self) -> None:
@@ -136,7 +127,7 @@ def _say_nothing_is_done(number: signal.Signals) -> None:
 
 
 async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` but cancel it if the signal comes first; return True if it finished."""
+    """Run `work`, but cancel it if the signal comes first. Return True if it finished."""
     done, _ = await race(work, signalled.wait(), tidies=TIDIES)
     if done is not None:
         done.result()

@@ -53,19 +53,14 @@ def _keys(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence
 class UnusedKeys(BareResource):
     """Warns once at the start if the ledger's database holds API keys that no setting asks for.
 
-    An operator who has made keys most likely wants requests to need them; forgetting the setting would let everybody in.
-
-    Arguments:
-        store: builds the store of the ledger's database.
-        who: describes who is let in without such a key.
-        wall: Unix time in seconds, by which keys expire.
+    An operator who has made keys most likely wants requests to need them, but without the setting everybody is let in.
+    `who` describes who is let in without such a key. `wall` returns the Unix time in seconds.
     """
 
     def __init__(self, store: Callable[[], KeyStore], who: str, wall: Callable[[], float]) -> None:
         self._store, self._who, self._wall = store, who, wall
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start counting."""
         supervisor.start("unused keys", self._look)
 
     async def _look(self) -> None:
@@ -83,7 +78,7 @@ class UnusedKeys(BareResource):
             return
 
     async def _count(self) -> int:
-        """Number of keys that haven't expired."""
+        """Return the number of keys that haven't expired."""
         store, count, mark = self._store(), 0, KeyMark()
         try:
             await store.open()
@@ -109,11 +104,7 @@ def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
-    """Build the store of API keys, not yet open.
-
-    Arguments:
-        settings: settings that name a file of keys, or the ledger's database, which is used if `keys` is empty.
-        create: True if a missing file is created with the first key, or as the ledger's file.
+    """Build the store of API keys, not yet open: the file of keys, or the ledger's database. `create` a missing file.
 
     Raises:
         SettingError: neither is named, the SQLite file doesn't exist, or a package is missing.
@@ -168,5 +159,5 @@ def _postgres_keys(url: str) -> KeyStore:
 
 
 def postgres_needed(url: str) -> contextlib.AbstractContextManager[None]:
-    """Context in which modules that need asyncpg are imported; raises SettingError without it."""
+    """Return a context for imports that need asyncpg. It raises SettingError if asyncpg isn't installed."""
     return needing("postgres", "ledger", shown_url(url), "needs the package asyncpg, which is not installed")

@@ -13,7 +13,7 @@ from headway.runtime.shared_files import python_files, stamp
 
 
 def source_folder(target: Target) -> Path | None:
-    """Folder of the user's own target file or package; None for an installed or remote target."""
+    """Return the folder of the user's own target file or package; None for an installed or remote target."""
     match target:
         case FileTarget():
             return target.path.parent
@@ -27,9 +27,9 @@ def source_folder(target: Target) -> Path | None:
 
 
 def target_digest(target: Target, *, stamps: bool = False) -> str:
-    """First 12 hexadecimal digits of a SHA-256 over the target's name and the Python files in and below its folder.
+    """Return the first 12 hexadecimal digits of a SHA-256 over the target's name and the Python files in and below its folder.
 
-    This reads all these files, which may take a while. `stamps`: include when each file was written.
+    This reads all these files, which may take a while. With `stamps` it covers their write times, too.
     """
     match target:
         case FileTarget():
@@ -55,7 +55,7 @@ def target_digest(target: Target, *, stamps: bool = False) -> str:
 
 
 def _content(folder: Path, files: Sequence[Path], stamps: bool) -> list[str | bytes]:
-    """Names and contents of the readable files, with names relative to the folder."""
+    """Return the names, relative to the folder, and contents of the readable files."""
     parts: list[str | bytes] = []
     for file in sorted(files):
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def _content(folder: Path, files: Sequence[Path], stamps: bool) -> list[str | by
 
 
 def _installed(package: str) -> tuple[Path, Sequence[Path]]:
-    """Folder and files of an installed package, or of a single-file module."""
+    """Return the folder and files of an installed package or single-file module."""
     for entry in sys.path:
         path = Path(entry, package)
         if path.is_dir():

@@ -39,12 +39,9 @@ def make_tracing(
     clock: Callable[[], float],
     variables: Mapping[str, str] | None = None,
 ) -> Tracing | None:
-    """Build the recorder and exporter of a process; None if tracing is off.
+    """Build the recorder and exporter of a process; None if tracing is off. Raises SettingError if packages are missing.
 
-    `dropped` counts dropped spans by reason. `variables` are those that the SDK doesn't read itself; None: the environment's.
-
-    Raises:
-        SettingError: packages of the SDK are missing.
+    `dropped` counts dropped spans by reason. `variables` replace the environment's that the SDK doesn't read itself.
     """
     if not settings.trace:
         return None
@@ -72,7 +69,7 @@ def make_tracing(
 
 
 def _attributes(settings: Settings, role: Role) -> dict[str, str | int]:
-    """Resource attributes of the process, by OpenTelemetry's conventions."""
+    """Return the process's resource attributes, by OpenTelemetry's conventions."""
     return {
         "service.name": "headway",
         "service.version": __version__,

@@ -1,7 +1,7 @@
 """Wiring of a process of any role: connects the parts that the other modules of this package build.
 
 Each role is the same `Service` without the parts that `roles` leaves out. Parts that only some roles, settings or ports
-need are imported where they are built, which saves other processes memory and start-up time.
+need are imported where they are built. This saves the other processes memory and start-up time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
 from headway.ports import Broker, Ledger
 from headway.runtime.certificates import Certificates, RemoteCertificates
-from headway.runtime.counters import Counters, TlsCounts
+from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 
@@ -64,7 +64,7 @@ log = get_logger(__name__)
 
 
 class Components(msgspec.Struct, frozen=True):
-    """Services of a process; `id` is its id in the fleet."""
+    """Services of a process, and its id in the fleet."""
 
     id: str
     gateway: Gateway | None
@@ -79,7 +79,7 @@ class Components(msgspec.Struct, frozen=True):
 
 
 class Clients(msgspec.Struct, frozen=True):
-    """Parts that clients' requests go through; `runner` and `bulk` are None without bulk jobs."""
+    """Parts that clients' requests go through. Without bulk jobs, `runner` and `bulk` are None."""
 
     entrance: Entrance
     runner: SeatRunner | None = None
@@ -87,7 +87,7 @@ class Clients(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Process that is put together but not started; `plans` has a plan for each model that it runs."""
+    """Process that is put together but not started, with a plan for each model that it runs."""
 
     settings: Settings
     role: Role
@@ -99,7 +99,7 @@ class Process(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> Target | None:
-        """Target of the first model that it runs; None if it runs none."""
+        """Target of the first model; None if the process runs no model."""
         return next((plan.target for plan in self.plans.values()), None)
 
     @property
@@ -109,7 +109,7 @@ class Process(msgspec.Struct, frozen=True):
 
 
 def build(settings: Settings, role: Role, given: Given = "", listener: type[Listener] = Listener) -> Process:
-    """Put a process together with this kind of listeners; see `runner.run` for the other arguments and what it raises."""
+    """Put a process together. `runner.run` describes the other arguments and what this raises."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
@@ -124,7 +124,10 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         check_weights(settings, {name: model.version_weights for name, model in settings.served.items()})
     tell_of_other_roles(settings, parts)
     if plans:
-        warn_of_one_model(settings)
+        if settings.models_per_gpu and len(settings.served) < 2:
+            log.warning(
+                "a setting has no effect", setting=flag("models_per_gpu"), without="a second model that runs here"
+            )
         if not parts.gateway:
             warn_of_idle(settings, [(name, missing) for name, missing in idle(settings) if name == "min_warm"])
     return _Wiring(settings, role, plans, listener).process("" if chosen else settings.name, host)
@@ -167,7 +170,9 @@ class _Wiring:
         self.made = self._components(remote)
         self.membership = self._membership()
         self.expected = expected_workers(settings, parts, plans)
-        self.certificates = make_certificates(settings, counters.tls) if listener.takes_address else None
+        self.certificates: Certificates | None = None
+        if settings.tls_cert and listener.takes_address:
+            self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, counters.tls)
         exporter = tracing.exporter if tracing is not None else None
         resources = exporter, self.certificates, remote, self.ledger_writer
         self.resources: list[Resource] = [resource for resource in resources if resource is not None]
@@ -190,7 +195,7 @@ class _Wiring:
         return make_tracing(self.settings, self.role, self.counters.spans_dropped, self.clock)
 
     def _components(self, remote: RemoteCertificates | None) -> Components:
-        """Build the services that the role has. `remote`: certificates for remote APIs."""
+        """Build the services that the role has."""
         settings, parts, bundle, plans = self.settings, self.parts, self.bundle, self.plans
         counters, clock, recorder = self.counters, self.clock, self.recorder
         fallback = gateway = pool = controller = None
@@ -219,13 +224,13 @@ class _Wiring:
                 self.pace,
                 alone=not settings.broker,
                 counters=counters.controller,
-                models=partial(served_models, plans, gateway, self.fleet_models),
+                models=self._served_models,
                 autoscaler=make_autoscaler(settings, self.fleet_models, self.pools, counters.controller, clock),
             )
         return Components(id, gateway, fallback, pool, controller)
 
     def _gateway(self, certificates: RemoteCertificates | None) -> tuple[Fallback | None, Gateway]:
-        """Build the gateway, and the fallback that it asks while its broker is away if one is set."""
+        """Build the gateway, and the fallback for the time when its broker is away if one is set."""
         from headway.gateway.gateway import Gateway
         from headway.gateway.request_log import AccessLog
 
@@ -269,7 +274,7 @@ class _Wiring:
         )
 
     def process(self, name: str, host: str) -> Process:
-        """Connect the parts to a process; see `FigureSource` for `name` and `host`."""
+        """Connect the parts. `FigureSource` describes `name` and `host`."""
         made, bundle, ports = self.made, self.bundle, dict[str, OpenPort]()
         clients = None if made.gateway is None else self._clients(made.gateway)
         bulk = None if clients is None else clients.bulk
@@ -316,7 +321,7 @@ class _Wiring:
         return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, scale, every)
 
     def _every(self) -> float:
-        """Seconds between two heartbeats; shorter while they report a rollout."""
+        """Return the seconds between two heartbeats, which are shorter during a rollout."""
         gateway = self.made.gateway
         return HEARTBEAT_EVERY if gateway is not None and gateway.rollout_counts.active else self.pace.every()
 
@@ -339,6 +344,18 @@ class _Wiring:
         self.membership.soon()
         if self.made.controller is not None:
             self.made.controller.soon()
+
+    def _served_models(self) -> Collection[str]:
+        """Return the names of the models that the process serves or runs."""
+        own = {plan.settings.model for plan in self.plans.values()}
+        if self.fleet_models is not None:
+            return {*own, *self.fleet_models.served}
+        return own if self.made.gateway is None else self.made.gateway.served.models
+
+    def _counted_models(self) -> Collection[str]:
+        """Return the names of the models with metrics: those that the process serves or runs, and those that lack workers."""
+        missed = () if self.fleet_models is None else self.fleet_models.counted
+        return {*self._served_models(), *missed}
 
     def _leaving(self) -> bool:
         return self.membership.leaving
@@ -369,7 +386,7 @@ class _Wiring:
         made = self.made
         return FigureSource(
             settings=self.settings,
-            models=partial(counted_models, self.plans, made.gateway, self.fleet_models),
+            models=self._counted_models,
             leaving=self._leaving,
             gateway=made.gateway,
             pool=made.pool,
@@ -432,7 +449,7 @@ class _Wiring:
         return Clients(entrance, runner, bulk)
 
     def _serve(self, clients: Clients, ready: Readiness, ports: dict[str, OpenPort]) -> tuple[Listener, WorkersWatcher]:
-        """Open the clients' ports and add what watches the fleet for them; return the public port and its workers watcher."""
+        """Open the clients' ports, and watch the fleet for them. Return the public port and the watcher of the workers."""
         from headway.gateway.fleet_watchers import CapacityWatcher
         from headway.http import public
 
@@ -457,7 +474,7 @@ class _Wiring:
         return public_listener, workers
 
     def _learners(self, clients: Clients | None, ready: Readiness | None) -> list[Learner]:
-        """Parts that learn from workers' reports; the models of the fleet first, because they say which models are served."""
+        """Return the parts that learn from workers' reports. The models of the fleet come first: they say which are served."""
         gateway = self.made.gateway
         served, runner = None if gateway is None else gateway.served, None if clients is None else clients.runner
         return [learner for learner in (self.fleet_models, served, gateway, ready, runner) if learner is not None]
@@ -496,10 +513,7 @@ def make_fleet_models(
     forget: Callable[[str], None],
     clock: Callable[[], float],
 ) -> FleetModels | None:
-    """Build the list of the fleet's models; None if this process doesn't need it or serves only the models in its settings.
-
-    See `FleetModels` for `serve` and `forget`.
-    """
+    """Build the list of the fleet's models, unless this process doesn't need it or serves only the models in its settings."""
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
     from headway.fleet.models import FleetModels
@@ -508,26 +522,8 @@ def make_fleet_models(
     return FleetModels(settings, serve, clock, forget, presumes=parts.gateway)
 
 
-def served_models(
-    plans: Mapping[str, ModelPlan], gateway: Gateway | None, fleet_models: FleetModels | None
-) -> Collection[str]:
-    """Names of the models that a process serves or runs."""
-    own = {plan.settings.model for plan in plans.values()}
-    if fleet_models is not None:
-        return {*own, *fleet_models.served}
-    return gateway.served.models if gateway is not None else own
-
-
-def counted_models(
-    plans: Mapping[str, ModelPlan], gateway: Gateway | None, fleet_models: FleetModels | None
-) -> Collection[str]:
-    """Names of the models whose metrics a process exports: those it serves or runs, and those that lack workers."""
-    missed = () if fleet_models is None else fleet_models.counted
-    return {*served_models(plans, gateway, fleet_models), *missed}
-
-
 def warn_of_idle(settings: Settings, idle_settings: Sequence[tuple[str, str]]) -> None:
-    """Warn of settings without effect because another setting is missing: `idle_settings` of the process, and those of its models."""
+    """Warn of settings that have no effect without another one: those of the process, and those of its models."""
     for name, missing in idle_settings:
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
     for model in settings.models:
@@ -537,17 +533,11 @@ def warn_of_idle(settings: Settings, idle_settings: Sequence[tuple[str, str]]) -
 
 
 def tell_of_other_roles(settings: Settings, parts: Parts) -> None:
-    """Log changed settings that only other roles have. They are not an error, because roles may share a settings file."""
+    """Log changed settings that only other roles have. They are no error, because roles may share a settings file."""
     unused = FIELDS.keys() - {*parts.settings, "port"}  # A role without a public port always has port 0.
     changed = sorted(name for name in unused if getattr(settings, name) != FIELDS[name].default)
     if changed:
         log.info("settings of other roles have no effect here", settings=", ".join(changed))
-
-
-def warn_of_one_model(settings: Settings) -> None:
-    """Warn if a setting says how models share GPUs but only one model runs here."""
-    if settings.models_per_gpu and len(settings.served) < 2:
-        log.warning("a setting has no effect", setting=flag("models_per_gpu"), without="a second model that runs here")
 
 
 def warn_of_strangers(settings: Settings) -> None:
@@ -557,17 +547,6 @@ def warn_of_strangers(settings: Settings) -> None:
     hint = "Set --keys, --jwt or --tls-client-ca, or bind it to 127.0.0.1 behind a proxy that asks who they are."
     log.warning("the public port is open to other machines and asks nobody for a key",
                 host=settings.host, let_in=f"everybody, as {settings.default_tier}", hint=hint)  # fmt: skip
-
-
-def make_certificates(settings: Settings, counts: TlsCounts) -> Certificates | None:
-    """Read the certificates of the ports; None without TLS.
-
-    Raises:
-        SettingError: a file can't be used.
-    """
-    if not settings.tls_cert:
-        return None
-    return Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, counts)
 
 
 def _no_broker(role: Role) -> SettingError:

@@ -1,7 +1,4 @@
-"""Builds a process's workers: batchers, their pools, GPUs that models share, and a gateway's fallback.
-
-Processes without any of these don't import it.
-"""
+"""Builds a process's workers: batchers, their pools, GPUs that models share, and a gateway's fallback."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def make_pools(
     certificates: RemoteCertificates | None,
     recorder: SpanRecorder | None,
 ) -> Workers:
-    """Build the workers of each model of process `id`. `decides`: True if this process sets the time limits of requests."""
+    """Build the workers of each model of process `id`. It `decides` if it sets the time limits of requests."""
     slots, broker, watched = set[str](), bundle.broker, NvmlGpus(clock)
     shares = shared_models(plans)
     pools: dict[str, WorkerPool | SharedGpus] = {}
@@ -100,7 +97,7 @@ def make_pools(
 
 
 def shared_models(plans: Mapping[str, ModelPlan]) -> list[str]:
-    """Names of the models that share GPUs: all local ones, or none."""
+    """Return the names of the models that share GPUs: all local ones, or none."""
     local = [model for model, plan in plans.items() if is_local(plan.target)]
     return local if len(plans) > 1 and local and plans[local[0]].settings.models_per_gpu else []
 
@@ -131,7 +128,7 @@ def make_batchers(
     """Return the builder of the batchers that run a target.
 
     `name` returns the worker name of a slot. The timeouts, in seconds, are finite only if this process decides them. With
-    `versioned` the batchers claim only entries for their version. `gpus` watches their GPUs.
+    `versioned` the batchers claim only entries for their version.
 
     Raises:
         SettingError: no backend of the target can be built with these settings.
@@ -174,7 +171,7 @@ def _slot_plans(
     name: Callable[[Settings, Target, Devices, int], str],
     certificates: RemoteCertificates | None,
 ) -> Callable[[int], tuple[SlotPlan, Breaker]]:
-    """Return a function from a slot's index to its plan and breaker; the slots share what it captures. Raises SettingError."""
+    """Return a function from a slot's index to its plan and breaker. Raises SettingError."""
     kind = BACKENDS[type(target)]
     shared = kind.check(target, settings)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if kind.one_breaker else None
@@ -208,16 +205,12 @@ def make_pool(
     slots: set[str] | None = None,
     places: Places | None = None,
 ) -> WorkerPool:
-    """Build the pool of workers that run a target; it can grow to the number of devices. See `WorkerPool`."""
+    """Build the pool of workers that run a target. It can grow to the number of devices."""
     return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots, places)
 
 
 def fallback_targets(settings: Settings) -> Mapping[str, Target]:
-    """Return the targets of the fallbacks by model.
-
-    Raises:
-        SettingError: a fallback isn't a valid target.
-    """
+    """Return the targets of the fallbacks by model. Raises SettingError if one isn't a valid target."""
     targets = {}
     for model, of_model in fallbacks_of(settings).items():
         text = of_model.fallback
@@ -237,7 +230,7 @@ def make_fallback(
     certificates: RemoteCertificates | None = None,
     recorder: SpanRecorder | None = None,
 ) -> Fallback | None:
-    """Build the fallback that a gateway asks while its broker is away, if one is set.
+    """Build the fallback that a gateway uses while its broker is away; None if none is set.
 
     Each model's fallback target runs in processes of its own, which get no GPU.
     """

@@ -7,12 +7,12 @@
 | INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it rejects an input or the batch | final; search for the bad input |
 | any other status | wrong API or credential | final; no input is to blame |
 
-It asks for a rest by grpc-retry-pushback-ms; a negative value forbids another try. A call begins only on a connected channel,
-so a call that never left can be told from one that may have run.
+It asks for a rest by grpc-retry-pushback-ms. A negative value forbids another try. A call begins only on a connected channel,
+so a call that never left can be told from a call that may have run.
 
 A channel whose call never ended or whose connection failed is also replaced, so that the next call doesn't get news of an
-older one. A server that closes an idle connection announces it (GOAWAY), and gRPC itself resends a call that the server
-surely hasn't seen.
+older call. A server announces that it closes an idle connection (GOAWAY), and gRPC itself resends a call that the server
+can't have seen.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ from headway.version import __version__
 IDLE = 30.0
 """Seconds for which an idle channel is kept."""
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
-"""Method that runs nothing; calling it shows why there is no connection."""
+"""Method that runs nothing. A call of it shows why there is no connection."""
 _WHY_WITHIN = 0.5
-"""Seconds for that call."""
 _NEARLY = 0.05
 """Seconds before the deadline from which DEADLINE_EXCEEDED counts as our own time-out."""
 _KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
@@ -55,28 +54,23 @@ _VALUE = re.compile("[ -~]*")
 Code = grpc.StatusCode
 
 _REFUSALS = frozenset((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE))
-"""Statuses that blame the inputs."""
 _PASSING = frozenset((
     Code.ABORTED, Code.CANCELLED, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.RESOURCE_EXHAUSTED,
     Code.UNAVAILABLE, Code.UNKNOWN,
 ))  # fmt: skip
-"""Statuses of an API that is in trouble."""
 
 TOO_LARGE = "larger than max"
 """How gRPC for C, Go and Node words that a message is too large, which has no status of its own."""
 _OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")
 """How gRPC for Java, .NET and Rust words the same failure."""
 _TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
-"""Trailing metadata of another Headway that rejects a too large input."""
+"""Trailing metadata of another Headway that rejects an input as too large."""
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
 
 class GrpcBackend(RemoteBackend):
-    """Backend of one slot of a remote API over gRPC; see `RemoteBackend`.
-
-    `remote` is found from the URL if missing. `now` returns monotonic seconds, for the age of idle channels.
-    """
+    """Backend of one slot of a remote API over gRPC. `remote` is found from the URL if missing."""
 
     def __init__(
         self,
@@ -142,11 +136,7 @@ class GrpcBackend(RemoteBackend):
             return Tried(type(exc).__name__, type(exc).__name__, RemoteError, True)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the credentials as gRPC metadata.
-
-        Raises:
-            RemoteError: a field can't be sent as metadata.
-        """
+        """Return the credentials as gRPC metadata. Raises RemoteError if a field can't be sent as such."""
         fields = tuple((name.lower(), value) for name, value in self._credentials.current().items())
         for name, value in fields:
             if not _KEY.fullmatch(name) or not _VALUE.fullmatch(value):
@@ -177,12 +167,12 @@ class GrpcBackend(RemoteBackend):
         return grpc.aio.secure_channel(parts.netloc, trusted, options=options)
 
     def _tls(self) -> ClientTls | None:
-        """Return the current certificates; a change makes a new channel."""
+        """Return the current certificates. A change of these makes a new channel."""
         return None if self._certificates is None else self._certificates.current
 
 
 async def _connected(channel: Any, within: float) -> bool:
-    """Wait until a channel is connected; return False if it isn't within so many seconds."""
+    """Wait until a channel is connected. Return False if it isn't within so many seconds."""
     try:
         async with asyncio.timeout(within):
             while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
@@ -209,7 +199,7 @@ async def _why(channel: Any, within: float) -> str:
 
 
 def _system_authorities() -> bytes | None:
-    """Return the authorities that the system trusts, in PEM; None: use the authorities that gRPC ships."""
+    """Return the authorities that the system trusts, in PEM; None to use those that gRPC ships."""
     try:
         return Path(ssl.get_default_verify_paths().cafile or "").read_bytes()
     except OSError:
@@ -217,7 +207,7 @@ def _system_authorities() -> bytes | None:
 
 
 def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> TryVerdict:
-    """Judge a failure status with its details and trailing metadata."""
+    """Judge a failure status."""
     trailers = list(trailers)
     if code in _REFUSALS or (code is Code.RESOURCE_EXHAUSTED and _too_large(details, trailers)):
         return TryVerdict(True, RemoteRefused)
@@ -236,7 +226,7 @@ def _too_large(details: str, trailers: Iterable[tuple[str, str | bytes]]) -> boo
 
 
 def pushback(value: str | bytes) -> float | None:
-    """Return the seconds until a retry is welcome (gRFC A6); None if it isn't, or the value is invalid."""
+    """Return the seconds until a retry is welcome (gRFC A6); None if none is welcome, or the value is invalid."""
     try:
         seconds = int(value) / 1000
     except (ValueError, OverflowError):

@@ -34,14 +34,10 @@ from headway.version import __version__
 _JSON_BYTES = "Inference-Header-Content-Length"
 
 _REFUSALS = frozenset([400, 413, 422])
-"""Statuses that blame the inputs."""
 
 
 class HttpBackend(RemoteBackend):
-    """Backend of one slot of a remote API over HTTP; see `RemoteBackend`.
-
-    `remote` is found from the URL if missing. `wall` returns Unix time, for a Retry-After with a date.
-    """
+    """Backend of one slot of a remote API over HTTP. `remote` is found from the URL if missing. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -111,7 +107,7 @@ def _json_bytes(headers: Mapping[str, str]) -> int:
 
 
 def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
-    """Judge a failure status with its header fields. `now`: Unix time in seconds, for a Retry-After with a date."""
+    """Judge a failure status. `now` is Unix time in seconds, for a Retry-After with a date."""
     if status in _REFUSALS:
         return TryVerdict(True, RemoteRefused)
     if status not in (408, 429) and status < 500:

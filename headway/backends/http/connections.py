@@ -1,7 +1,7 @@
 """Connections of one slot to a remote API over HTTP.
 
 An idle connection is closed before the API would close it, because nobody knows whether a request that meets the close has
-run. Most servers keep idle connections for 5 s or longer; a shorter `Keep-Alive: timeout=…` is respected.
+run. Most servers keep idle connections for 5 s or longer, and a shorter `Keep-Alive: timeout=…` is respected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class Sockets:
         self._gone: asyncio.Event | None = None
 
     def create(self, address: AddrInfoType) -> socket.socket:
-        """Make a socket for an address."""
         family, kind, protocol, _, _ = address
         made = _Socket(self._forget, family, kind, protocol)
         self._open.add(made)
@@ -88,14 +87,14 @@ IDLE = 4.0
 _MARGIN = 1.0
 """Seconds by which it is closed before the API would close it."""
 _WRITTEN_WHOLE = 1 << 20
-"""Size of a body in bytes above which it is written in pieces, so that other tasks get a turn."""
+"""Size in bytes above which a body is written in pieces, so that other tasks get a turn."""
 _TIMEOUT = re.compile(r"(?:^|[\s,])timeout=([0-9]{1,6})(?![0-9])")
 _ENDED = "closing transport"
 """aiohttp's words for a write that didn't begin."""
 
 
 class TooLong(Exception):
-    """The body is too long."""
+    """An answer's body is too long."""
 
 
 class Response(NamedTuple):
@@ -107,7 +106,7 @@ class Response(NamedTuple):
 
 
 class _Client(msgspec.Struct, eq=False):
-    """Connections made with the same settings."""
+    """Connections made with the same certificates."""
 
     session: aiohttp.ClientSession
     sockets: Sockets
@@ -119,12 +118,7 @@ class _Client(msgspec.Struct, eq=False):
 
 
 class Connections(Generations[_Client]):
-    """Connections, replaced together after a long idle time or when the certificates change.
-
-    Arguments:
-        clock: monotonic seconds.
-        certificates: certificates for TLS; None: trust the system's authorities and show none.
-    """
+    """Connections, replaced together after a long idle time or when the certificates change."""
 
     def __init__(self, clock: Callable[[], float], certificates: RemoteCertificates | None = None) -> None:
         self._certificates = certificates
@@ -133,14 +127,12 @@ class Connections(Generations[_Client]):
     async def request(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, within: float, most: int
     ) -> Response:
-        """Send one request and read its answer.
-
-        `within` limits the seconds for connecting, `most` the bytes of the answer's body after decompression.
+        """Send one request and read its answer. `within` limits the seconds for connecting.
 
         Raises:
             NotStarted: `open` wasn't called.
-            TooLong: the body is longer than `most`.
-            aiohttp.ClientError: no answer came; `was_sent` tells whether the request left.
+            TooLong: the body has more than `most` bytes after decompression.
+            aiohttp.ClientError: no answer came. `was_sent` tells if the request left.
         """
         async with self.use() as used:
             data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
@@ -188,7 +180,7 @@ def was_sent(exc: Exception) -> bool:
 
 
 def tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """Return the `ssl` error behind an aiohttp error, which may have the same class without details; None if there is none."""
+    """Return the `ssl` error behind an aiohttp error, which may have the same class without details; None without any."""
     while exc is not None and (isinstance(exc, aiohttp.ClientError) or not isinstance(exc, ssl.SSLError)):
         exc = exc.__cause__ or exc.__context__
     return exc

@@ -1,12 +1,12 @@
 """Arena of a worker: memory that its process shares with its host, for large values.
 
-The host creates it, unnamed, and sends its descriptor to the child once over the socket pair. Its size is sealed, so the
-child can't make the host touch memory that is gone. Pages are allocated on first touch and reused by every later batch. Once
-both sides have closed the arena or were killed, nothing is left of it.
+The host creates the memory, unnamed, and sends its descriptor to the child once over the socket pair. Its size is sealed, so
+the child can't make the host touch memory that is gone. Pages are allocated on first touch and reused by every later batch.
+Once both sides have closed the arena or were killed, nothing is left of it.
 
 `core.arena` chooses the places. The sender of a batch or of its outputs puts large values there, and the receiver takes them
-out. The host copies in steps that report their bytes, so that its event loop can run between them. Except on Linux there is
-no arena, and all values travel in frames.
+out. The host copies in steps that report their bytes, so that its event loop can run between them. Systems other than Linux
+have no arena, and all values travel in frames.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     import socket
 
 LARGE = 1 << 15
-"""Size in bytes from which a value travels in the arena. Below, a frame is as cheap."""
+"""Size in bytes from which a value travels in the arena. For smaller values a frame is as cheap."""
 _GREETING = b"H"
 """First byte on the socket pair, which carries the descriptor if there is one."""
 _DESCRIPTOR = 4
 """Size in bytes of a descriptor in a control message."""
 
 Count = Callable[[str, bool], None]
-"""Function that counts a large value: its direction, `in` or `out`, and True if it went through the arena."""
+"""Function that counts a large value by its direction, `in` or `out`, and with True if it went through the arena."""
 
 
 class Arena:
-    """Memory of an arena as one side maps it; `size` is its length in bytes."""
+    """Memory of an arena as one side maps it. `size` is its length in bytes."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         import ctypes  # `not_outlive` has loaded it.
@@ -52,7 +52,7 @@ class Arena:
         self._lent: list[weakref.ref[Any]] = []
 
     def write(self, place: Place, *pieces: str | bytes | memoryview) -> None:
-        """Write a value, in one or several pieces, to its place; texts must be ASCII."""
+        """Write a value, in one or several pieces, to its place. Texts must be ASCII."""
         at = place.offset
         for piece in pieces:
             end = at + len(piece)
@@ -82,7 +82,7 @@ class Arena:
         return view
 
     def take_back(self) -> bool:
-        """Release all lent views; return False if something made from one still exists."""
+        """Release all lent views. Return False if something made from a view still exists."""
         for view in self._views:
             with contextlib.suppress(BufferError):
                 view.release()
@@ -101,8 +101,8 @@ class Arena:
 def hand_over(size: int, end: socket.socket) -> Arena | None:
     """Make an arena and send its descriptor over the socket pair, before anything else.
 
-    Return None, and send a greeting without a descriptor, if `size` is 0 or the system has no such memory. If the child is
-    gone, send nothing.
+    If `size` is 0 or the system has no such memory, send a greeting without a descriptor and return None. If the child is gone,
+    send nothing.
     """
     import _socket  # Importing `socket` would slow down the start of a child.
 
@@ -122,7 +122,7 @@ def hand_over(size: int, end: socket.socket) -> Arena | None:
 
 
 def receive(end: int) -> Arena | None:
-    """Receive the arena's descriptor at the child's end of the socket pair; return None if there is no arena."""
+    """Receive the arena's descriptor at the child's end of the socket pair. Return None if there is no arena."""
     import _socket
 
     pair = _socket.socket(fileno=end)
@@ -151,7 +151,7 @@ def _write_text(address: int, text: str, length: int) -> None:
 
 @cache
 def _finder() -> Any:
-    """Return a function that returns the address of a text's characters."""
+    """Return a function from a text to the address of its characters."""
     import ctypes
 
     find = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
@@ -160,7 +160,7 @@ def _finder() -> Any:
 
 
 def _make(size: int) -> tuple[int, mmap.mmap] | None:
-    """Create unnamed, sealed memory; return its descriptor and mapping, or None if the system has none."""
+    """Create unnamed, sealed memory. Return its descriptor and mapping, or None if the system has none."""
     import fcntl
 
     try:
@@ -178,11 +178,9 @@ def _make(size: int) -> tuple[int, mmap.mmap] | None:
 
 
 class Pieces:
-    """Packed tensors that a target returned, as views of its arrays, which are copied only once, to where they travel.
+    """Packed tensors that a target returned, as views of its arrays. They are copied only once, to where they travel.
 
-    Attributes:
-        pieces: the views, in order.
-        are_large: True if they belong in the arena.
+    Large pieces belong in the arena.
     """
 
     __slots__ = ("_size", "are_large", "pieces")
@@ -193,19 +191,16 @@ class Pieces:
         self.are_large = self._size >= LARGE
 
     def __len__(self) -> int:
-        """Return the number of bytes."""
         return self._size
 
     def joined(self) -> bytes:
-        """Return a copy of all pieces in one."""
         return b"".join(self.pieces)
 
 
 def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
-    """Move large inputs of a batch into the arena while there is room; yield the bytes of each.
+    """Move large inputs of a batch into the arena while there is room. Yield the bytes of each.
 
-    Raises:
-        UnicodeEncodeError: a text contains a lone surrogate.
+    Raises UnicodeEncodeError if a text contains a lone surrogate.
     """
     allocator = Allocator(arena.size, run.number)
     inputs = run.inputs
@@ -224,7 +219,7 @@ def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
 
 
 def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
-    """Turn a batch's inputs into values, including those in the arena, where octets become views if `lend` is True."""
+    """Turn a batch's inputs into values, including those in the arena. Octets there become views if `lend` is True."""
     inputs = run.inputs
     if list in map(type, inputs):
         inputs[:] = [(Tensors if len(item) > 1 else Octets)(item[0]) if type(item) is list else item for item in inputs]
@@ -263,13 +258,10 @@ def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
 
 
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
-    """Copy the outputs in the arena into the batch's list of outputs; yield the bytes of each copy and each reading.
+    """Copy the outputs in the arena into the batch's list of outputs. Yield the bytes of each copy and each reading.
 
-    The child can't be trusted: it may name impossible places, or still be writing there. A copy can't change any more, so
-    the copy is checked.
-
-    Raises:
-        NoFrame: an output's place is impossible, or doesn't contain a text.
+    The child can't be trusted. It may name impossible places, for which this raises NoFrame, or still be writing there. A
+    copy can't change any more, so the copy is checked.
     """
     outputs = word.outputs
     if len(word.placed) > len(outputs):
@@ -292,7 +284,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
 
 
 def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
-    """Return a value as it goes into the arena, and its kind. ASCII texts aren't encoded here but piece by piece."""
+    """Return a value as it goes into the arena, and its kind. ASCII texts are encoded only there."""
     kind = kind_of(value).kind
     if isinstance(value, str):
         return value if value.isascii() else value.encode(), kind

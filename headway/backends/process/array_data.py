@@ -1,8 +1,7 @@
 """Conversion of tensor data to numpy arrays, and of arrays from any library to tensor data.
 
-BYTES become arrays of bytes objects; BF16, which numpy lacks, is read as FP32. A target's output is converted to its declared
-datatype: floats of another width are rounded, integers of another width must fit, and other kinds are refused. numpy is
-imported when first needed.
+BYTES become arrays of bytes objects. BF16, which numpy lacks, is read as FP32. A target's output is converted to its declared
+datatype. Floats of another width are rounded, integers of another width must fit, and other kinds are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ DTYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
     "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
-"""numpy's dtype of each datatype that numpy has."""
+"""numpy's dtype for each datatype."""
 _DATATYPES = {dtype.lstrip("<?") or "b1": datatype for datatype, dtype in DTYPES.items()}
 _NUMPY_NAMES = {
     "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", BF16: "float32", BYTES: "str",
@@ -37,14 +36,7 @@ class Column(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Arrays of one entry.
-
-    Attributes:
-        place: place of the entry in its batch.
-        arrays: arrays by name, with the same number of rows.
-        length: number of rows.
-        single: True if the entry is one row, which its client sees without an axis of rows.
-    """
+    """Arrays of one entry by name, each with `length` rows. The client of a `single` row sees it without an axis of rows."""
 
     place: int
     arrays: Mapping[str, Any]
@@ -66,12 +58,7 @@ def numpy() -> Any:
 def array_of(tensor: Tensor, datatype: str) -> Any:
     """Return a tensor as a read-only array: a view of its data, except for BYTES, BF16 and widened tensors.
 
-    Arguments:
-        tensor: the tensor.
-        datatype: its datatype, or a wider one that has all of its numbers.
-
-    Raises:
-        NoTensors: its data is damaged.
+    `datatype` is the tensor's own, or a wider one that has all of its numbers. Raises NoTensors if its data is damaged.
     """
     np = numpy()
     head = tensor.head
@@ -91,14 +78,9 @@ def array_of(tensor: Tensor, datatype: str) -> Any:
 
 
 def column(value: Any, datatype: str = "") -> Column:
-    """Convert an array of any library, or a list of rows, that a target returned.
+    """Convert an array of any library, or a list of rows, that a target returned, to the declared datatype if there is one.
 
-    Arguments:
-        value: the array or list.
-        datatype: declared datatype; empty: use the value's.
-
-    Raises:
-        NoOutput: it isn't an array, or can't have that datatype.
+    Raises NoOutput if it isn't an array, or can't have that datatype.
     """
     if isinstance(value, list | tuple):
         return _column_of_rows(value, datatype)
@@ -122,7 +104,7 @@ def tensor_of(name: str, source: Column) -> Tensor:
 
 
 def cutter(name: str, source: Column) -> Callable[[int, int], Tensor]:
-    """Return a function that returns the tensor of a range of rows of an array, as a view."""
+    """Return a function that returns a range of an array's rows as a tensor, which is a view."""
     array, datatype = source
     if datatype in (BYTES, JSON) or not array.size:
         return lambda begin, end: tensor_of(name, Column(array[begin:end], datatype))
@@ -144,7 +126,6 @@ def looks_like_array(value: object) -> bool:
 
 
 def _column_of_array(value: Any) -> Column:
-    """Return the column of an array of any library."""
     np = numpy()
     if callable(getattr(value, "detach", None)):  # A torch tensor, which may be on a GPU.
         value = value.detach().cpu()
@@ -166,7 +147,7 @@ def _column_of_array(value: Any) -> Column:
 
 
 def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
-    """Return the column for a list of rows. Rows are arrays, numbers, lists of numbers, texts, or other JSON values."""
+    """Return the column for a list of rows: arrays, numbers, lists of numbers, texts, or other JSON values."""
     np = numpy()
     if any(map(looks_like_array, rows)) and datatype != JSON:
         columns = [_column_of_array(row) for row in rows]
@@ -195,7 +176,7 @@ def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
 
 
 def _numbers(rows: Sequence[Any]) -> Any:
-    """Return the array of a list of numbers or nested lists; None if there is anything else, or lengths differ."""
+    """Return the array of a list of numbers or nested lists; None if it holds anything else, or lengths differ."""
     np = numpy()
     first = rows[0] if rows else None
     while isinstance(first, list | tuple) and first:
@@ -226,11 +207,7 @@ def _column_of_objects(array: Any, datatype: str) -> Column:
 
 
 def _cast(source: Column, datatype: str) -> Column:
-    """Convert a column to a declared datatype.
-
-    Raises:
-        NoOutput: it is of another kind, or a number is out of range.
-    """
+    """Convert a column to a declared datatype. Raises NoOutput for another kind or a number that is out of range."""
     np = numpy()
     family = _family(source.datatype)
     if family != _family(datatype) or family not in ("float", "integer"):

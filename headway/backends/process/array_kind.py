@@ -45,14 +45,10 @@ _LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Ma
 
 
 class ArrayKind(NamedTuple):
-    """How a target takes and gives arrays.
+    """How a target takes and gives arrays. `takes` is the form of its inputs; empty if it takes no arrays.
 
-    Attributes:
-        takes: form of its inputs; empty if it takes no arrays.
-        gives: True if it gives arrays.
-        inputs, outputs: their specifications; empty if unknown.
-        pad: number that free axes are padded with; None: rows of a call must have one shape.
-        library: library of the arrays it takes, `torch`; empty for numpy.
+    Specifications are empty if unknown. Free axes are padded with `pad`. If that is None, all rows of a call must have one
+    shape. `library` is `torch`, or empty for numpy.
     """
 
     takes: str
@@ -91,13 +87,11 @@ def form_of(annotation: Any) -> str:
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return how a target takes and gives arrays, by its annotations and attributes; None for no arrays.
+    """Return how a target takes and gives arrays, by its annotations and attributes; None if it doesn't.
 
     Attributes `inputs` and `outputs` that aren't specifications count only if an annotation has arrays, because a target
-    that takes texts may use these names for something else.
-
-    Raises:
-        NoArrays: numpy isn't installed, or an attribute is invalid.
+    that takes texts may use these names for something else. Raises NoArrays if numpy isn't installed, or an attribute is
+    invalid.
     """
     taken, given = hints.get(first), hints.get("return")
     inputs, outputs = getattr(call, "inputs", None), getattr(call, "outputs", None)
@@ -122,11 +116,7 @@ def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind
 
 
 def example_of(call: Any, kind: ArrayKind) -> Tensors:
-    """Return the example of a target's input as one row; zeros if it has none.
-
-    Raises:
-        NoArrays: it doesn't fit the specifications.
-    """
+    """Return a target's example input as one row, or zeros. Raises NoArrays if it doesn't fit the specifications."""
     example = getattr(call, "example", None)
     if example is None or callable(example):
         return pack([_zeros(spec) for spec in kind.inputs], single=True)
@@ -149,7 +139,7 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Return the form of the arrays that a target takes, by its attributes instead of an annotation; empty if it takes none."""
+    """Return the form of arrays that a target's attributes say it takes, without an annotation; empty if they say nothing."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)

@@ -1,9 +1,9 @@
 """Batches of arrays: joins the rows of entries for a target, pads them if they differ, and splits its outputs again.
 
 A value in the arena is copied once, into the array of a call, or not at all if its entry runs alone. Outputs are copied once,
-into the arena. All arrays that a target gets are read-only, because views of the arena are.
+into the arena. All arrays that a target gets are read-only, because views of the arena are read-only.
 
-All rows of a call have the same shape, except for lists and for axes that need little padding, and a call has at most as many
+All rows of a call have the same shape, except for lists and for axes that need little padding. A call has at most as many
 rows as a batch. A list of outputs has one item for each row: a value, an exception, or an `Output` with its tokens. If one
 row fails, its entry fails.
 """
@@ -38,14 +38,8 @@ def run(
 ) -> Outputs | Failed:
     """Run a batch of a target that takes arrays, in as many calls as shapes and rows require.
 
-    Arguments:
-        number: number of the batch.
-        inputs: values of its entries.
-        kind: how the target takes and gives arrays.
-        most: limit on rows of a call; 0 for none.
-        call: calls the target with inputs and, for each row, the place of its entry.
-        describe: describes an exception that the target returned.
-        keys: by place, a key that entries of one call must share; empty if all may run together.
+    `call` gets inputs and the place of each row's entry. It may get `most` rows; 0 for no limit. `describe` describes an
+    exception that the target returned. All entries of a call have the same key in `keys`, which may be empty.
     """
     whole = Outputs(number, ValueKind.TENSORS, [None] * len(inputs), {}, tokens={})
     entries: list[Rows] = []
@@ -67,7 +61,7 @@ def run(
 def judge(
     number: int, expected: int, result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Outputs | Failed:
-    """Answer a batch of inputs that aren't arrays with a row of the returned arrays for each; see `run`."""
+    """Answer a batch of inputs that aren't arrays with a row of the returned arrays for each."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * expected, {}, tokens={})
     failed = _put(whole, [Rows(place, {}, 1, True) for place in range(expected)], result, kind, describe)
     return whole if failed is None else failed
@@ -84,7 +78,7 @@ def read(value: Value, place: int, kind: ArrayKind) -> Rows:
 
 
 def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[int, bytes]) -> Iterator[list[Rows]]:
-    """Yield groups of entries that share a call: same key, same row shape unless padded or listed, at most `most` rows unless alone."""
+    """Yield groups of entries that share a call, by key and shape. Only a lone entry may have more than `most` rows."""
     of_shape: dict[tuple[bytes, tuple[tuple[int, ...], ...]], list[Rows]] = {}
     for entry in entries:
         mixed = kind.takes == LIST or kind.pad is not None
@@ -137,7 +131,7 @@ def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
 def _put(
     whole: Outputs, group: Sequence[Rows], result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Failed | None:
-    """Put the outputs of a call into the batch's answer; return the failure of the batch if they don't answer the call."""
+    """Put the outputs of a call into the batch's answer. Return the batch's failure if they don't answer the call."""
     expected = sum(entry.length for entry in group)
     try:
         if isinstance(result, list | tuple):
@@ -152,11 +146,7 @@ def _put(
 
 
 def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Column]:
-    """Return the arrays that a target returned for so many rows, by name.
-
-    Raises:
-        NoOutput: it returned something else, or arrays that it didn't declare.
-    """
+    """Return the arrays that a target returned for `expected` rows, by name. Raises NoOutput for anything else."""
     specs = {spec.name: spec for spec in kind.outputs}
     if isinstance(result, Mapping):
         given = {str(name): array for name, array in result.items()}
@@ -205,7 +195,7 @@ def _put_listed(
     kind: ArrayKind,
     describe: Callable[[BaseException], str],
 ) -> None:
-    """Give each entry its rows of a list of outputs and exceptions. Shapes may differ between entries."""
+    """Give each entry its rows of a list of outputs and exceptions, whose shapes may differ between entries."""
     answered: list[tuple[Rows, list[Any]]] = []
     begin = 0
     for entry in group:
@@ -272,15 +262,9 @@ def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
-    """Pad rows of several shapes into one array.
+    """Pad rows of several shapes into one array. Texts are padded with empty texts.
 
-    Arguments:
-        columns: arrays; the first axis of each is its rows.
-        spec: specification of the input.
-        pad: number to pad with; texts are padded with empty ones.
-
-    Returns:
-        The array, and the lengths of free axes: a number for each row or, if several axes are free, one per axis.
+    Return the array, and for each row the length of the free axis or, if several axes are free, their lengths.
     """
     np = numpy()
     free = free_axes(spec)

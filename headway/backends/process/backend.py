@@ -4,8 +4,8 @@
        ▲                   │               │
        └───────────────────┴── it dies, hangs past its deadline, or its run is cancelled: kill it, start() again
 
-A child whose run is given up is killed, because it would go on with a batch that nobody waits for, and its answer could be
-taken for that of a later batch. The child sees one GPU, which `device` names.
+A child whose run is given up is killed. It would go on with a batch that nobody waits for, and its answer could be taken for
+that of a later batch.
 """
 
 from __future__ import annotations
@@ -66,16 +66,15 @@ from headway.runtime.spans import RUN
 STOP_GRACE = 5.0
 """Seconds for an idle child to end by itself after its pipe was closed."""
 REAP_LIMIT = 10.0
-"""Seconds to wait for a killed child; if the kernel takes longer, it is reaped later."""
+"""Seconds to wait for a killed child. If the kernel takes longer, it is reaped later."""
 TURN = 1 << 20
-"""Bytes of large values to copy or read in one turn of the event loop; a value isn't divided."""
+"""Bytes of large values to copy or read in one turn of the event loop. A value isn't divided."""
 HAND_OVER_SECONDS, HAND_OVER_RATE = 3.0, 16 << 20
-"""Time to hand over outputs after their batch's deadline: fixed seconds, and bytes per further second."""
+"""Seconds to hand over outputs after their batch's deadline, and bytes for each further second."""
 _CALLER = attrgetter("tenant", "caller")
 _CHECK_EVERY = 1.0
 """Seconds between two looks at the child's memory."""
 _MOST_SHOWN = 200
-"""Longest warm-up input, in characters, that an error quotes."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -91,17 +90,12 @@ class ProcessBackend:
         worker: name of the worker in logs and errors, for example `gpu-0`.
         device: GPU that the child sees, as the value of CUDA_VISIBLE_DEVICES; `cpu` hides all.
         start_timeout: seconds for loading, setup and the warm-up batches together.
-        max_batch: largest warm-up batch; 0: run only one input.
+        max_batch: largest warm-up batch; 0 to run only one input.
         max_rows: limit on rows in one call of a target that takes arrays; 0 for none.
-        recycle_rss_bytes: memory in bytes beyond which the child is replaced; 0: never.
-        log: logger of the child's output and of its end.
-        guard: ends the child's descendants if this process is killed.
-        weights: learns input weights from a function of the target, if there is one.
-        spawn: starts the child.
-        arena_bytes: size of the memory shared with the child for large values; 0: none.
-        count: counts large values.
+        recycle_rss_bytes: memory in bytes beyond which the child is replaced; 0 for never.
+        arena_bytes: size of the memory shared with the child for large values; 0 for none.
         cuts: True to allow several calls for a batch where that saves time.
-        tiers: number of tiers; bulk lines have a tier of at least this, and come last in their batch.
+        tiers: number of tiers. Bulk lines have a tier of at least this, and come last in their batch.
     """
 
     def __init__(
@@ -162,13 +156,11 @@ class ProcessBackend:
         return measured(self._warm_up_runs)
 
     async def start(self) -> float:
-        """Start the child, load the target and run warm-up batches, after ending any former child.
+        """Start the child after ending any former one, load the target and run warm-up batches.
 
-        The first batch has one input; `core.warm_up` decides the others. A target without a known input gets none. A target
-        may reject the warm-up input by returning an exception, as its contract allows, but not by raising one.
-
-        Returns:
-            The first warm-up batch's run time in seconds; 0 without one.
+        Return the run time of the first warm-up batch in seconds, or 0 if no input is known for one. It has one input, and
+        `core.warm_up` decides the other batches. A target may reject the warm-up input by returning an exception, as its
+        contract allows, but not by raising one.
 
         Raises:
             TargetError: a step failed, or all took longer than `start_timeout` seconds. No process is left behind.
@@ -238,7 +230,7 @@ class ProcessBackend:
                 await self._reap(child)
 
     async def stop(self) -> None:
-        """End the child, gently if it is idle, else at once; then reap it and kill its descendants."""
+        """End the child, gently if it is idle. Then reap it and kill its descendants."""
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -274,7 +266,7 @@ class ProcessBackend:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
     async def _prepare(self, child: Child) -> float:
-        """Wait for the target to load, and run the warm-up batches; return the first run time, or 0 without any."""
+        """Wait for the target to load, and run the warm-up batches. Return the first run time, or 0."""
         runs = self._warm_up_runs = []
         size: int | None = None
         self._busy = True
@@ -311,7 +303,6 @@ class ProcessBackend:
         return runs[0][1] if runs else 0.0
 
     async def _run_warm_up(self, child: Child, value: Value, size: int) -> float:
-        """Run a warm-up batch; return its seconds."""
         begun = time.monotonic()
         shown = values.shown(value)[:_MOST_SHOWN]
         what = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
@@ -368,7 +359,7 @@ class ProcessBackend:
             )
 
     async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Message) -> list[ItemResult]:
-        """Return the results in the child's answer to a batch packed with this arena; kill a child that answers something else."""
+        """Return the results in the child's answer to a batch. Kill a child that answers something else."""
         if isinstance(word, Failed | Outputs):
             if word.keeps:
                 self._leave_arena(child)
@@ -465,7 +456,7 @@ class ProcessBackend:
         self._ticker = asyncio.get_running_loop().call_later(_CHECK_EVERY, self._tick)
 
     def _check_limits(self) -> None:
-        """Ask for a replacement if the child uses too much memory; at most once a second, and not during a batch."""
+        """Ask for a replacement if the child uses too much memory, at most once a second and not during a batch."""
         child, now = self._child, asyncio.get_running_loop().time()
         if child is None or self._busy or now < self._check_at or child.gone.is_set():
             return
@@ -533,7 +524,7 @@ _LIST = "A target gets a list of inputs and returns a list of outputs."
 
 
 def _seen(output: Tensors, signature: Signature) -> tuple[TensorSpec, ...]:
-    """Return the specifications of a first output. If inputs have free axes, all axes of outputs count as free."""
+    """Return the specifications of a first output. If inputs have free axes, all axes of outputs count as free, too."""
     specs = specs_of(output)
     if any(-1 in spec.shape for spec in signature.inputs):
         specs = tuple(TensorSpec(spec.name, spec.datatype, (-1,) * len(spec.shape)) for spec in specs)

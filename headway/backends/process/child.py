@@ -2,13 +2,13 @@
 
     python -P child.py WORKER FD PARENT KIND PLACE ATTRIBUTE
 
-WORKER shows in the process table; FD is the child's end of the socket pair; PARENT is the process that the child must not
-outlive; the other arguments name the target. Arguments of a class may be secret, so they come over the socket pair. The child
-is run by its path and imports little: it starts in a few hundredths of a second, and nothing in the working directory can
-shadow what it imports.
+WORKER shows in the process table, FD is the child's end of the socket pair, and PARENT is the process that the child must not
+outlive. The other arguments name the target. Arguments of a class may be secret, so they come over the socket pair. The child
+is run by its path, so nothing in the working directory can shadow what it imports. It imports little, so it starts in a few
+hundredths of a second.
 
-User code must return a list or tuple with one output per input. Anything else fails the whole batch; nothing is cut to fit.
-An exception instance or invalid value in one place fails only that input. If user code raises anything, even SystemExit,
+User code must return a list or tuple with one output per input. Anything else fails the whole batch, and nothing is cut to
+fit. An exception instance or invalid value in one place fails only that input. If user code raises anything, even SystemExit,
 its batch fails, and the process goes on. Looking at what user code returned may raise anything, too.
 """
 
@@ -67,7 +67,7 @@ _decode_run = msgspec.msgpack.Decoder(Run).decode
 
 
 class Pipe:
-    """The child's end of the socket pair, blocking; `arena` is the shared memory for large values, if any."""
+    """The child's end of the socket pair, which blocks. `arena` is the shared memory for large values."""
 
     def __init__(self, fd: int, arena: Arena | None = None) -> None:
         os.set_inheritable(fd, False)
@@ -114,7 +114,6 @@ class Pipe:
         return whole
 
     def send(self, word: Ready | TargetRefused | Computed | Outputs | Failed) -> None:
-        """Write a whole frame."""
         content = _encode(word)
         rest = frames.unsent(content, os.writev(self.fd, [frames.header(content), content]))
         while rest:
@@ -127,14 +126,9 @@ def run(
     """Run a batch in user code, and judge its result. Inputs that can't be passed to user code fail alone.
 
     Inputs with conflicting call parameters run in separate calls. Queues keep such inputs apart, unless they came before the
-    target was known. If a call fails, the batch fails.
-
-    Arguments:
-        target: the target.
-        batch: the batch.
-        weighing: weighs the inputs; a batch that is too heavy runs in parts, and the answer has each input's weight.
-        most_rows: limit on rows in a call of a target that takes arrays; 0 for none.
-        calls: learns what calls cost, and may cut a batch into several.
+    target was known. If a call fails, the batch fails. With `weighing` a batch that is too heavy runs in parts, and the answer
+    has each input's weight. `most_rows` limits the rows in a call of a target that takes arrays; 0 for no limit. `calls`
+    learns what calls cost, and may cut a batch into several.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
@@ -163,7 +157,7 @@ def _run_in_parts(
     calls: Calls | None,
     groups: Mapping[bytes, list[int]],
 ) -> Outputs | Failed:
-    """Run a batch in as many calls as `groups` and weight require or save time; inputs with `reasons` are left out."""
+    """Run a batch in as many calls as `groups` and weight require or save time, without the inputs with `reasons`."""
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     refused = {place: (reason, False) for place, reason in reasons.items()}
     weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
@@ -263,10 +257,9 @@ def judge(
     gives: ValueKind = ValueKind.TEXT,
     kind: ArrayKind | None = None,
 ) -> Outputs | Failed:
-    """Judge a result of user code for a batch of `expected` inputs, and return it as an answer.
+    """Judge a result of user code for a batch of `expected` inputs, and return it as an answer. This may raise anything.
 
-    `gives` is the kind of its outputs. `kind` says how the target returns arrays; None if it doesn't. Reading `result` may
-    raise anything.
+    `kind` says how the target returns arrays, if it does.
     """
     if kind is not None and gives is ValueKind.TENSORS:
         from headway.backends.process import arrays
@@ -298,10 +291,10 @@ def judge(
 
 
 def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
-    """Drop outputs from an answer that are too large together; small outputs of requests are kept first.
+    """Drop outputs from an answer that are too large together, and keep the small outputs of requests first.
 
-    `lines`: number of bulk lines at the end of the batch. `mixed`: True if the batch has several callers, because large
-    outputs must not delay the small ones of others.
+    The batch ends with `lines` bulk lines. If it is `mixed`, it has several callers, and large outputs must not delay the small
+    outputs of others.
     """
     if isinstance(word, Failed):
         return word
@@ -321,7 +314,7 @@ def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outpu
 
 
 def _leave_out(word: Outputs, sizes: Sequence[int], places: Iterable[int], room: int) -> None:
-    """Drop the outputs at some places that exceed the room."""
+    """Drop the outputs at these places that exceed the room."""
     for place in places:
         if sizes[place] > room:
             word.outputs[place] = None
@@ -337,7 +330,7 @@ def _answer(
     gives: ValueKind,
     tokens: dict[int, TokenCount] | None = None,
 ) -> Outputs:
-    """Return the message with these outputs; None stands for a failed one."""
+    """Return the message with these outputs, of which None stands for a failed one."""
     if gives is ValueKind.JSON:
         outputs = [None if output is None else as_json(output) for output in outputs]
     elif gives is ValueKind.BYTES:
@@ -346,7 +339,7 @@ def _answer(
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
-    """Return an output as it travels; or None, with the reason and True if the target is at fault."""
+    """Return an output as it travels, or else None, the reason, and True if the target is at fault."""
     try:
         if isinstance(output, BaseException):
             return None, (describe(output), False)
@@ -375,7 +368,7 @@ def _unlisted(result: object, expected: int) -> str:
 
 
 def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoop], Target]) -> None:
-    """Load the target that the parent asks for by `find`, which may raise Refusal, and run batches until the pipe closes."""
+    """Load the parent's target by `find`, which may raise Refusal, and run batches until the pipe closes."""
     if (content := pipe.receive()) is None:
         return
     try:
@@ -415,7 +408,7 @@ def serve(
     *,
     whole: bool = False,
 ) -> None:
-    """Run batches until the pipe closes; each in one call if `whole`."""
+    """Run batches until the pipe closes, each in one call if `whole`."""
     calls = Calls(whole or target.one_call)
     while True:
         if not pipe.holds:
@@ -442,8 +435,8 @@ def serve(
 def leave_signals_to_parent() -> None:
     """Ignore the signals that a terminal or service manager sends to all processes at once.
 
-    The parent decides how to react, and may want running batches to finish. The handler is a function that does nothing,
-    because processes that user code starts would inherit SIG_IGN and couldn't be ended.
+    The parent decides how to react, and may want running batches to finish. The handler is a function that does nothing, because
+    processes that user code starts would inherit SIG_IGN and couldn't be ended.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)

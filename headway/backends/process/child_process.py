@@ -3,7 +3,7 @@
     spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
 
 A child can die at any moment. That shows in three ways: the kernel reports it (pidfd), its pipe closes, or it sends nonsense.
-After the last two, its whole process group is killed, so that every child ends in `_exited`, which reaps it, reads its last
+After the last two, its whole process group is killed. So every child ends in `_exited`, which reaps it, reads its last
 output, and wakes all waiters. Everything here runs on one event loop, without a task.
 """
 
@@ -36,7 +36,7 @@ Message = Ready | TargetRefused | Outputs | Failed
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16
 _IN_FLIGHT = 1 << 20
-"""Bytes that each end may send before the other reads; the system may grant fewer."""
+"""Bytes that each end may send before the other reads. The system may grant fewer."""
 _LAST_WORDS = 5
 _PIPELESS = 1.0
 """Seconds that a child may live after its pipe closed, because a dying child may still print why."""
@@ -51,17 +51,13 @@ _decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 class Log(Protocol):
     """The methods of a structlog logger that are used here."""
 
-    def info(self, event: str, **fields: Any) -> Any:
-        """Log an event."""
-        ...
+    def info(self, event: str, **fields: Any) -> Any: ...
 
-    def warning(self, event: str, **fields: Any) -> Any:
-        """Log a failure."""
-        ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
 
 
 class Output:
-    """Sends an output stream of a child, `stdout` or `stderr`, to the log; closes the pipe at the end."""
+    """Sends an output stream of a child, `stdout` or `stderr`, to the log. Closes the pipe at the end."""
 
     def __init__(self, pipe: IO[bytes], stream: str, worker: str, log: Log) -> None:
         self.lines = Lines()
@@ -113,7 +109,6 @@ class Child(ABC):
 
     def __init__(self, worker: str) -> None:
         self.pid = 0
-        """Process id."""
         self.cause = ""
         """Cause of the child's end; empty while it lives."""
         self.how = ""
@@ -121,7 +116,7 @@ class Child(ABC):
         self.ended = asyncio.Event()
         """Set once the child has been reaped."""
         self.gone = asyncio.Event()
-        """Set once the child must be replaced: it was killed, has ended, or is unfit."""
+        """Set once the child must be replaced, because it was killed, has ended, or is unfit."""
         self.doomed = False
         """True if the child has ended, or is about to."""
         self.dismissed = False
@@ -129,17 +124,13 @@ class Child(ABC):
         self.killed_by_others = False
         """True if a SIGKILL from elsewhere ended the child."""
         self.arena: Arena | None = None
-        """Shared memory for large values; None if there is none."""
         self.handing_over = 0
-        """Size of the outputs that the child is handing over; 0 if they are small, or it is computing."""
+        """Bytes of the outputs that the child is handing over; 0 if they are few, or it is computing."""
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._waiter: asyncio.Future[Message] | None = None
 
     def ask(self, content: bytes) -> asyncio.Future[Message]:
-        """Send a frame; return a future of the child's next message.
-
-        If the child ends first, the future raises ChildProcessError, whose text tells how.
-        """
+        """Send a frame. Return a future of the child's next message, which raises ChildProcessError if the child ends first."""
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
         waiter: asyncio.Future[Message] = self._loop.create_future()
@@ -191,16 +182,7 @@ class Child(ABC):
 
 
 class ChildProcess(Child):
-    """A child in a separate process.
-
-    Arguments:
-        arguments: KIND PLACE ATTRIBUTE of the child's command line.
-        environment: the child's whole environment.
-        worker: name of the worker, for logs and the process table.
-        log: logger of the child's output.
-        guard: guard of the child's process group, if any.
-        arena_bytes: size of the shared memory for large values; 0: none.
-    """
+    """A child in a separate process, with KIND PLACE ATTRIBUTE as the arguments of its command line."""
 
     def __init__(
         self,
@@ -217,7 +199,7 @@ class ChildProcess(Child):
         self._pipeless: asyncio.TimerHandle | None = None
         self._received = bytearray()
         self._nonsense = False
-        """True once the child has sent a malformed message; later ones are ignored."""
+        """True once the child has sent a malformed message. Later messages are ignored."""
         self._unsent = _NOTHING
         self._process, self._socket = _spawn(arguments, environment, worker)
         self.pid = self._process.pid
@@ -266,7 +248,7 @@ class ChildProcess(Child):
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def _watch(self) -> int | None:
-        """Call `_exited` once the process has ended; return the descriptor that reports it, if any."""
+        """Call `_exited` once the process has ended. Return the descriptor that reports it, if any."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
@@ -313,7 +295,7 @@ class ChildProcess(Child):
             self._pipeless = self._loop.call_later(_PIPELESS, self.kill, "closed its pipe to Headway")
 
     def _readable(self) -> bool:
-        """Take what the child has sent; return False if there is no more."""
+        """Take what the child has sent. Return False if there is no more."""
         if self._nonsense:
             return False
         try:

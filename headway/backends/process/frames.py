@@ -1,7 +1,7 @@
 """Messages on the socket pair between a worker's parent and its child.
 
 Both ends send frames: MAGIC, a length, and a message of that length as msgpack. The child answers the parent's Build once,
-with Ready or TargetRefused, and then each Run with Outputs or Failed; it announces large Outputs by Computed. MAGIC tells a
+with Ready or TargetRefused, and then each Run with Outputs or Failed. It announces large Outputs by Computed. MAGIC tells a
 frame from what user code may have written to the descriptor by mistake. Large values of a batch are in the arena
 (`arena.py`), at places that the messages give.
 """
@@ -22,31 +22,26 @@ MAGIC = b"HdwF"
 MAX_FRAME = 1 << 30
 """Limit on a frame, in bytes."""
 LONG = 64 << 10
-"""Size in bytes of a batch's parameters above which equal ones are sent once."""
+"""Size in bytes of a batch's parameters above which equal ones are sent only once."""
 MAX_OUTPUT = MOST_OUTPUT
 """Limit on the output of one input, in bytes."""
 MAX_OUTPUTS = 192 << 20
-"""Limit on the outputs of all requests of a batch, in characters or bytes of JSON. Inputs beyond it run again, apart."""
+"""Limit on the outputs of all requests of a batch, in characters or bytes of JSON. Inputs beyond it run again in another batch."""
 MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT
-"""Limit on their outputs of LONG_HAND_OVER bytes and more together, because the whole batch waits for their transfer."""
+"""Limit on their outputs of LONG_HAND_OVER bytes and more together, because the whole batch waits for the transfer."""
 LARGE_BESIDE = MOST_OUTPUT // 2
 """The same limit for a batch that also has smaller outputs, and several callers."""
 LONG_HAND_OVER = 1 << 20
 """Size in bytes of a batch's outputs from which the child announces them before the transfer."""
 MAX_LINES_OUTPUTS = MOST_OUTPUT
-"""Limit on the outputs of all bulk lines of a batch. One line always fits; lines beyond it run again, apart."""
+"""Limit on the outputs of all bulk lines of a batch. One line always fits. Lines beyond the limit run again in another batch."""
 
 
 class Build(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: load the target.
 
-    Attributes:
-        arguments: arguments of its class, as `core.arguments` reads them.
-        folder: folder that modules are imported from; empty: the working directory.
-        weight: name of its weight function; empty for none.
-        max_weight: limit on the weight of a call; 0 for none.
-        max_rows: limit on the rows of a call of a target that takes tensors.
-        whole: True to run each batch in one call, as far as `max_weight` allows.
+    `weight` names its weight function, if it has one. Modules are imported from `folder`, or if that is empty from the working
+    directory. With `whole` each batch runs in one call, as far as `max_weight` allows.
     """
 
     arguments: str = ""
@@ -69,9 +64,8 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: run this batch.
 
     Attributes:
-        inputs: values: octets as a list of their bytes, tensors as a list of their bytes and true; None for those in `placed`.
+        inputs: octets as a list of their bytes, tensors as a list of their bytes and true; None for `placed` inputs.
         parameters: JSON texts, empty for none; None if the target doesn't take them.
-        placed: inputs in the arena.
         used: bytes of the arena that the inputs take, from its beginning.
         which: index into `parameters` for each input, if long equal parameters are sent once.
         lines: number of bulk lines, which come last.
@@ -96,23 +90,12 @@ class Run(msgspec.Struct, array_like=True, gc=False):
             self.parameters = list(places)
 
     def parameters_of_each(self) -> list[bytes] | None:
-        """Return the parameters of each input."""
         texts = self.parameters
         return [texts[place] for place in self.which] if texts is not None and self.which else texts
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
-    """Message of the child: the target is loaded.
-
-    Attributes:
-        sees: parameters that the target gets.
-        source: file of the target; empty if it has none.
-        takes, gives: kinds of its inputs and outputs.
-        example: its example as a JSON text, or as packed tensors if it takes these.
-        inputs, outputs: specifications of its tensors.
-        together: which rows may share a call.
-        per_call: parameters that apply to a whole call.
-    """
+    """Message of the child: the target is loaded. Its example is a JSON text, or packed tensors if it takes tensors."""
 
     sees: PerCall
     source: str
@@ -126,14 +109,14 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """Message of the child: why the target can't be loaded, and how to fix it; `trace` is the traceback of user code, if it raised."""
+    """Message of the child: why the target can't be loaded, and how to fix it. `trace` is the traceback if user code raised."""
 
     message: str
     trace: str = ""
 
 
 class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
-    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow. Their transfer isn't part of the run."""
+    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow. Their transfer comes after the run."""
 
     size: int
 
@@ -142,17 +125,14 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     """Message of the child: one output per input.
 
     Attributes:
-        kind: kind of the outputs.
-        outputs: texts, JSON texts in bytes, octets, or packed tensors; None for a failed, placed or left-out one.
-        errors: by position (text, fault); see `model.ItemResult`.
-        weights: weights of the inputs if they are weighed; 0 for an input without one.
-        placed: places of the outputs in the arena.
+        outputs: texts, JSON texts in bytes, octets, or packed tensors; None for a failed, placed or left-out output.
+        errors: by position (text, fault), as in `model.ItemResult`.
+        weights: weights of the inputs if they are weighed; 0 for an input without a weight.
         unplaced: number of large outputs for which the arena had no room.
         keeps: True if user code kept a view of an input, so that the arena is lost to the child.
         begun, ended: instants of the run on the machine's monotonic clock.
-        tokens: token counts that the target gave for inputs.
         cost: new estimate of what calls cost, if it has changed.
-        crowded: sizes of outputs that were left out because the batch's were too large together.
+        crowded: sizes of outputs that were left out because the batch's outputs were too large together.
     """
 
     number: int
@@ -176,13 +156,10 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Message of the child: the batch failed.
+    """Message of the child: the batch failed. See also `Outputs`.
 
-    Attributes:
-        bad_output: True if user code returned no list of the right length; False if it raised.
-        trace: traceback of what user code raised.
-        places: places of the inputs of the call that raised; empty for the whole batch.
-        keeps, begun, ended: as in Outputs.
+    User code raised, or with `bad_output` it returned no list of the right length. `places` has the inputs of the call that
+    raised, and is empty for the whole batch.
     """
 
     number: int
@@ -200,12 +177,12 @@ class NoFrame(Exception):
 
 
 def header(content: bytes) -> bytes:
-    """Return the header of the frame with this content."""
+    """Return the header of a frame."""
     return HEADER.pack(MAGIC, len(content))
 
 
 def framed(content: bytes) -> bytes:
-    """Return `content` as one frame."""
+    """Return a whole frame."""
     return header(content) + content
 
 
@@ -215,11 +192,7 @@ def unsent(content: bytes, sent: int) -> memoryview:
 
 
 def length(head: bytes) -> int:
-    """Return the length that a header announces.
-
-    Raises:
-        NoFrame: the bytes aren't a header, or announce more than MAX_FRAME.
-    """
+    """Return the length that a header announces. Raises NoFrame for other bytes or more than MAX_FRAME."""
     magic, size = HEADER.unpack(head)
     if magic != MAGIC:
         raise NoFrame(f"{head!r} is not a frame header")

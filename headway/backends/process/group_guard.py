@@ -1,7 +1,7 @@
 """Guard that ends the descendants of workers after this process was killed.
 
 The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not the processes that user code
-started in the worker's process group. So a small process, a shell that waits for its input to end, learns of each group. Its
+started in the worker's process group. So a small process learns of each group: a shell that waits for its input to end. Its
 input ends when this process ends, for whatever reason.
 """
 
@@ -25,11 +25,11 @@ while read -r op group; do
 done
 for one in $groups; do kill -s KILL -- "-$one"; done
 """
-"""Script of the guard. It ignores signals that a terminal or service manager sends to all processes, because workers may still drain."""
+"""Script of the guard. It ignores signals to all processes from a terminal or service manager, because workers may still drain."""
 
 
 class GroupGuard:
-    """Guards process groups. Its process starts with the first group. Does nothing if the system has no shell."""
+    """Guards process groups by a process that starts with the first group. Does nothing if the system has no shell."""
 
     def __init__(self) -> None:
         self._groups: list[int] = []
@@ -43,7 +43,7 @@ class GroupGuard:
         return self._pid
 
     def watch(self, group: int) -> None:
-        """End the process group `group` if this process dies."""
+        """End a process group if this process dies."""
         self._groups.append(group)
         if self._pid and self._ended():
             self.close()

@@ -1,9 +1,8 @@
 """Use of the memory that this process and its children live in.
 
-It is the highest share of the machine and of each control group with a limit, from the process's own group up to the root
-(cgroup v2: `memory.max`; v1: `memory.limit_in_bytes`). File pages that the kernel can drop at once count as free: in a group
-the pages on the list `inactive_file`, as Kubernetes counts them, and on the machine all of `MemAvailable`. What the system
-doesn't report counts as unused.
+It is the highest share of the machine and of each control group with a limit, from the process's own group up to the root.
+File pages that the kernel can drop at once count as free: in a group the pages on the list `inactive_file`, as Kubernetes
+counts them, and on the machine all of `MemAvailable`. What the system doesn't report counts as unused.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ import msgspec
 READ_EVERY = 0.9
 """Seconds for which all slots of a process share a reading."""
 MOST_BYTES = 64 << 10
-"""Upper bound on the bytes to read of a file."""
 NO_LIMIT = 1 << 60
 """Limit in bytes from which cgroup v1 means no limit."""
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """Names of a control group's files, by version."""
+    """Names of a control group's files."""
 
     limit: str
     used: str
@@ -70,7 +68,7 @@ class HostMemory:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
-    """Yield the control groups that limit the memory of this process, from its own group up."""
+    """Yield the control groups that limit this process's memory, from its own group up."""
     for line in _text(str(root / "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, own = rest.partition(":")
@@ -96,13 +94,12 @@ def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: s
 
 
 def _limit(path: str) -> int:
-    """Return a control group's limit in bytes; 0 for none."""
     limit = _number(path)
     return limit if 0 < limit < NO_LIMIT else 0
 
 
 def _number(path: str) -> int:
-    """Return the number in a file; 0 if there is none, as for `max`."""
+    """Return the number in a file; 0 if it has none, as for `max`."""
     try:
         return int(_text(path))
     except ValueError:
@@ -116,7 +113,7 @@ def _figures(path: str, *names: str) -> dict[str, int]:
 
 
 def _text(path: str) -> str:
-    """Return a small kernel file, with a single read call because this runs every second; empty if it doesn't exist."""
+    """Return a small kernel file; empty if it doesn't exist. A single read call is enough, as this runs every second."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

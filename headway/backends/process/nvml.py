@@ -1,7 +1,7 @@
 """GPUs through NVML, NVIDIA's interface to its driver: memory, load, power, temperature, errors, loss.
 
-NVML comes with the driver; the package nvidia-ml-py, an extra, gives access to it. Its calls may take tens of milliseconds,
-and never return if the driver hangs. So one thread makes all of them, and nobody waits longer than LOOK_WITHIN.
+NVML comes with the driver. The package nvidia-ml-py, an extra, gives access to it. Its calls may take tens of milliseconds,
+and never return if the driver hangs. So one thread makes all calls, and nobody waits longer than LOOK_WITHIN.
 
     figures() ──old──▶ thread reads all GPUs ──▶ the next figures() returns that
 
@@ -52,19 +52,18 @@ class NvmlGpus:
         self._pending = self._closed = False
 
     def watch(self, device: str) -> NvmlGpu:
-        """Watch a GPU by its id, as for CUDA_VISIBLE_DEVICES. All watchers of a GPU share an object."""
+        """Watch a GPU by its id, as CUDA_VISIBLE_DEVICES takes it. All watchers of a GPU share an object."""
         if device not in self._watched:
             self._watched[device] = NvmlGpu(device, self._clock, self._ask, self._look)
         return self._watched[device]
 
     def _ask(self, fresh: bool = False) -> None:
-        """Ask for a reading of all GPUs soon. `fresh`: ask even if a reading is pending, because it may have begun already."""
+        """Ask for a reading of all GPUs soon. If it must be `fresh`, ask again, because a pending reading may have begun."""
         if (fresh or not self._pending) and not self._closed:
             self._pending = True
             self._put(None)
 
     async def _look(self) -> None:
-        """Read all GPUs now, and wait for that."""
         if self._closed:
             return
         done = asyncio.get_running_loop().create_future()
@@ -104,7 +103,6 @@ def _finish(done: asyncio.Future[None]) -> None:
 
 
 def _opened() -> Nvml | None:
-    """Open NVML; None if it isn't there."""
     try:
         return Nvml()
     except ImportError:
@@ -115,17 +113,14 @@ def _opened() -> Nvml | None:
 
 
 class NvmlGpu(Gpu):
-    """One GPU; see `headway.ports.Gpu`.
-
-    `ask` asks for a reading soon, with True even if one is pending; `look` reads the GPU now and waits for that.
-    """
+    """One GPU. `ask` asks for a reading soon, with True even if one is pending. `look` reads the GPU now and waits for that."""
 
     def __init__(
         self, device: str, clock: Callable[[], float], ask: Callable[[bool], None], look: Callable[[], Any]
     ) -> None:
         self._device, self._clock, self._ask, self._look = device, clock, ask, look
         self._last: tuple[float, GpuFigures] | None = None
-        """Start of the last reading, and its figures. Only the reading thread writes it, and only as a whole."""
+        """Start of the last reading, and its figures. Only the reading thread writes this, and as a whole."""
         self._loaded_at = 0.0
         self._settled: float | None = None
 
@@ -166,7 +161,7 @@ class _Lost(Exception):
 
 
 class Nvml:
-    """NVML, open; for one thread.
+    """Open NVML, for use in one thread.
 
     Raises ImportError without the package nvidia-ml-py, and NVML's errors without a driver.
     """
@@ -179,7 +174,7 @@ class Nvml:
         self._opened: dict[str, _Handles | None] = {}
 
     def read(self, device: str) -> GpuFigures | None:
-        """Read a GPU; return None if it is unclear which one `device` means."""
+        """Read a GPU. Return None if it is unclear which GPU `device` means."""
         try:
             if device not in self._opened:
                 self._opened[device] = self._open(device)
@@ -222,11 +217,7 @@ class Nvml:
             handles.xids[event.eventData] = handles.xids.get(event.eventData, 0) + 1
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a function of NVML returns; None if the GPU has no such figure or event.
-
-        Raises:
-            _Lost: the GPU is lost.
-        """
+        """Call a function of NVML. Return None if the GPU has no such figure or event. Raises _Lost."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError as exc:
@@ -274,7 +265,6 @@ class Nvml:
         return self._call(nvml.nvmlDeviceGetHandleByIndex, int(device))
 
     def _names(self) -> set[str | None]:
-        """Return the names of all GPUs that aren't lost."""
         names = set()
         for handle in self._all():
             with contextlib.suppress(_Lost):
@@ -291,7 +281,7 @@ class Nvml:
 
 
 class _Handles:
-    """Handles of one GPU: the part that a worker has (MIG), the whole, and its events; with the count of its Xid errors."""
+    """Handles of one GPU: the part that a worker has (MIG), the whole GPU, and its events. `xids` counts its Xid errors."""
 
     def __init__(self, part: Any, whole: Any, events: Any, uuid: str, name: str) -> None:
         self.part, self.whole, self.events = part, whole, events

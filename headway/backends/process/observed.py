@@ -1,4 +1,4 @@
-"""Backend of a target under test, which records the inputs of each batch; its child may be a thread of this process.
+"""Backend of a target under test, which records the inputs of each batch. Its child may be a thread of this process.
 
 The thread calls user code as a child process does, and the same code judges its outputs. It shares this process, so a test
 can run, see and replace objects that no other process could import. But nothing can end a call that hangs: such a thread is
@@ -33,10 +33,7 @@ _decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 
 
 class ThreadChild(Child):
-    """Child that runs in a thread.
-
-    It ignores what only a process needs: arguments and environment, an arena, and the log and guard of its output and end.
-    """
+    """Child that runs in a thread. It ignores the arguments that only a process needs."""
 
     def __init__(
         self,
@@ -55,8 +52,7 @@ class ThreadChild(Child):
         self._asked: SimpleQueue[bytes | None] = SimpleQueue()
         threading.Thread(target=self._live, name=f"headway-{worker}", daemon=True).start()
 
-    def catch_up(self) -> None:
-        """Do nothing: the thread shares this process's pauses."""
+    def catch_up(self) -> None: ...
 
     def kill(self, verdict: str = "") -> None:
         """Abandon the thread, which ends after its batch."""
@@ -64,13 +60,11 @@ class ThreadChild(Child):
         self._loop.call_soon(self._finish, verdict)
 
     def hang_up(self) -> None:
-        """Have the thread end after its batch."""
         self.doomed = True
         self.gone.set()
         self._asked.put(None)
 
     def resident_bytes(self) -> int:
-        """Return 0: the memory belongs to this process."""
         return 0
 
     def _send(self, content: bytes) -> None:
@@ -102,7 +96,7 @@ class ThreadChild(Child):
 
 
 class _Words(Pipe):
-    """Pipe of a thread: messages come through a queue.
+    """Pipe of a thread, whose messages come through a queue.
 
     Unlike in a process, the target's background tasks don't run while it is idle.
     """
@@ -114,19 +108,14 @@ class _Words(Pipe):
         self._asked, self._tell = asked, tell
 
     def receive(self) -> bytes | None:
-        """Return the next message; None once the backend has hung up."""
         return self._asked.get()
 
     def send(self, word: Message | Computed) -> None:
-        """Hand a message to the backend."""
         self._tell(_encode(word))
 
 
 class ObservedBackend(ProcessBackend):
-    """Backend that records each batch, and runs it in a thread of this process or, if given by module or file, in a child.
-
-    See `ProcessBackend` for the other arguments.
-    """
+    """Backend that records each batch, and runs it in a thread of this process or, if given by module or file, in a child."""
 
     def __init__(
         self,
@@ -164,5 +153,5 @@ class ObservedBackend(ProcessBackend):
 
 
 def _built(value: Any) -> Any:
-    """Return an input as a Python object; arrays become nested lists."""
+    """Return an input as a Python object, with arrays as nested lists."""
     return msgspec.json.decode(as_json(value)) if isinstance(value, bytes | Tensors) else value

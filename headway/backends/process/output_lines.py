@@ -1,8 +1,8 @@
 r"""Log lines of a child's output. Pure: bytes in, bounded and printable lines out.
 
-A child may print anything: partial lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r (progress
-bars), bytes that aren't UTF-8 and unprintable characters are escaped (nobody can forge a line or control a terminal), long
-lines are cut, and lines beyond `per_second` are only counted.
+A child may print anything: partial lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r, which
+progress bars write. Malformed and unprintable characters are escaped, so that nobody can forge a line or control a terminal.
+Long lines are cut, and lines beyond `per_second` are only counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3")
 
 
 def printable(text: bytes) -> str:
-    """Decode UTF-8, escaping malformed bytes and unprintable characters; tabs become spaces."""
+    """Decode UTF-8. Escape malformed bytes and unprintable characters, and turn tabs into spaces."""
     shown = text.decode("utf-8", "backslashreplace").expandtabs()
     if shown.isprintable():
         return shown
@@ -28,13 +28,7 @@ def printable(text: bytes) -> str:
 
 
 class Lines:
-    """Splits a stream of bytes into lines.
-
-    Arguments:
-        longest: limit on a line in bytes.
-        per_second: lines to let through in each second.
-        tail: bytes to keep of the stream's end, for `last_words`.
-    """
+    """Splits a stream of bytes into lines of at most `longest` bytes. `last_words` gets the last `tail` bytes of the stream."""
 
     def __init__(self, longest: int = 2000, per_second: int = 200, tail: int = 16_384) -> None:
         self._longest, self._per_second, self._keep = longest, per_second, tail
@@ -84,7 +78,7 @@ class Lines:
         return dropped
 
     def last_words(self, count: int) -> list[str]:
-        """Return the last `count` lines of the stream, even dropped ones; of a Python crash dump, the error and the target's frames."""
+        """Return the last `count` lines of the stream, even dropped ones. Of a Python crash dump, return the target's frames."""
         words = [self._cut(line) for line in self._tail.splitlines() if line]
         return _of_dump(words, count) or words[-count:]
 
@@ -106,7 +100,7 @@ class Lines:
 
 
 def _of_dump(words: Sequence[str], count: int) -> list[str]:
-    """Return a dump's error with the lines before it, and up to `count` - 1 frames of the target; empty if the dump has no frames."""
+    """Return a dump's error with the lines before it, and up to `count` - 1 frames of the target; empty without frames."""
     begins = max((place for place, line in enumerate(words) if line.startswith(_FATAL)), default=len(words))
     current = next((place for place in range(begins, len(words)) if words[place].startswith(_THREAD)), len(words))
     stack = takewhile(lambda line: line.startswith(_FRAME), words[current + 1 :])

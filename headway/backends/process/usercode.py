@@ -6,8 +6,8 @@ The target may be:
   one object per input, `{}` for a request without parameters;
 - a class: built once with the arguments given to it, `setup(device)` called if it has one, then its instance is
   called like a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
-- either of them with an attribute `together`, the names of parameters that all inputs of a call must share, or "all". If
-  the second parameter is annotated as a mapping, it gets one mapping with the values of these;
+- either of them with an attribute `together`, which names the parameters that all inputs of a call must share, or is "all".
+  If the second parameter is annotated as a mapping, it gets one mapping with the values of these parameters;
 - either of them `async`. One event loop lives as long as the process.
 
 Its annotations say whether inputs and outputs are texts, JSON values, bytes or arrays (`array_kind.py`). An attribute `example`
@@ -73,7 +73,7 @@ _MAX_TRACE = 16_000
 
 
 class Refusal(Exception):
-    """The target can't be served, as the text tells its author. `trace`: traceback of user code's exception, if any."""
+    """The target can't be served. The text tells its author why. `trace` is the traceback of user code's exception, if any."""
 
     def __init__(self, text: str, trace: str = "") -> None:
         super().__init__(text)
@@ -131,7 +131,6 @@ class UserLoop:
         return self._loop.run_until_complete(_awaited(result))
 
     def close(self) -> None:
-        """Close the loop, if there is one."""
         if self._loop is not None:
             self._loop.close()
 
@@ -157,19 +156,9 @@ async def _awaited(result: Any) -> Any:
 
 
 class Target:
-    """A loaded target.
-
-    Arguments:
-        call: the user's callable.
-        name: the target as the user wrote it.
-        source: file that it comes from; empty if there is none.
-        loop: runs async user code.
-        module: module in which the user named it, if any.
+    """A loaded target. `name` is the target as the user wrote it, `source` its file.
 
     Attributes:
-        signature: kinds of its inputs and outputs, and its example.
-        arrays: how it takes and gives arrays, if it does.
-        takes_parameters: True if it gets the parameters of each input.
         per_call: parameters that apply to a whole call.
         takes_mapping: True if it gets the parameters as one mapping.
         takes_views: True if it gets bytes as views, which are valid until its batch ends.
@@ -227,7 +216,7 @@ class Target:
         self._decode = decoder(takes, octets, json_types(hints.get(first)))
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
-        """Return the inputs as user code gets them, and by place why the other inputs can't be given to it."""
+        """Return the inputs as user code gets them, and by place why other inputs can't be given to it."""
         if self.signature.takes is ValueKind.TEXT and {str}.issuperset(map(type, inputs)):
             return inputs, {}
         readable, refused = [], {}
@@ -239,7 +228,7 @@ class Target:
         return readable, refused
 
     def run(self, inputs: list[Any], parameters: list[bytes] | None) -> object:
-        """Call user code with one batch, and raise what it raises. `parameters`: JSON texts, empty for none."""
+        """Call user code with one batch, and raise what it raises. `parameters` are JSON texts, empty for an input without any."""
         if not self.takes_parameters:
             return self._loop.finish(self.call(inputs))
         decoded: object
@@ -252,7 +241,7 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
     def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
-        """Return the places of inputs that may share a call, by the text of the call's parameters; empty if all may."""
+        """Return the places of inputs that may share a call, by the text of the call's parameters; empty if all inputs may."""
         if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
             return {}
         from headway.core.call_parameters import values_of  # Few targets need it.
@@ -271,7 +260,7 @@ class Target:
         return json_parameters.decode(values) if values else {}
 
     def _parameters(self, text: bytes) -> Any:
-        """Return the parameters of an input; the parameters of the call come first, in normal form."""
+        """Return the parameters of an input. The parameters of the call come first, in normal form."""
         parameters: Any = json_parameters.decode(text) if text else {}
         if self.per_call and text:
             values = self._values(text)
@@ -282,8 +271,7 @@ class Target:
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
     """Return the parameters that apply to a whole call, from the target's attribute `together` unless that is a method.
 
-    Raises:
-        Refusal: it isn't a list of names, or the target takes no parameters.
+    Raises Refusal if it isn't a list of names, or the target takes no parameters.
     """
     names = getattr(call, "together", ())
     if callable(names) or names == ():
@@ -309,7 +297,7 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return how a target takes and gives arrays; None for no arrays, which then costs no import."""
+    """Return how a target takes and gives arrays; None if it doesn't, which costs no import."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
     hinted = any(map(has_arrays, hints.values())) or any(isinstance(attribute, Mapping) for attribute in attributes)
     if not hinted and not are_arrays(getattr(call, "example", None)):
@@ -320,7 +308,7 @@ def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -
 
 
 def _example(example: object, takes: ValueKind, name: str, first: str) -> Value | None:
-    """Return a target's example, which is one input, as a value; None if it has none."""
+    """Return a target's example input as a value; None if it has none."""
     if example is None:
         return None
     try:
@@ -364,14 +352,13 @@ class SourceLoader(SourceFileLoader):
     """
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the module now."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def import_from_source(folder: str) -> None:
-    """From now on, import modules in and below `folder` by SourceLoader.
+    """Import modules in and below `folder` by SourceLoader from now on.
 
-    Installed packages and Python's library keep their bytecode: they are large, and nobody edits them while they are served.
+    Installed packages and Python's library keep their bytecode. They are large, and nobody edits them while they are served.
     """
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
     library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120
@@ -398,18 +385,10 @@ def import_from_source(folder: str) -> None:
 
 
 def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str = "", folder: str = "") -> Target:
-    """Import, build and set up a target.
+    """Import, build and set up a target. Raises Refusal if it can't be served.
 
-    Arguments:
-        kind: `module` or `file`.
-        place: the module's name, or the file's path.
-        attribute: name in the module or file; may be dotted.
-        loop: runs async user code.
-        arguments: arguments of a class, as `core.arguments` reads them.
-        folder: folder that a module is imported from; empty: the working directory.
-
-    Raises:
-        Refusal: the target can't be served.
+    `kind` is `module` or `file`, and `place` the module's name or the file's path. `attribute` may be dotted. `core.arguments`
+    reads the arguments of a class. A module is imported from `folder`, by default the working directory.
     """
     name = f"{place}:{attribute}"
     module = subject = _import(kind, place, name, folder)
@@ -422,7 +401,7 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
 
 
 def prepare(subject: Any, name: str, source: str, loop: UserLoop, arguments: str = "", module: object = None) -> Target:
-    """Build and set up a target from a function, class or callable object; see `load` and `Target`. Raises Refusal."""
+    """Build and set up a target from a function, class or callable object. Raises Refusal."""
     if isinstance(subject, type):
         subject = _build(subject, name, loop, arguments)
     elif arguments:
@@ -459,7 +438,7 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
 
 
 def _no_package(place: str, name: str) -> Refusal:
-    """Return the refusal of a file with a relative import, which suggests the name within its package."""
+    """Return the refusal of a file with a relative import, which suggests the file's name within its package."""
     root, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
     parts = [file.removesuffix(".py")]
     while True:
@@ -526,7 +505,7 @@ def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
 
 
 def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict[str, Any]) -> Refusal | None:
-    """Return the refusal if the arguments don't fit a class's signature; None if they do."""
+    """Return the refusal if the arguments don't fit a class's signature, else None."""
     import inspect
 
     try:

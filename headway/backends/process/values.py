@@ -23,7 +23,7 @@ from headway.core import values
 from headway.model import Octets, Output, Tensors, Value, ValueKind
 
 Encode = Callable[[object], Value]
-"""Function that encodes an output to travel; raises NoOutput."""
+"""Function that encodes an output to travel, or raises NoOutput."""
 
 _JSON_NAMES = (
     (str, "str", "a text"),
@@ -44,7 +44,7 @@ _LARGE = 1 << 16
 
 
 class NoOutput(Exception):
-    """The output can't be sent. The text completes "the target returned …"; `mend` tells the author what to write."""
+    """The output can't be sent. The text completes "the target returned …", and `mend` tells the author what to write."""
 
     def __init__(self, text: str, mend: str = "") -> None:
         super().__init__(text)
@@ -100,7 +100,7 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
     """Return the kinds that a target takes and gives, from its annotations or else its example; texts without either.
 
-    `first`: name of its parameter for the inputs.
+    `first` is the name of its parameter for the inputs.
     """
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
@@ -110,7 +110,7 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
 
 
 def are_one_mapping(annotation: Any) -> bool:
-    """Return True if an annotation of parameters means one mapping, not a list of them."""
+    """Return True if an annotation of parameters means one mapping for all inputs."""
     return any(_is(typing.get_origin(member) or member, (Mapping,)) for member in members_of(annotation))
 
 
@@ -169,7 +169,7 @@ def decoder(
 ) -> Callable[[Value], object]:
     """Return a function that turns an input into what user code gets, or raises ValueError with the reason.
 
-    `octets` is the type in which user code gets bytes; `types`, from `json_types`, has the JSON types that it takes.
+    User code gets bytes as `octets`. `types`, from `json_types`, has the JSON types that it takes.
     """
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)
@@ -177,7 +177,7 @@ def decoder(
 
 
 def encoder(gives: ValueKind) -> Encode:
-    """Return the function that encodes outputs of this kind to travel."""
+    """Return the function that encodes outputs of a kind."""
     return {ValueKind.TEXT: _text_out, ValueKind.JSON: _json_out, ValueKind.BYTES: _octets_out}[gives]
 
 
@@ -189,7 +189,7 @@ def listed(result: object, gives: ValueKind) -> object:
 
 
 def kind_of_elements(annotation: Any) -> ValueKind | None:
-    """Return the kind of the elements of an annotated list; None if the annotation doesn't tell."""
+    """Return the kind of an annotated list's elements; None if the annotation doesn't tell."""
     if hasattr(annotation, "tolist"):
         return ValueKind.JSON
     elements = [element for element in typing.get_args(annotation) if element is not Ellipsis]
@@ -206,7 +206,7 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Return the members of a union, or else the annotation; an Output counts as its value.
+    """Return the members of a union, or else the annotation alone. An Output counts as its value.
 
     Exceptions don't count as members, because they may replace any output.
     """

@@ -1,7 +1,7 @@
 """Weights of inputs by a function of the target, in the child process.
 
 A batch is packed by estimated weights. The true weights are known only here, so a batch that turns out too heavy runs in
-parts, one after the other, each within the limit. An input that exceeds the limit runs alone.
+parts, each within the limit. An input that exceeds the limit runs alone.
 """
 
 from __future__ import annotations
@@ -30,16 +30,9 @@ class NoWeight(Exception):
 
 
 class Weighing:
-    """Weighs inputs by a function of a loaded target.
+    """Weighs inputs by a method of a loaded target or a function of its module. A batch weighs at most `most`; 0 for no limit.
 
-    Arguments:
-        target: the target.
-        function: name of the function: a method of the target, or a function of its module.
-        most: limit on a batch's weight; 0 for none.
-        loop: runs async user code.
-
-    Raises:
-        Refusal: there is no such function, or it gives the target's warm-up input no weight.
+    Raises Refusal if there is no such function, or it gives the target's warm-up input no weight.
     """
 
     def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
@@ -55,8 +48,7 @@ class Weighing:
     def weigh(self, value: Any) -> int:
         """Return the weight of an input as the target gets it, at least 1.
 
-        Raises:
-            NoWeight: the function raised, or didn't return a number from 0 on.
+        Raises NoWeight if the function raised, or didn't return a number from 0 on.
         """
         try:
             result = self._loop.finish(self._call(value))
@@ -72,7 +64,7 @@ class Weighing:
         return min(max(weight, 1), MOST_WEIGHT)
 
     def parts(self, weights: Sequence[int]) -> Iterator[slice]:
-        """Yield the parts in which a batch with these weights runs, in order; one part if they fit together."""
+        """Yield the parts in which a batch with these weights runs, in order."""
         begin = together = 0
         for place, weight in enumerate(weights):
             together += weight
@@ -97,7 +89,7 @@ class Weighing:
 
 
 def _whole(result: Any) -> int | None:
-    """Return a number that user code returned, rounded up; None if it isn't one, or is below 0."""
+    """Return a number that user code returned, rounded up; None for anything else and for numbers below 0."""
     if isinstance(result, bool) or not hasattr(type(result), "__float__"):
         return None
     try:
@@ -108,7 +100,6 @@ def _whole(result: Any) -> int | None:
 
 
 def _find(target: Target, name: str) -> Any:
-    """Return a function of a target by name."""
     places = [target.call, target.module, sys.modules.get(getattr(target.call, "__module__", None) or "")]
     for place in places:
         function = getattr(place, name, None)
@@ -125,7 +116,6 @@ def _find(target: Target, name: str) -> Any:
 
 
 def _check(target: Target, name: str, function: Any) -> None:
-    """Check that a function can be called with one input."""
     import inspect
 
     try:

@@ -3,9 +3,9 @@
 A batch is divided into several concurrent requests if its inputs have different parameters that apply to a whole request,
 tensors of different row shapes, or more rows than the largest batch.
 
-All tries and pauses together stay within the batch's timeout; a pause that wouldn't fit is skipped. All slots keep the rest
+All tries and pauses together stay within the batch's timeout. A pause that wouldn't fit is skipped. All slots keep the rest
 that the API asks for, because they share the breaker. A batch for which no connection came about hasn't run. Once a byte was
-sent it may have, and counts as a run.
+sent the batch may have run, and counts as a run.
 
 Credentials and the URL's query never leave the backends. The body of an API's error goes only to the log.
 """
@@ -74,26 +74,19 @@ OF_FORM = (400, 415, 422)
 """Statuses with which an API rejects the format of a request."""
 _ANY = "Check the URL, --remote-format, --remote-model, the credentials and certificates, and that the API is up."
 _WORDS = ((r"datatype|tensor", "oip"), (r"messages|prompt", "openai-completions"), (r"inputs", "inputs"), (r"input", "openai-embeddings"))  # fmt: skip
-"""Patterns for the missing member in an API's error, with the format that has this member."""
+"""Patterns for the missing member that an API's error names, with the format that has this member."""
 _READ = 4096
-"""Bytes of an answer to search for them."""
 
 
 class Answered(NamedTuple):
-    """Answer of a successful try. `json_bytes`: length of the JSON in `body` if binary data follows it; -1 if unknown."""
+    """Answer of a successful try. If binary data follows the JSON in `body`, `json_bytes` is the JSON's length; -1 if unknown."""
 
     body: bytes | bytearray
     json_bytes: int = -1
 
 
 class TryVerdict(NamedTuple):
-    """Verdict on the status of a failed try.
-
-    Attributes:
-        final: True if another try makes no sense.
-        kind: error to raise.
-        rest: seconds of rest that the API asks for, if it does.
-    """
+    """Verdict on the status of a failed try, after which another try makes no sense if it is `final`."""
 
     final: bool
     kind: type[BackendError]
@@ -101,16 +94,9 @@ class TryVerdict(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Outcome of a failed try.
+    """Outcome of a failed try. `problem` is for operators, and `shown` is the part of it that clients may read.
 
-    Attributes:
-        problem: what went wrong, for operators.
-        shown: the part of `problem` that clients may read.
-        kind: error to raise.
-        final: True if another try makes no sense.
-        rest: seconds of rest that the API asks for, if it does.
-        body: body of the API's answer, only for the log.
-        status: HTTP status; 0 if there is none.
+    The API may ask for `rest` seconds of rest. The body of its answer is only for the log. Without an answer the status is 0.
     """
 
     problem: str
@@ -128,7 +114,7 @@ class Tried(NamedTuple):
 
 
 class RequestGroup(NamedTuple):
-    """Entries that go in one request, by their places in the batch; `inputs` are as the dialect takes them."""
+    """Entries of one request, by their places in the batch, with the inputs as the dialect takes them."""
 
     places: list[int]
     inputs: list[Value]
@@ -139,20 +125,16 @@ class RemoteBackend(ABC):
     """Backend of one slot of a remote API: one batch at a time, on connections that the subclass makes.
 
     Arguments:
-        spec: the API's URL.
-        remote: the API with its dialect.
-        credentials: header fields for each request, if any.
-        certificates: certificates of the connections; None: trust the system's authorities and show none.
+        certificates: certificates of the connections; by default they trust the system's authorities and show none.
         start_timeout: seconds for the warm-up request, including all tries.
         max_tries: limit on tries for one request.
         max_rows: limit on rows of tensors in a request with several entries; 0 for none.
-        breaker: shared by the slots of one API, for its rest and its outages; None: its own.
+        breaker: shared by the slots of one API, for its rest and its outages.
         clock: monotonic seconds, as the breaker takes them.
-        rng: uniform in [0, 1), for the jitter of pauses.
-        pace: limits the calls of all slots that share it, if any.
+        pace: limits the calls of all slots that share it.
 
     Attributes:
-        retries: number of tries after the first of a request.
+        retries: number of tries after the first try of a request.
         rested: seconds of rest that the API has asked for.
     """
 
@@ -184,39 +166,30 @@ class RemoteBackend(ABC):
         self._place = ("server.address", parts.hostname or ""), ("server.port", port)
 
     @abstractmethod
-    def _open(self) -> None:
-        """Get ready to connect."""
+    def _open(self) -> None: ...
 
     @abstractmethod
-    async def _close(self) -> None:
-        """Close all connections."""
+    async def _close(self) -> None: ...
 
     @abstractmethod
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
-        """Try once, within `left` seconds.
-
-        Raises:
-            BackendError: no try can succeed.
-            TimeoutError: the time is over.
-        """
+        """Try once, within `left` seconds. Raises BackendError if no try can succeed, and TimeoutError."""
 
     @property
     def pid(self) -> int:
-        """Always 0, because the API runs elsewhere."""
         return 0
 
     @property
     def signature(self) -> Signature:
-        """Signature of the API, from its dialect."""
         return self._dialect.signature
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
-        """Always empty: no batches are measured, because each further call may cost money."""
+        """No batches are measured, because each further call may cost money."""
         return ()
 
     async def start(self) -> float:
-        """Send a batch of one warm-up input, unless none is known to fit; return its seconds, or 0.
+        """Send a batch of one warm-up input, unless no input is known to fit. Return its seconds, or 0.
 
         Raises:
             TargetError: the API didn't answer as a batch must be answered.
@@ -247,7 +220,7 @@ class RemoteBackend(ABC):
 
         Raises:
             RemoteAbsent: there was no connection, so nothing was sent.
-            RemoteError: the last try failed, or another makes no sense.
+            RemoteError: the last try failed, or another try makes no sense.
             RemoteRefused: the API rejected an input, or the batch, which may be too large.
             BadOutput: the answer doesn't have an output for each input.
             BatchTimeout: no complete answer came within `timeout` seconds.
@@ -260,19 +233,15 @@ class RemoteBackend(ABC):
         return items
 
     async def gone(self) -> None:
-        """Wait for ever: no process here can die."""
-        await asyncio.Event().wait()
+        await asyncio.Event().wait()  # No process here can die.
 
     async def stop(self) -> None:
-        """Close the connections."""
         await self._close()
 
     async def _learn(self) -> None:
         """Apply the model's metadata if the API gives any.
 
-        Raises:
-            TargetError: the model takes or gives something that can't be sent or read.
-            RemoteAbsent: no connection came about.
+        Raises RemoteAbsent, or TargetError if the model takes or gives something that can't be sent or read.
         """
         if (call := self._remote.metadata) is None:
             return
@@ -290,8 +259,7 @@ class RemoteBackend(ABC):
 
     @property
     def misread(self) -> bool:
-        """True if the last failure may come from the format of requests or answers, because the API answered without any
-        other complaint."""
+        """True if the last failure may come from the format of requests or answers, as the API complained of nothing else."""
         return self._failed is None or self._failed.status in OF_FORM
 
     def _advice(self, error: BackendError) -> str:
@@ -299,7 +267,7 @@ class RemoteBackend(ABC):
         return advice(error, 0, b"") if tried is None else advice(error, tried.status, tried.body)
 
     async def _other_models(self, error: BackendError) -> str:
-        """Return a sentence on the API's models if the requested one isn't among them; else empty."""
+        """Return a sentence on the API's models if the requested model isn't among them; else empty."""
         call, model = self._remote.models, self._remote.model
         if call is None or not isinstance(error, RemoteError | RemoteRefused) or isinstance(error, RemoteAbsent):
             return ""
@@ -318,7 +286,7 @@ class RemoteBackend(ABC):
     async def _run_groups(
         self, groups: list[RequestGroup], timeout: float
     ) -> list[tuple[RequestGroup, list[ItemResult]]]:
-        """Return the results of each group. If there are several groups, an input rejected in a request of its own fails alone."""
+        """Return the results of each group. An input rejected alone in its request, as one of several groups, fails alone."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
@@ -338,7 +306,6 @@ class RemoteBackend(ABC):
         return list(zip(groups, results, strict=True))
 
     async def _ask(self, inputs: Sequence[Value], parameters: Sequence[bytes], timeout: float) -> list[ItemResult]:
-        """Send one request and return its results."""
         try:
             call = self._dialect.encode(inputs, parameters)
         except UnicodeEncodeError as exc:
@@ -364,7 +331,6 @@ class RemoteBackend(ABC):
         return items if items[0].tokens is None else _shared_out(inputs, items, items[0].tokens)
 
     async def _answer(self, call: RemoteCall, timeout: float) -> Answered:
-        """Return the first successful answer."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
@@ -399,7 +365,7 @@ class RemoteBackend(ABC):
         raise AssertionError("the last try returns or raises")
 
     async def _traced_try(self, call: RemoteCall, left: float, number: int) -> Answered | Tried:
-        """Try once; see `_try`. In a sampled batch the try has a span, which is sent to the API as parent."""
+        """Try once. In a sampled batch the try has a span, which is sent to the API as parent."""
         run = RUN.get()
         if run is None:
             return await self._try(call, left)
@@ -417,7 +383,7 @@ class RemoteBackend(ABC):
             run.end_try(context, begun, number, problem, self._place)
 
     def _note(self, what: str, body: bytes | bytearray) -> None:
-        """Log the beginning of a body, which may hold credentials, hosts or others' data and goes nowhere else."""
+        """Log the beginning of a body, which goes nowhere else because it may hold credentials, hosts or others' data."""
         shown = printable(bytes(body[:_MAX_SHOWN]))
         log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
 
@@ -437,7 +403,7 @@ def _shown(value: Value | None) -> str:
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """Choose the error of a batch whose requests failed: preferably an error after which an input may have run."""
+    """Choose the error of a batch whose requests failed, preferably one after which an input may have run."""
     for error in failed:
         if not isinstance(error, RemoteAbsent):
             return error
@@ -460,7 +426,7 @@ def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: Token
 
 
 def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
-    """Return a sentence on what to check after a failed start. `status`: HTTP status of the last try; 0 if there is none."""
+    """Return a sentence on what to check after a failed start. `status` is the HTTP status of the last try; 0 without one."""
     if isinstance(error, RemoteAbsent):
         return "No connection came about: check host and port, the certificates, and that the API is up."
     if isinstance(error, BatchTimeout):
@@ -493,8 +459,8 @@ def grouped(
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
     """Group a batch by row shape, by parameters if they apply to a whole request, and into parts of limited rows.
 
-    `most_rows` limits the rows of a request with several entries; 0: no limit. Return the groups, and by place the results of
-    entries whose inputs can't be sent.
+    `most_rows` limits the rows of a request with several entries; 0 for no limit. Return the groups, and by place the results
+    of entries whose inputs can't be sent.
     """
     signature = dialect.signature
     of_form: dict[Hashable, list[RequestGroup]] = {}
@@ -527,8 +493,6 @@ def rows_of_each(inputs: Sequence[Value]) -> list[int]:
 
 
 class _NotTaken(Exception):
-    """An input can't be sent."""
-
     def __init__(self, item: ItemResult) -> None:
         super().__init__(item.error)
         self.item = item
@@ -550,7 +514,7 @@ def _taken(value: Value, signature: Signature) -> Value:
 
 
 def _form_of(value: Value, signature: Signature) -> Hashable:
-    """Return the row shapes of an input; all inputs of a request share theirs."""
+    """Return the row shapes of an input, which all inputs of a request share."""
     if signature.takes is not ValueKind.TENSORS or not isinstance(value, Tensors):
         return ()
     heads = header_of(value).heads

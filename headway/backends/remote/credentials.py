@@ -1,4 +1,4 @@
-"""Credentials for a remote API: header fields sent with every request, and never written to a log or an error."""
+"""Credentials for a remote API: header fields that go with every request and never into a log or an error."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ _OURS = frozenset((
 
 
 class BadHeaders(ValueError):
-    """The text isn't header fields; the message names the line."""
+    """The text isn't header fields. The message names the line."""
 
 
 def read_header_fields(text: str) -> dict[str, str]:
-    """Read lines of `Name: value`. Empty lines and comments (#) are skipped.
-
-    Values may be credentials, so messages don't quote them.
+    """Read lines of `Name: value`, and skip empty lines and comments (#).
 
     Raises:
-        BadHeaders: a line isn't a field, or a field comes twice or is reserved.
+        BadHeaders: a line isn't a field, or a field comes twice or is reserved. The message quotes no values.
     """
     fields: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -55,10 +53,6 @@ class Credentials:
 
     If the file becomes invalid or disappears, that is logged once, and the previous fields stay in use.
 
-    Arguments:
-        token: bearer token; empty for none.
-        file: path of a file of header fields, as `read_header_fields` reads them; empty for none.
-
     Raises:
         SettingError: the file can't be read, or conflicts with the token.
     """
@@ -79,7 +73,6 @@ class Credentials:
         return "Credentials(…)"
 
     def current(self) -> Mapping[str, str]:
-        """Return the current header fields."""
         if self._path is not None and (now := stamp(self._path)) != self._seen:
             self._seen = now
             try:

@@ -24,7 +24,7 @@ class NotStarted(Exception):
 
 
 class Generation(msgspec.Struct, Generic[T], eq=False):
-    """Connections that are retired together, once `stamp` differs from what they were made with."""
+    """Connections that are retired together when the current stamp isn't theirs any more."""
 
     content: T
     stamp: object
@@ -32,18 +32,10 @@ class Generation(msgspec.Struct, Generic[T], eq=False):
 
 
 class Generations(Generic[T]):
-    """Generations of connections.
+    """Generations of connections: the current one, and retired ones that still run requests.
 
-    Arguments:
-        make: makes connections, which connect on first use.
-        end: closes connections.
-        stamp: returns an object that changes with the certificates.
-        clock: monotonic seconds.
-        idle: seconds for which idle connections are kept; may be changed later.
-
-    Attributes:
-        current: generation for the next use; None: it will be made.
-        retired: former generations that still run requests.
+    `stamp` returns an object that changes with the certificates. Idle connections are kept for `idle` seconds, which may
+    change later.
     """
 
     def __init__(
@@ -62,7 +54,6 @@ class Generations(Generic[T]):
         self._used_at = 0.0
 
     def open(self) -> None:
-        """Get ready to connect."""
         self._opened = True
 
     async def close(self) -> None:
@@ -76,11 +67,7 @@ class Generations(Generic[T]):
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Generation[T]]:
-        """Yield connections for one request, once fewer than AT_ONCE requests run.
-
-        Raises:
-            NotStarted: `open` wasn't called.
-        """
+        """Yield connections for one request, once fewer than AT_ONCE requests run. Raises NotStarted before `open`."""
         async with self._places:
             generation, former = self._next()
             generation.running += 1  # Before any await, because a generation without requests may be closed.

@@ -2,10 +2,9 @@
 
     python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES [ROWS…] < BODY
 
-DIALECT is a name in the table of dialects, FIELDS its fields as a JSON object.
-
-The process writes first an error about the whole answer, or an empty text, and then a result for each input. Each of these is
-msgpack after its length. A reader that is no longer needed is killed.
+DIALECT is a name in the table of dialects, and FIELDS its fields as a JSON object. The process first writes an error about the
+whole answer, or an empty text, and then a result for each input, each as msgpack after its length. A reader that is no longer
+needed is killed.
 """
 
 from __future__ import annotations
@@ -38,15 +37,8 @@ async def read(
 ) -> list[ItemResult]:
     """Read a result for each of the `expected` inputs, in a separate process if the answer is large.
 
-    Arguments:
-        dialect: the dialect.
-        body: body of the answer.
-        expected: number of inputs.
-        json_bytes: length of the JSON if binary data follows it; -1 if unknown.
-        rows: rows of each input, as `Dialect.decode` takes them.
-
-    Raises:
-        NoOutputs: the answer has another number of outputs, or can't be read.
+    `json_bytes` is the length of the JSON if binary data follows it; -1 if unknown. `rows` has the rows of each input, as
+    `Dialect.decode` takes them. Raises NoOutputs if the answer has another number of outputs, or can't be read.
     """
     if len(body) < APART_FROM or dialect.is_light(json_bytes):
         return _decoded(dialect, body, expected, json_bytes, rows)
@@ -113,7 +105,7 @@ def _as_arguments(dialect: Dialect) -> tuple[str, str]:
 
 
 def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
-    """Yield what the process writes for a body."""
+    """Yield the process's messages about a body."""
     name, fields, expected, json_bytes, *rows = arguments
     dialect = msgspec.json.decode(fields, type=DIALECTS[name])
     try:

@@ -1,7 +1,7 @@
 """Explanations of TLS failures at a remote API, with a remedy. An API that failed this way has run nothing.
 
-A server may refuse a certificate only after the client's handshake is done and a request has left; in TLS 1.3 it always does.
-nginx then sends an answer of its own. gRPC reports only that it couldn't read something or that the connection was closed.
+A server may refuse a certificate only after the client's handshake is done and a request has left. In TLS 1.3 this is always
+so. nginx then sends an answer of its own. gRPC reports only that it couldn't read something or that the connection was closed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import ssl
 
 SHOWN = "the TLS handshake failed"
-"""The part of an explanation that clients may read."""
+"""Explanation for clients."""
 
 _NO_CERTIFICATE = "it asks for a certificate. Name one with remote_cert"
 _ANOTHER_CERTIFICATE = "Show one of an authority that it knows, which has not ended"

@@ -2,8 +2,8 @@
 
 Each holder writes its own two files, `out.GENERATION.part` and `err.GENERATION.part` (in a bucket several, numbered), so two
 processes that both believe they hold the job never write to the same file. A record is one line: the number of the input
-line, and the JSON for the final file. The last record of a killed holder may be torn; then it doesn't count. If two holders
-answered a line, the first record read counts, answers before errors.
+line, and the JSON for the final file. A torn last record of a killed holder doesn't count. If two holders answered a line,
+the record that is read first counts. Answers are read before errors.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ Record = tuple[str, int, bytes]
 
 
 class AnswerLog:
-    """Log of a job, as the holder of a generation writes it.
-
-    Attributes:
-        answered: lines that have a record.
-        counts: number of records by kind.
-    """
+    """Log of a job, as the holder of a generation writes it. The lines in `answered` have a record."""
 
     def __init__(self, folder: BulkFolder, job: str, generation: int) -> None:
         self._folder, self._job, self._generation = folder, job, generation
@@ -51,17 +46,15 @@ class AnswerLog:
 
     @property
     def dirty(self) -> bool:
-        """True while there are unwritten records."""
         return any(self._waiting.values())
 
     @property
     def waiting(self) -> int:
-        """Number of unwritten records."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def full(self) -> bool:
-        """True if too many records are unwritten to read further lines."""
+        """True if no further lines should be read, because too many records are unwritten."""
         return self.waiting >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES
 
     async def recover(self) -> None:
@@ -81,11 +74,7 @@ class AnswerLog:
             self.counts[kind] += 1
 
     async def flush(self) -> None:
-        """Write the added records durably.
-
-        Raises:
-            FolderUnavailable: the disk failed; the next call writes the records.
-        """
+        """Write the added records durably. If this raises FolderUnavailable, the next call writes them."""
         for kind, waiting in self._waiting.items():
             if records := [*waiting]:
                 await self._folder.do(partial(self._put, kind, records))

@@ -1,7 +1,7 @@
 """Bulk files in a bucket: S3, or any other object store that fsspec supports.
 
-An object appears all at once and can't be appended to. A file is therefore sent in parts that its last step joins, and a log
-becomes objects of about a MiB, of which each write replaces the last until it is that large. The names of a log's objects
+An object appears all at once and can't be appended to. A file is therefore sent in parts, which its last step joins. A log
+becomes objects of about a MiB. Each write replaces the last object until that is so large. The names of a log's objects
 contain its holder's generation, so nobody else writes to them.
 """
 
@@ -31,11 +31,7 @@ MARK = "headway-bulk"
 
 
 class Bucket(BulkFolder):
-    """Folder in a bucket; see `BulkFolder`.
-
-    Arguments:
-        url: its URL, such as `s3://bucket/folder`.
-        run: runs blocking functions; None: threads of its own.
+    """Folder in a bucket at a URL such as `s3://bucket/folder`.
 
     Raises:
         ImportError: the package for this kind of bucket is missing.
@@ -114,13 +110,13 @@ class Bucket(BulkFolder):
 
 
 def _left(known: dict[str, Any]) -> bool:
-    """Return True if a listing says that an object is old, and False if it gives no time."""
+    """Return True if a listing says that an object is old, and False if it doesn't say when the object was written."""
     at = known.get("LastModified") or known.get("last_modified") or known.get("created")
     return isinstance(at, datetime) and at.timestamp() < time.time() - LEFT_AFTER
 
 
 class BucketSink(FileSink):
-    """Writes a file in a bucket; see `headway.bulk.folder.FileSink`."""
+    """Writes a file in a bucket."""
 
     def __init__(self, system: Any, path: str) -> None:
         self._system, self._path = system, path
@@ -144,14 +140,14 @@ class BucketSink(FileSink):
 
 
 class BucketLog(PartLog):
-    """Log in a bucket; see `headway.bulk.folder.PartLog`."""
+    """Log in a bucket."""
 
     def __init__(self, system: Any, stem: str) -> None:
         self._system, self._stem = system, stem
         self._number, self._content = 0, b""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Replace the last object by one with the new records added."""
+        """Replace the last object by one that has the new records, too."""
         content = b"".join((self._content, *pieces))
         self._system.pipe_file(f"{self._stem}.{self._number}.part", content)
         self._content = content

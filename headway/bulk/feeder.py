@@ -32,21 +32,15 @@ SHARE = 4
 MOST_RUNS = 64
 """Upper bound on the jobs that one process holds."""
 SPIN = 0.05
-"""Seconds before asking a runner again that had no room for any tenant with lines."""
+"""Seconds before the next question to a runner that had no room for any tenant with lines."""
 AGAIN = 1.0
-"""Seconds before asking a runner again that failed."""
+"""Seconds before the next question to a runner that failed."""
 
 
 class Feeder:
-    """Feeder of one process.
+    """Feeder of one process. `runs` has the runs of the jobs that it holds, by id.
 
-    Arguments:
-        owner: name of the process, unique in the fleet.
-        context: what its jobs share; the feeder sets `wake`.
-        ended: called with each job that ended here.
-
-    Attributes:
-        runs: runs of the jobs that the process holds, by id.
+    The `owner` must be unique in the fleet. The feeder sets `wake` in the context, and calls `ended` with each job that ended.
     """
 
     def __init__(self, owner: str, context: JobContext, ended: Callable[[BulkJob], None] = lambda job: None) -> None:
@@ -67,7 +61,7 @@ class Feeder:
 
     @property
     def paused(self) -> int:
-        """Number of held jobs that pause through no fault of their lines."""
+        """Number of held jobs that pause, but not because of their lines."""
         return sum(run.is_held_up for run in self.runs.values())
 
     @property
@@ -81,7 +75,6 @@ class Feeder:
         return next((run.disk_trouble for run in self.runs.values() if run.disk_trouble), "")
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start looking for jobs."""
         supervisor.start("bulk jobs", self._look)
 
     def tell(self) -> None:

@@ -38,12 +38,7 @@ Run = Callable[[Callable[[], object]], Awaitable[object]]
 
 
 class BulkFolder:
-    """Folder at a path.
-
-    Arguments:
-        path: the folder; created if missing.
-        run: runs blocking functions; None: threads of its own.
-    """
+    """Folder at a path. `run` runs blocking functions; by default they run in threads."""
 
     def __init__(self, path: str, run: Run | None = None) -> None:
         self._path, self._shown = Path(path), path
@@ -59,11 +54,7 @@ class BulkFolder:
             raise SettingError("bulk_dir", self._shown, why(exc), hint) from exc
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Run a blocking function.
-
-        Raises:
-            FolderUnavailable: the disk failed; the cause is the system's error.
-        """
+        """Run a blocking function. Raises FolderUnavailable, caused by the system's error, if the disk failed."""
         try:
             return await self._run(work)  # type: ignore[return-value]
         except OSError as exc:
@@ -72,7 +63,6 @@ class BulkFolder:
             raise FolderUnavailable(f"the folder of bulk jobs cannot be used: {exc.strerror or exc}") from exc
 
     def writer(self, id: str) -> FileWriter:
-        """Return a writer for a new file."""
         return FileWriter(self, self.sink(id))
 
     def file(self, id: str) -> str:
@@ -88,11 +78,9 @@ class BulkFolder:
         return await self.do(lambda: self.size_of(self.file(id)))
 
     async def remove_file(self, id: str) -> None:
-        """Remove a file if it exists."""
         await self.do(lambda: self.remove(self.file(id)))
 
     async def remove_job(self, id: str) -> None:
-        """Remove the log of a job if it exists."""
         await self.do(lambda: self.remove_log(id))
 
     async def sweep(self) -> None:
@@ -140,23 +128,19 @@ class BulkFolder:
         (self._path / "files").stat()
 
     def reader(self, name: str) -> FileReader:
-        """Open a file for reading."""
         return LocalReader(self._path / name)
 
     def sink(self, id: str) -> FileSink:
-        """Return a sink for a new file."""
         return LocalSink(self._incoming(), self._path / self.file(id))
 
     def size_of(self, name: str) -> int:
-        """Return the size of a file in bytes."""
         return (self._path / name).stat().st_size
 
     def begin_log(self, job: str) -> None:
-        """Create the folder for a job's log."""
         (self._path / "jobs" / job).mkdir(exist_ok=True, mode=0o700)
 
     def log(self, job: str, stem: str) -> PartLog:
-        """Return the log of one holder of a job; `stem` begins the names of its files."""
+        """Return the log of one holder of a job. `stem` begins the names of its files."""
         return LocalLog(self._path / self.part(job, f"{stem}.part"))
 
     def parts(self, job: str) -> list[str]:
@@ -178,7 +162,6 @@ class BulkFolder:
                 path.unlink(missing_ok=True)
 
     def list_names(self) -> dict[str, bool]:
-        """Return what `names` returns."""
         kinds = (("files", "file-*"), ("jobs", "batch_*"))
         return {path.name: _left(path) for folder, kind in kinds for path in (self._path / folder).glob(kind)}
 
@@ -196,15 +179,13 @@ class FileReader(Protocol):
     def read(self, size: int, /) -> bytes:
         """Return the next bytes, at most `size`; empty at the end."""
 
-    def close(self) -> None:
-        """Close it."""
+    def close(self) -> None: ...
 
 
 class FileSink(Protocol):
     """New file that nobody sees before it is whole. Its calls block."""
 
-    def write(self, content: bytes) -> None:
-        """Append content."""
+    def write(self, content: bytes) -> None: ...
 
     def commit(self) -> None:
         """Give the file its final name, durably."""
@@ -217,7 +198,7 @@ class PartLog(Protocol):
     """Log of one holder of a job. Its calls block."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Append records durably. After an error, call it again with the same records; none is added twice."""
+        """Append records durably. After an error, call it again with the same records. It adds none of them twice."""
 
     def close(self) -> None:
         """Close its files. `append` opens them again."""
@@ -233,7 +214,6 @@ class FileWriter:
         self.size = 0
 
     async def write(self, pieces: Sequence[bytes]) -> None:
-        """Append pieces. Raises FolderUnavailable."""
         self._buffer += pieces
         more = sum(map(len, pieces))
         self._buffered += more
@@ -242,7 +222,6 @@ class FileWriter:
             await self._flush()
 
     async def commit(self) -> None:
-        """Finish the file. Raises FolderUnavailable."""
         await self._flush()
         await self._folder.do(self._sink.commit)
 
@@ -322,7 +301,6 @@ class LocalLog(PartLog):
 
 
 def _left(path: Path) -> bool:
-    """Return True if the file at a path is old."""
     try:
         return path.stat().st_mtime < time.time() - LEFT_AFTER
     except FileNotFoundError:

@@ -4,8 +4,7 @@
          └──────────▶ failed
 
 Any step can be repeated by another holder. The store accepts changes only from the latest generation of holder, so a holder
-that lost its lease changes nothing. A full disk or an unavailable store doesn't end the job: it pauses, says so, and goes on
-afterwards.
+that lost its lease changes nothing. While the disk is full or the store unavailable, the job pauses.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ TICK = 1.0
 RENEW = 5.0
 """Seconds between two writes of a job without progress, which renew its lease."""
 AHEAD = 512
-"""Ready parts of lines of one job beyond which no more lines are read."""
+"""Ready parts of one job's lines beyond which no more lines are read."""
 AHEAD_BYTES = 8 << 20
-"""Bytes of one job's lines that are ready or in flight, beyond which no more are read; held outputs count, too."""
+"""Bytes of one job's lines and outputs in memory beyond which no more lines are read."""
 YIELD = 16
 """Parts of lines to read before the event loop gets a turn."""
 PAUSE = 5.0
@@ -57,27 +56,20 @@ _NO_FILE = JobFault("no_input_file", "the input file is not there any more")
 
 
 class Fenced(Exception):
-    """Raised when another process holds the job."""
+    """Another process holds the job."""
 
 
 class JobContext(NamedTuple):
     """Context shared by all jobs of a process.
 
     Attributes:
-        store: where jobs are.
-        folder: where their files are.
-        runner: runs lines.
-        form: reads and writes lines in the format of an API.
-        turns: lines that are ready to run.
         wake: called with each model that has new ready lines.
-        clock: monotonic seconds.
         wall: Unix time in seconds.
-        new_id: returns the text of a fresh UUIDv7.
         most_line: longest line in bytes.
         most_lines: largest number of lines in a job.
         most: stored files of a tenant beyond which none of its jobs begins.
         lines: number of lines with a record, by `answered` or `failed`.
-        allowed: returns the models that a job may ask, in order; empty: all; None: its API key isn't valid any more.
+        allowed: returns the models that a job may ask, empty for all; or None if its API key isn't valid any more.
     """
 
     store: BulkStore
@@ -97,7 +89,7 @@ class JobContext(NamedTuple):
 
 
 class JobRun:
-    """Run of one claimed job; `job` is its present state."""
+    """Run of one claimed job, whose present state is `job`."""
 
     def __init__(self, job: BulkJob, context: JobContext) -> None:
         self.job = job
@@ -106,17 +98,15 @@ class JobRun:
         self._asked: dict[int, AskedLine] = {}
         """Lines that are ready or in flight, by number."""
         self._ready: dict[tuple[int, int], BulkLine] = {}
-        """Parts of lines that haven't gone to the runner, by number of line and part."""
+        """Parts of lines that haven't gone to the runner, by the numbers of line and part."""
         self._making: deque[tuple[int, Making]] = deque()
         """Numbers of finished lines, with the iterators that make their records."""
         self._over: set[int] = set()
         """Numbers of failed lines whose other parts may be in flight."""
         self._made = asyncio.Event()
-        """Set when a finished line needs its record made."""
         self._bytes = 0
         self._read_all = False
         self._moved = asyncio.Event()
-        """Set when lines have gone or ended."""
         self._kept = self._written = context.clock()
         self._shown = job
         self.disk_trouble = self._store_trouble = self._in_doubt = ""
@@ -144,7 +134,7 @@ class JobRun:
         self._written -= RENEW
 
     def standing(self) -> BulkJob:
-        """Return the job with its progress and the reason why it pauses, which the store doesn't know yet."""
+        """Return the job with its progress and the reason for a pause, which the store doesn't know yet."""
         counts, runner, tenant = self._answers.counts, self._of.runner, self.job.tenant
         paused = self.disk_trouble or self._store_trouble or self._in_doubt
         waits, until = "", 0.0
@@ -161,7 +151,7 @@ class JobRun:
 
     @property
     def is_held_up(self) -> bool:
-        """True if it pauses through no fault of its tenant's lines."""
+        """True if the job pauses, but not because of its tenant's lines."""
         if self.disk_trouble or self._store_trouble or self._in_doubt:
             return True
         return any(map(self._of.runner.paused, self._models))
@@ -182,16 +172,15 @@ class JobRun:
         self._answers.close()
 
     def wants(self, line: BulkLine) -> bool:
-        """Return True if a ready line should still run, and False once another part of it has failed."""
+        """Return False once another part of a ready line has failed."""
         return (line.number, line.part) in self._ready
 
     def went(self, line: BulkLine) -> None:
-        """Record that a line has gone to the runner."""
         self._ready.pop((line.number, line.part), None)
         self._moved.set()
 
     def ended(self, line: BulkLine, reply: Reply) -> None:
-        """Take the reply to a line, or to a part of one."""
+        """Take the reply to a line or to a part of one."""
         asked = self._asked.get(line.number)
         if asked is None:
             return
@@ -217,7 +206,7 @@ class JobRun:
             self._of.runner.withdraw(self.job.id, over)
 
     def _further(self, number: int, making: Making) -> bool:
-        """Make the next piece of a line's record. Return True if that was the last."""
+        """Make the next piece of a line's record. Return True if that was the last piece."""
         result = next(making)
         if result is None:
             return False
@@ -242,7 +231,6 @@ class JobRun:
     # Steps.
 
     async def _validate(self) -> None:
-        """Count the lines."""
         total, of = 0, self._of
         stored = await of.store.stored(self.job.tenant)
         for code, number, most in (
@@ -298,7 +286,7 @@ class JobRun:
     async def _name_files(self) -> None:
         """Choose new names for the output files.
 
-        A former holder that stood still and resumes late must not overwrite what its successor has made.
+        A former holder that stalled and resumes must not overwrite what its successor has made.
         """
         of = self._of
         for id in filter(None, (self.job.output_file, self.job.error_file)):
@@ -350,7 +338,7 @@ class JobRun:
             raise Fenced
 
     async def _write_expired(self, err: FileWriter, seen: LineSet) -> int:
-        """Write an error for each line without a record. Return their number. Raises FileLost."""
+        """Write an error for each line without a record, and return their number. Raises FileLost."""
         of, count = self._of, 0
         path = of.folder.file(self.job.input_file)
         async with aclosing(pages(of.folder, path, of.most_line)) as line_pages:
@@ -428,7 +416,6 @@ class JobRun:
             self._moved.set()
 
     async def _room(self) -> None:
-        """Wait for room to read another line."""
         while (
             self._held_back
             or self._answers.full
@@ -442,7 +429,6 @@ class JobRun:
 
     @property
     def _all_ended(self) -> bool:
-        """True if every line has its record."""
         return self._read_all and not self._asked
 
     def _ending(self) -> JobStatus | None:
@@ -466,7 +452,7 @@ class JobRun:
                 self._barred = JobFault("model_not_allowed", message)
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until the next tick, or until all lines have ended, or the log is full while the disk works."""
+        """Wait until the next tick, until all lines have ended, or until the log is full while the disk works."""
         end = self._of.clock() + seconds
         while (left := end - self._of.clock()) > 0 and not (
             self._all_ended or (self._answers.full and not self.disk_trouble)
@@ -491,12 +477,7 @@ class JobRun:
         self._hold_back(bool(self.disk_trouble or self._store_trouble))
 
     async def _beat(self) -> None:
-        """Write the progress if it is time.
-
-        Raises:
-            Fenced: another process holds the job.
-            StoreUnavailable: the store is unavailable.
-        """
+        """Write the progress if it is time. Raises Fenced or StoreUnavailable."""
         waited = self._of.clock() - self._written
         if waited < TICK:
             return

@@ -29,17 +29,14 @@ STRAYS_EVERY = 3_600.0
 BITE = 100
 """Files or jobs to ask the store for in one call."""
 TRANSFERS = 128
-"""Upper bound on concurrent uploads and downloads. A tenant may have nine times as many as are free: 115 if alone."""
+"""Upper bound on concurrent uploads and downloads. A tenant may have nine times as many as are free, so 115 if it is alone."""
 PAGE = 1_000
 """Ids to ask for at once."""
 DAY = 86_400.0
 
 
 class BulkJobs:
-    """Bulk jobs of one process; see `headway.app.lifecycle.Resource`.
-
-    `clock` is monotonic, `wall` is Unix time. `most` has the bytes and files that a tenant may store.
-    """
+    """Bulk jobs of one process. `most` has the bytes and files that a tenant may store. `wall` returns Unix time in seconds."""
 
     def __init__(
         self,
@@ -60,12 +57,10 @@ class BulkJobs:
         self._sweeper = Periodic("bulk files", self.sweep, clock, "ledger", SWEEP_EVERY)
 
     async def open(self) -> None:
-        """Open the folder and the store."""
         await self.folder.open()
         await self.store.open()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start looking for jobs and old files."""
         self.feeder.start(supervisor)
         self._sweeper.start(supervisor)
 
@@ -75,7 +70,7 @@ class BulkJobs:
         await self.store.close()
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
-        """Return a job. For one that runs here, include why it pauses even if the store couldn't be told.
+        """Return a job. If it runs here, include why it pauses even if the store doesn't know that.
 
         Raises:
             StoreUnavailable: the store doesn't answer, and the job doesn't run here.
@@ -95,8 +90,7 @@ class BulkJobs:
     def begin_transfer(self, tenant: str) -> Callable[[], None]:
         """Count an upload or download of a tenant. Return the function to call once at its end.
 
-        Raises:
-            RequestError: too many are under way.
+        Raises RequestError if too many are under way.
         """
         if self._transfers.take(tenant, 1):
             return partial(self._transfers.give, tenant, 1)
@@ -111,8 +105,7 @@ class BulkJobs:
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
         """Count the bytes of an upload while it lasts. The block calls the yielded function for each piece.
 
-        Raises:
-            PayloadTooLarge: the tenant would store too much.
+        Raises PayloadTooLarge if the tenant would store too much.
         """
         stored, held = await self.store.stored(tenant), 0
         if stored.number >= self.most.number:
@@ -158,8 +151,8 @@ class BulkJobs:
     async def _sweep_strays(self) -> None:
         """Remove files that belong to nobody, because their process died before or after it told the store about them.
 
-        The files are listed before the store is asked, so files that come later aren't affected. The output of a job being
-        finalized is known either from the job or from its own row.
+        Listing the files before asking the store spares files that come later. The output of a job that is being finalized
+        is known from the job or from its own row.
         """
         names = await self.folder.names()
         unknown = set(names)

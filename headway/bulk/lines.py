@@ -1,4 +1,4 @@
-"""Lines of bulk files: read page by page, understood by an API, and queued in fair turns until they run."""
+"""Lines of bulk files: read page by page, interpreted by an API, and queued in fair turns until they run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_ONCE = 1 << 16
 """Bytes of a record to write in one turn of the event loop."""
 
 Making = Iterator[tuple[bool, bytes] | None]
-"""Yields None after each AT_ONCE bytes of a record, then whether the line succeeded, with its record in JSON."""
+"""Iterator that yields None after each AT_ONCE bytes of a record, and last the record in JSON, with True if the line succeeded."""
 
 _BOM = b"\xef\xbb\xbf"
 """Byte order mark that some editors put at the start of UTF-8 files."""
@@ -33,7 +33,6 @@ class LineSplitter:
     def __init__(self, most: int) -> None:
         self._most = most
         self._tail: list[bytes] = []
-        """Pieces of the unfinished line."""
         self._size = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
@@ -87,19 +86,14 @@ class LineSet:
 
 
 class NotYet(Exception):
-    """Raised for a line that can't be checked yet, with the reason."""
+    """A line can't be checked yet. The text says why."""
 
 
 class AskedLine(msgspec.Struct):
-    """A valid line, which asks for one output or for one per part.
+    """A valid line of `size` bytes, which asks for one output or for one per part.
 
-    Attributes:
-        parts: the inputs to run.
-        size: its bytes in the file.
-        record: makes its record from the replies to all parts in order, or from its failure.
-        most: limit in bytes on the outputs of several parts together.
-        held: bytes of the outputs so far.
-        failure: why the line failed, if it did.
+    `record` makes its record from the replies to all parts in order, or from its failure. The outputs of several parts may
+    have `most` bytes together. So far they have `held` bytes.
     """
 
     parts: Sequence[BulkLine]
@@ -111,7 +105,7 @@ class AskedLine(msgspec.Struct):
     _replies: dict[int, Reply] = {}
 
     def take(self, part: int, reply: Reply) -> Making | None:
-        """Take the reply to a part. Return the iterator that makes the record once it needs no further reply, else None."""
+        """Take the reply to a part. Return None, or the iterator that makes the record once no further reply is needed."""
         count = len(self.parts)
         if self.failure is not None:
             return None
@@ -132,15 +126,13 @@ class AskedLine(msgspec.Struct):
 
 
 class LineForm(Protocol):
-    """Reads lines and writes error records in the format of one API, which implements this."""
+    """Reads lines and writes error records in the format of one API."""
 
     def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
-        """Read a line in small steps. Return the JSON record of its error if it can't run. Raises NotYet."""
-        ...
+        """Read a line in small steps. If it can't run, return the JSON record of its error. Raises NotYet."""
 
     def expired(self, number: int, text: bytes) -> bytes:
         """Return the JSON error record of a line that didn't run in time."""
-        ...
 
 
 class Turns:
@@ -178,7 +170,6 @@ class Turns:
         return line
 
     def drop(self, tenant: str, job: str) -> None:
-        """Drop the lines of a job."""
         for model, tenants in [*self._models.items()]:
             jobs = tenants.get(tenant)
             if jobs is None or jobs.pop(job, None) is None:

@@ -1,4 +1,4 @@
-"""Runner of bulk lines in empty seats: hands lines to the broker as bulk entries, and runs lines again whose batch failed.
+"""Runner of bulk lines in empty seats: hands lines to the broker as bulk entries, and runs the lines of failed batches again.
 
     offered ──▶ queued in the broker ──▶ rides ──▶ output, or a failure of its own
                    ▲                      │ its batch failed
@@ -6,9 +6,8 @@
                        then in halves, then alone
 
 `core.suspects.LineSuspects` decides which lines run again together and which tenants ride apart. While the broker has no
-room for more bulk entries, lines wait here.
-
-Lines pass the input policy first. Its functions also judge requests, so only a few lines are with them at a time.
+room for more bulk entries, lines wait here. Lines pass the input policy first. Its functions also judge requests, so only a
+few lines are with them at a time.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ log = get_logger(__name__)
 FIRST_BATCHES, MOST_BATCHES = 2, 64
 """Number of full batches of a model in flight, at first and at most."""
 MOST_BYTES = 64 << 20
-"""Approximate bound on the input bytes in flight. A tenant may hold at most as many as remain free."""
+"""Approximate bound on the input bytes in flight. A tenant may hold at most as many bytes as remain free."""
 LATER = 0.2
 """Seconds before lines are offered again to a broker that had no room."""
 LIFE = 7 * 86_400.0
-"""Time-out of an entry, in seconds. Its job ends long before."""
+"""Time-out of an entry in seconds. Its job ends long before."""
 _OPTIONS = RequestOptions(LIFE)
 _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DEADLINE_EXCEEDED))
 """Codes of failures that aren't the line's fault."""
@@ -68,7 +67,7 @@ STILL = 1.0
 """Seconds without an outcome of a model's lines before the broker is asked why they wait."""
 _NOBODYS = Principal("", "", 0)
 JUDGED_AT_ONCE = 8
-"""Lines with the input policy's functions at once; a request may have to wait for a call with that many texts."""
+"""Lines to give the input policy's functions at once. A request may have to wait for a call with that many texts."""
 OF_BULK = "\0bulk"
 """User that lines are judged for, so that no real user is held responsible for them."""
 
@@ -77,7 +76,7 @@ _RESTS = "lines have ended a worker of the model; the others wait before they ru
 
 
 def _why_they_wait(depths: Sequence[BulkDepth], now: float) -> tuple[str, float] | None:
-    """Return why a model's queued lines wait, and the instant by which they run at the latest; None if some run already."""
+    """Return why a model's queued lines wait, and by when they run at the latest. Return None if some run already."""
     queues = [queue for queue in depths if queue.waiting]
     if not queues or any(queue.busy for queue in queues):
         return None
@@ -93,11 +92,9 @@ def _why_they_wait(depths: Sequence[BulkDepth], now: float) -> tuple[str, float]
 
 
 class _PendingLine(PendingRequest):
-    """A line without an outcome. `failures` and `alone` belong to the search for bad lines; see `SuspectLine`.
+    """A line without an outcome. `asked` is the line before the input policy changed it. `SuspectLine` describes `failures`.
 
-    Attributes:
-        asked: the line before the input policy changed it.
-        rests: True while it rests with all lines of its tenant, and so isn't in flight.
+    While a line `rests` with all lines of its tenant, it isn't in flight.
     """
 
     line: BulkLine = cast(BulkLine, None)
@@ -122,11 +119,7 @@ class _BulkSide:
 
 
 class SeatRunner(BulkRunner):
-    """Runner of one process; see `headway.ports.BulkRunner`.
-
-    Replies are sent to `name`, which no gateway may have. `clock` returns monotonic seconds, `rng` a number in [0, 1), and
-    `new_id` the text of a fresh UUIDv7.
-    """
+    """Runner of one process; see `headway.ports.BulkRunner`. Replies come to `name`, which no gateway may have."""
 
     def __init__(
         self,
@@ -142,9 +135,8 @@ class SeatRunner(BulkRunner):
         self._broker, self._served, self._name, self._tiers = broker, served, name, tiers
         self._gate, self._clock, self._rng, self._new_id = gate, clock, rng, new_id
         self._pending: dict[_PendingLine, None] = {}
-        """All lines without an outcome."""
         self._sent = PendingTable()
-        """Lines that are in the broker."""
+        """Lines in the broker."""
         side = cast(RequestQueue, _BulkSide(broker))
         self._session = BrokerSession(side, name, self._sent, self._heard, 1 << 30, 0.0, clock, rng)
         self._suspects = LineSuspects(rng)
@@ -170,11 +162,9 @@ class SeatRunner(BulkRunner):
         self._looked_at = -math.inf
         self._timers: set[asyncio.TimerHandle] = set()
 
-    async def open(self) -> None:
-        """Do nothing; see `headway.app.lifecycle.Resource`."""
+    async def open(self) -> None: ...
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the session with the broker."""
         self._session.start(supervisor, "bulk lines")
 
     async def close(self) -> None:
@@ -207,7 +197,6 @@ class SeatRunner(BulkRunner):
         return int(self._window(model)) - self._on_their_way[model]
 
     def _largest(self, model: str) -> int:
-        """Number of entries in a full batch."""
         return self._served[model].settings.max_batch_size
 
     def _window(self, model: str) -> float:
@@ -306,7 +295,7 @@ class SeatRunner(BulkRunner):
                 self._send(pending)
 
     def _decided(self, requests: Sequence[PendingRequest], failure: Failure | None) -> None:
-        """Act on a verdict. Lines that no function had time for are judged again later."""
+        """Act on a verdict. Lines for which no function had time are judged again later."""
         for pending in cast(Sequence[_PendingLine], requests):
             self._judged.discard(pending)
             if pending not in self._pending:
@@ -328,7 +317,7 @@ class SeatRunner(BulkRunner):
             self._take(pending.asked, pending.done)
 
     def _send(self, pending: _PendingLine, shape: int = 0) -> None:
-        """Send a line to the broker, to ride only with lines of this shape, or else wherever its tenant may ride."""
+        """Send a line to the broker, to ride only with lines of this shape, or without one wherever its tenant may ride."""
         self._nonce += 1
         shape = shape or self._suspects.shape(pending.line.tenant)
         pending.entry = entry = msgspec.structs.replace(pending.entry, nonce=self._nonce, shape=shape)
@@ -353,7 +342,6 @@ class SeatRunner(BulkRunner):
             self._left(pending)
 
     def _came(self, pending: _PendingLine) -> None:
-        """Count a line as in flight."""
         model = pending.line.model
         if not self._on_their_way[model]:
             self._moved_at[model] = self._clock()
@@ -361,14 +349,12 @@ class SeatRunner(BulkRunner):
         self._bytes[pending.line.tenant] += len(pending.line.input)
 
     def _went(self, pending: _PendingLine) -> None:
-        """Stop counting a line as in flight."""
         self._on_their_way[pending.line.model] -= 1
         self._bytes[pending.line.tenant] -= len(pending.line.input)
         if not self._bytes[pending.line.tenant]:
             del self._bytes[pending.line.tenant]
 
     def _left(self, pending: _PendingLine) -> None:
-        """Forget a line."""
         del self._pending[pending]
         if not pending.rests:
             self._went(pending)
@@ -392,7 +378,7 @@ class SeatRunner(BulkRunner):
         return cast(_PendingLine, pending)
 
     def _refused(self, pending: _PendingLine, failure: Failure) -> None:
-        """Keep a line for later if the broker has no room for it. Any other refusal is its outcome."""
+        """Keep a line for later if the broker has no room for it. End it after any other refusal."""
         if failure.code not in _AGAIN:
             self._end(pending, Reply(pending.entry.id, pending.entry.tenant, None, failure))
             return
@@ -442,7 +428,7 @@ class SeatRunner(BulkRunner):
             self._take_apart(large)
 
     def _take_apart(self, tenants: Collection[str]) -> None:
-        """Send queued lines of these tenants again so that they ride apart from other tenants."""
+        """Send queued lines of these tenants again, to ride apart from those of other tenants."""
         for pending in self._recall(lambda pending: pending.line.tenant in tenants and not pending.entry.shape):
             # The broker may still know the old id.
             pending.entry = msgspec.structs.replace(pending.entry, id=self._new_id())

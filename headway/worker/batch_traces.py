@@ -23,9 +23,9 @@ from headway.runtime.log import TRACE_ID
 from headway.runtime.spans import FORMS, RUN, Attributes, RunTrace, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
 Member = tuple[int, Entry, CarriedTrace]
-"""Sampled entry of a batch: its index, the entry, and the trace it carries."""
+"""Index of a sampled entry in its batch, the entry, and the trace that it carries."""
 Facts = tuple[str, str, int, int, str, float, str]
-"""Attributes of a batch in its spans: model, worker, size, attempt, reason for its departure, fill, version of the model."""
+"""Model, worker, size, attempt, reason for the departure, fill, and version of the model, as spans have them."""
 
 
 class BatchTraces:
@@ -38,7 +38,7 @@ class BatchTraces:
     async def run(
         self, run_batch: Callable[[], Awaitable[Sequence[ItemResult]]], lease: Lease, asked_at: float
     ) -> Sequence[ItemResult]:
-        """Run a batch, and record its spans if an entry is sampled. `asked_at`: start of its claim."""
+        """Run a batch, and record its spans if an entry is sampled. `asked_at` is the start of its claim."""
         members = _sampled(lease.entries)
         if not members:
             return await run_batch()
@@ -125,7 +125,7 @@ def _facts(lease: Lease) -> Facts:
 
 
 def _forms(facts: Facts) -> tuple[SpanForm, SpanForm]:
-    """Forms of the spans `poll` and `process` of batches with these facts."""
+    """Return the forms of the spans `poll` and `process` of batches with these facts."""
     polled, ran = _attributes("poll", "receive", facts), _attributes("process", "process", facts)
     model = facts[0]
     return SpanForm(f"poll {model}", SpanKind.CLIENT, polled), SpanForm(f"process {model}", SpanKind.CONSUMER, ran)

@@ -23,7 +23,7 @@ class FailureLog:
     def __init__(self, gpu_timeout: float) -> None:
         self._gpu_timeout = gpu_timeout
         self._logged: dict[tuple[str, str], tuple[Cause, bool]] = {}
-        """Cause of the last logged failure of each entry by tenant and id, and whether the entry ran alone."""
+        """Cause of each entry's last logged failure, by tenant and id, with True if the entry ran alone."""
         self._logged_start = ""
 
     def not_started(self, worker: str, error: TargetError) -> None:
@@ -33,7 +33,7 @@ class FailureLog:
             log.error("the target raised while it started", worker=worker, error=str(error), exception=error.trace)
 
     def failed(self, worker: str, lease: Lease, failure: BatchFailure, trace: str = "") -> None:
-        """Log a failed batch. `trace`: traceback of user code's exception, if it raised."""
+        """Log a failed batch, with the traceback of user code's exception if it raised."""
         alone = len(lease.entries) == 1
         story = (failure.cause, alone)
         known = [self._logged.get((entry.tenant, entry.id)) for entry in lease.entries]

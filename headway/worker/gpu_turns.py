@@ -4,10 +4,10 @@
       ▲                                                                          │ first with a batch due ──▶ running
       └────────────────────────────── no batch is due ───────────────────────────┘
 
-The batchers are ordinary ones. Each gets a `TurnedSource` as its broker: its claims return nothing while another model has
-the turn. Its waits end with the batcher's turn while the GPU is busy, and with the broker's wake-up while it is free.
-While a finished batch is handed in, the broker is asked what is queued if several models could go next. A batcher that
-doesn't use its turn soon, for example because its process just died, is passed over.
+Each batcher gets a `TurnedSource` as its broker, whose claims return nothing while another model has the turn. Its waits end
+with the batcher's turn while the GPU is busy, and with the broker's wake-up while the GPU is free. If several models could go
+next, the broker is asked what is queued while a finished batch is handed in. A batcher that doesn't use its turn soon, for
+example because its process just died, is passed over.
 """
 
 from __future__ import annotations
@@ -31,18 +31,11 @@ NOT_ITS_TURN = NoWork(None)
 
 
 class GpuTurns:
-    """Turns of the models on one GPU.
+    """Turns of the models on one GPU, which heartbeats call `name`.
 
-    Arguments:
-        name: name of the GPU in heartbeats.
-        clock: monotonic seconds.
-        contenders: asks the broker about the next batch of each of some slots.
-        share: returns the share of the GPU that a model can have.
-        load_seconds: returns how long a model is expected to take to load.
-        absent: makes the heartbeat of a worker whose model was evicted and can be loaded again.
-
-    Attributes:
-        evicted: models that were evicted from the GPU and not loaded since.
+    `contenders` asks the broker about the next batch of each of some slots. `share` returns the share of the GPU that a model
+    can have, and `load_seconds` how long a model is expected to take to load. `absent` makes the heartbeat of a worker whose
+    model was evicted and can be loaded again. The models in `evicted` haven't been loaded since.
     """
 
     def __init__(
@@ -62,18 +55,15 @@ class GpuTurns:
         self._slots: dict[str, Slot] = {}
         """Slot of each model that has claimed on this GPU."""
         self._choosing: asyncio.Task[None] | None = None
-        """Task that chooses the order of the next turns."""
         self._turns = FairOrder()
         self._running: str | None = None
         self._since = 0.0
         self._turn: str | None = None
         """Model that may claim next."""
         self._asks = False
-        """True while that model's claim is under way."""
         self._order: list[str] = []
         """Models to ask next, in order, if the current turn yields no batch."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        """Models that wait for their turn."""
         self._free: dict[str, asyncio.Future[None]] = {}
         """Models that wait for work while the GPU is free."""
         self._timer: asyncio.TimerHandle | None = None
@@ -109,7 +99,7 @@ class GpuTurns:
             self._give_turn()
 
     def ended(self, model: str) -> None:
-        """Record that the model's batch is over. Then ask all waiting models in order, including this one."""
+        """Record that the model's batch is over. Then ask all waiting models in order, including this model."""
         if self._running != model:
             return
         self._running = None
@@ -188,7 +178,7 @@ class GpuTurns:
 
 
 class TurnedSource(WorkSource):
-    """Broker as a batcher on a shared GPU sees it; see `headway.ports.WorkSource`."""
+    """Broker as a batcher on a shared GPU sees it."""
 
     def __init__(self, broker: WorkSource, turns: GpuTurns, model: str) -> None:
         self._broker = broker
@@ -198,7 +188,7 @@ class TurnedSource(WorkSource):
         """True if the last claim reached the broker, which then knows that this slot is idle."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim as `WorkSource.claim` does, but get nothing while another model has the turn.
+        """Claim, but get nothing while another model has the turn.
 
         After helping another version, the slot keeps its turn to claim for its own.
         """
@@ -218,7 +208,7 @@ class TurnedSource(WorkSource):
                 self._turns.passed(self._model)
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """Wait as `WorkSource.wait_for_work` does, and for the GPU to be free."""
+        """Wait for work and for the GPU to be free."""
         if not self._claimed:
             await self._turns.turn(self._model)
             return
@@ -227,12 +217,10 @@ class TurnedSource(WorkSource):
             work.result()
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """Complete as `WorkSource.complete` does. The GPU is free as soon as this is called."""
-        self._turns.ended(self._model)
+        self._turns.ended(self._model)  # The GPU is free while the broker takes the results.
         return await self._broker.complete(lease, items)
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        """Release as `WorkSource.release` does. The GPU is free as soon as this is called."""
         self._turns.ended(self._model)
         return await self._broker.release(lease, failure)
 

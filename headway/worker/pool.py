@@ -1,9 +1,9 @@
-"""Pools of batchers, one batcher per slot, that can grow and shrink while they serve; and all pools of a process together.
+"""Pools of batchers that can grow and shrink while they serve, with one batcher per slot, and all pools of a process together.
 
     run ──▶ slot 0, slot 1, … ── grow ──▶ a new slot, which starts its own backend
                               ── shrink ─▶ the last slot stops claiming, finishes its batch, goes offline
 
-Removing a slot loses no request: its running batch is answered, and unclaimed entries wait for the other slots.
+Removing a slot loses no request. Its running batch is answered, and unclaimed entries wait for the other slots.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ log = get_logger(__name__)
 
 
 class Places:
-    """Slot numbers that several pools share.
-
-    Attributes:
-        takers: functions called in order whenever a number becomes free, so that a waiting pool can take it.
-    """
+    """Slot numbers that several pools share. When one becomes free, all `takers` are called in order, to let a pool take it."""
 
     def __init__(self, most: int) -> None:
         self._most, self._free = most, set(range(most))
@@ -34,12 +30,10 @@ class Places:
 
     @property
     def free(self) -> int:
-        """Number of free slot numbers."""
         return len(self._free)
 
     @property
     def taken(self) -> int:
-        """Number of slot numbers in use."""
         return self._most - len(self._free)
 
     def take(self) -> int | None:
@@ -51,28 +45,17 @@ class Places:
         return number
 
     def give(self, number: int) -> None:
-        """Give a number back."""
         self._free.add(number)
         for take in self.takers:
             take()
 
 
 class WorkerPool:
-    """Batchers of one process over one broker.
+    """Batchers of one process over one broker, oldest first.
 
-    Arguments:
-        make: builds the batcher for a slot number, counted from 0.
-        size: initial number of slots.
-        most: upper bound on the number of slots; each needs a device.
-        slots: set to keep the slot ids in, shared with other pools; None: a set of its own.
-        places: slot numbers shared with other pools; None: the numbers below `most`.
-
-    Attributes:
-        wanted: number of slots to reach; the pool is smaller while other pools hold the slot numbers.
-        batchers: serving batchers, oldest first.
-        slots: ids of their slots; always the same set object.
-        held: True while an operator drains the whole process.
-        drains: names of all drains of the fleet; a new slot that is drained starts no backend.
+    `make` builds the batcher for a slot number, counted from 0. Pools may share `slots`, the set with the ids of their slots,
+    and `places`. While other pools hold the places, the pool has fewer slots than `wanted`. While an operator drains the whole
+    process, it is `held`. `drains` names all drains of the fleet. A drained new slot starts no backend.
     """
 
     def __init__(
@@ -101,12 +84,11 @@ class WorkerPool:
 
     @property
     def size(self) -> int:
-        """Number of slots that serve or are starting."""
         return len(self.batchers)
 
     @property
     def serving(self) -> bool:
-        """True while the pool serves and isn't winding down, so it can be resized."""
+        """True while the pool serves and can be resized."""
         return self._supervisor is not None and not self._winding_down
 
     @property
@@ -120,15 +102,11 @@ class WorkerPool:
         return next((batcher.signature for batcher in self.batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
-        """Start all backends. If one fails, cancel the others.
-
-        Raises:
-            TargetError: a backend failed to start.
-        """
+        """Start all backends. If one fails, cancel the others and raise its TargetError."""
         await start_all(batcher.start() for batcher in self.batchers)
 
     def run(self, supervisor: Supervisor) -> None:
-        """Start serving. Batchers without a backend start one, and retry until it succeeds."""
+        """Start serving. Batchers without a backend start one, and retry until that succeeds."""
         self._supervisor = supervisor
         for batcher in self.batchers:
             self._serving[batcher] = batcher.run(supervisor)
@@ -177,11 +155,11 @@ class WorkerPool:
                 self._serving[batcher] = batcher.run(self._supervisor)
 
     async def replace(self) -> None:
-        """Replace every backend; see `replace_all`."""
+        """Replace every backend as `replace_all` does."""
         await replace_all(tuple(self.batchers))
 
     async def wind_down(self) -> None:
-        """Claim no more batches. Return once the running ones are done and all slots are offline."""
+        """Claim no more batches. Return once the running batches are done and all slots are offline."""
         self._winding_down = True
         everyone = [*self.batchers, *self._leaving]
         for batcher in everyone:
@@ -195,7 +173,7 @@ class WorkerPool:
 
 
 class WorkerPools:
-    """All pools of one process by model, of which those that share GPUs have one pool. `slots` has the ids of all slots."""
+    """All pools of one process by model. Models that share GPUs have one pool. `slots` has the ids of all slots."""
 
     def __init__(self, of_models: Mapping[str, WorkerPool | SharedGpus], slots: set[str]) -> None:
         self.of_models = of_models
@@ -208,7 +186,7 @@ class WorkerPools:
 
     @property
     def items_per_second(self) -> float:
-        """Throughput of the only model in full batches; 0 for several models, whose rates don't add up."""
+        """Throughput of the only model in full batches. It is 0 for several models, because their rates don't add up."""
         return next(iter(self.of_models.values())).items_per_second if len(self.of_models) == 1 else 0.0
 
     @property
@@ -217,15 +195,9 @@ class WorkerPools:
         return next(iter(self.of_models.values())).signature
 
     async def start(self) -> None:
-        """Start all backends. If one fails, cancel the others.
-
-        Raises:
-            TargetError: a backend failed to start.
-        """
         await start_all(pool.start() for pool in self.of_models.values())
 
     def run(self, supervisor: Supervisor) -> None:
-        """Start serving."""
         for pool in self.of_models.values():
             pool.run(supervisor)
 
@@ -235,11 +207,9 @@ class WorkerPools:
             await pool.replace()
 
     async def wind_down(self) -> None:
-        """Claim no more batches. Return once the running ones are done and all slots are offline."""
         await asyncio.gather(*(pool.wind_down() for pool in self.of_models.values()))
 
     async def stop(self) -> None:
-        """Stop all backends. Call this after the loops have stopped."""
         await asyncio.gather(*(pool.stop() for pool in self.of_models.values()))
 
 
@@ -248,7 +218,7 @@ Workers = WorkerPool | WorkerPools | SharedGpus
 
 
 async def carry_out(names: Collection[str], process: str, pool: Workers) -> None:
-    """Hold the slots of a process that are drained, and let all its other slots claim. `names`: all drains of the fleet."""
+    """Hold the slots of a process that are drained, and let its other slots claim. `names` has all drains of the fleet."""
     whole = process in names
     for of_model in pool.of_models.values() if isinstance(pool, WorkerPools) else (pool,):
         if isinstance(of_model, WorkerPool):

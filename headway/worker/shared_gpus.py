@@ -1,9 +1,9 @@
-"""GPUs that hold several models each: which models have a batcher on which GPU, and the loads and evictions that change it.
+"""GPUs that hold several models each: loads and evicts their models as `core.locality` decides.
 
     look, twice a second ──▶ placement ──▶ move: wind down the evicted model's batcher ──▶ stop it ──▶ start the new one
 
-`core.locality` decides the moves; this module carries them out. Each batcher starts its process and restarts it when it
-dies. If a start fails, the batcher gives up its place, and the GPU's other models go on serving.
+Each batcher starts its process and restarts it when it dies. If a start fails, the batcher gives up its place, and the GPU's
+other models go on serving.
 """
 
 from __future__ import annotations
@@ -45,26 +45,20 @@ CLAIMED = 5.0
 """Upper bound on the seconds until a load's heartbeats tell other processes of it."""
 
 Started = Callable[[float | str], None]
-"""Function called after each start of a batcher's process with its seconds, or with the text of the error."""
+"""Function called after each start of a batcher's process with its seconds or with the text of the error."""
 
 
 class MakeBatcher(Protocol):
-    """Builds a batcher."""
+    """Builds the batcher for GPU number `index` over a broker."""
 
-    def __call__(self, index: int, broker: WorkSource, started: Started = ...) -> Batcher:
-        """Build the batcher for GPU number `index` over a broker."""
+    def __call__(self, index: int, broker: WorkSource, started: Started = ...) -> Batcher: ...
 
 
 class SharedModel(msgspec.Struct, frozen=True):
-    """One of the models that share the GPUs.
+    """One of the models that share the GPUs. At least `min_warm` copies of it stay loaded.
 
-    Attributes:
-        make: builds its batchers.
-        worker: returns the id of its worker on a GPU, by number.
-        min_warm: minimum number of copies to keep loaded.
-        report: what workers report about it.
-        read_report: reads that report again after its code has changed; None if it can't change.
-        version: version whose queue its batchers claim from; empty: the queue for any version.
+    `worker` returns the id of its worker on a GPU, by number. `read_report` reads the report again after the model's code has
+    changed. Its batchers claim from the queue for `version`, or if that is empty from the queue for any version.
     """
 
     make: MakeBatcher
@@ -78,15 +72,8 @@ class SharedModel(msgspec.Struct, frozen=True):
 class SharedGpus:
     """Workers of several models on the GPUs of one process, with the interface of a `WorkerPool`.
 
-    Arguments:
-        gpus: names of the GPUs.
-        room: upper bound on the models that one GPU holds.
-        models: the models, by name.
-        broker: broker that batches come from.
-        counters: counts of the workers.
-        clock: monotonic seconds.
-        slots: set to keep the ids of its workers in.
-        may_load: asks the fleet for the right to load a model for some seconds; None if no other process has workers.
+    One GPU has room for at most `room` models. `may_load` asks the fleet for the right to load a model for some seconds. It is
+    None if no other process has workers.
     """
 
     def __init__(
@@ -105,7 +92,7 @@ class SharedGpus:
         self._models, self._broker, self._counters, self._clock = models, broker, counters, clock
         self._may_load = may_load
         self._queues = {QueueName(name, model.version): name for name, model in models.items()}
-        """Models by the queue that their batchers claim from."""
+        """Model of each queue that batchers claim from."""
         room = min(room, len(models))
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
@@ -116,17 +103,14 @@ class SharedGpus:
             for gpu in gpus
         }
         self._on: dict[tuple[str, str], Batcher] = {}
-        """Batchers by GPU and model."""
         self._last: dict[str, str] = {}
-        """GPU that each model was last evicted from."""
         self._reported = set[tuple[str, str]]()
-        """GPU and model pairs that heartbeats have reported as cold or failed."""
+        """GPUs and models that heartbeats have reported as cold or failed."""
         self._reports = {name: model.report for name, model in models.items()}
         """Report on each model, from its last load or the last change of its files."""
         self._faults: dict[str, str] = {}
         """Error text of each model whose last load failed."""
         self._others_begun: dict[str, float] = {}
-        """Start instant of each worker that is starting in another process."""
         self._telling = asyncio.Lock()
         self._serving = ServingBatchers()
         self._moving = set[asyncio.Task[None]]()
@@ -137,7 +121,6 @@ class SharedGpus:
 
     @property
     def batchers(self) -> Sequence[Batcher]:
-        """Batchers that serve or are loading."""
         return list(self._on.values())
 
     @property
@@ -153,12 +136,9 @@ class SharedGpus:
         return next((batcher.signature for batcher in batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
-        """Load as many models as fit. If one fails, cancel the others.
+        """Load as many models as fit. If one fails, cancel the others and raise its TargetError.
 
         The other models are reported to the fleet first, so gateways know them once this process is ready.
-
-        Raises:
-            TargetError: a backend failed to start.
         """
         with contextlib.suppress(BrokerUnavailable):
             if self._may_load is not None:
@@ -167,7 +147,7 @@ class SharedGpus:
         await start_all(batcher.start() for batcher in self.batchers)
 
     async def _spread(self, may_load: Callable[[str, float], Awaitable[bool]]) -> None:
-        """Plan to load first the models of which the fleet has the fewest copies, and claim them before other processes do."""
+        """Plan to load the models with the fewest copies in the fleet first, and claim them before other processes do."""
         active = (WorkerStatus.HEALTHY, WorkerStatus.STARTING)
         workers = [worker for worker in await self._broker.workers() if worker.queue in self._queues]
         elsewhere = Counter(worker.model for worker in workers if worker.status in active)
@@ -187,14 +167,13 @@ class SharedGpus:
         return [move.model for move in moves]
 
     def run(self, supervisor: Supervisor) -> None:
-        """Start serving and moving models."""
         self._supervisor = supervisor
         for batcher in self.batchers:
             self._serving[batcher] = batcher.run(supervisor)
         supervisor.start("look at what is to be loaded", self._look_on)
 
     async def replace(self) -> None:
-        """Replace every backend (see `replace_all`), and report the new code of models that aren't loaded."""
+        """Replace every backend as `replace_all` does, and report the new code of models that aren't loaded."""
         try:
             await replace_all(self.batchers)
         finally:
@@ -246,7 +225,7 @@ class SharedGpus:
         return batcher
 
     def _started(self, gpu: str, model: str, outcome: float | str) -> None:
-        """Record the load time of a started process, or make a model whose start failed give up its place."""
+        """Record the load time of a started process. A model whose start failed gives up its place."""
         if (gpu, model) not in self._on:
             return  # It is leaving.
         if not isinstance(outcome, str):
@@ -266,7 +245,7 @@ class SharedGpus:
             heed_cancellation()
 
     async def _look(self) -> None:
-        """Look once, and begin the moves that the placement decides."""
+        """Begin the moves that the placement decides."""
         loads, depths = await self._broker.loads(), await self._broker.depths()
         workers = [] if self._may_load is None else await self._broker.workers()
         waiting, elsewhere = self._waiting(depths, workers), self._elsewhere(workers)
@@ -329,7 +308,6 @@ class SharedGpus:
             self._serving[batcher] = batcher.run(self._supervisor)
 
     def _give_up(self, move: Move) -> None:
-        """Abandon the overdue load of the model that makes room."""
         batcher = self._on.get((move.gpu, move.evicts))
         seconds = batcher.starting.seconds(self._clock()) if batcher is not None else 0.0
         self._placement.given_up(move.gpu, move.evicts, self._clock())
@@ -351,9 +329,9 @@ class SharedGpus:
         self._turns[gpu].leave(model)
 
     async def _tell_absent(self, models: Iterable[str]) -> None:
-        """Send heartbeats for these models from GPUs that they left or failed to load on, or from one GPU if they are nowhere.
+        """Send heartbeats for models from the GPUs that they left or failed to load on, or from any GPU if they are nowhere.
 
-        Heartbeats make a cold model known to gateways, so clients can ask for it.
+        These heartbeats make a cold model known to gateways, so clients can ask for it.
         """
         held = {model for _, model in self._on}
         for model in models:
@@ -380,7 +358,7 @@ class SharedGpus:
                 self._reported.clear()
 
     def _line(self, gpu: str, model: str) -> WorkerInfo:
-        """Heartbeat that reports a model as offline on a GPU."""
+        """Return a heartbeat that reports a model as offline on a GPU."""
         shared, runs = self._models[model], self._reports[model]
         worker = shared.worker(self._numbers[gpu])
         status, version = WorkerStatus.OFFLINE, shared.version
@@ -390,7 +368,7 @@ class SharedGpus:
         )
 
     def _absent(self, worker: WorkerInfo) -> WorkerInfo:
-        """Heartbeat of a model that can be loaded on the GPU again: it is cold, drained, or failed to load."""
+        """Return the heartbeat of a model that can be loaded on the GPU again: it is cold, drained, or failed to load."""
         if self._held:
             return replace(worker, status=WorkerStatus.DRAINED, reason=BY_OPERATOR)
         fault = self._faults.get(worker.model)
@@ -402,7 +380,7 @@ class SharedGpus:
         return replace(worker, status=WorkerStatus.FAILED, reason=reason, retry_in=rest)
 
     def _waiting(self, depths: Iterable[TierDepth], workers: Iterable[WorkerInfo]) -> Counter[str]:
-        """Queued entries for each model, including those for other versions that no worker serves."""
+        """Return the number of queued entries for each model, including those for other versions that no worker serves."""
         served = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY} - self._queues.keys()
         waiting = Counter[str]()
         for depth in depths:
@@ -411,7 +389,7 @@ class SharedGpus:
         return waiting
 
     def _elsewhere(self, workers: Iterable[WorkerInfo]) -> dict[str, tuple[float, bool]]:
-        """Capacity in GPUs that other processes give each model, and whether one of them is loading it in time."""
+        """Return the GPUs that other processes give each model, and True if one of them is loading it in time."""
         others = [worker for worker in workers if worker.worker_id not in self.slots and worker.queue in self._queues]
         now, begun = self._clock(), self._others_begun
         starting = [worker for worker in others if worker.status is WorkerStatus.STARTING]
@@ -428,7 +406,7 @@ class SharedGpus:
 
 
 def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> Asked:
-    """Demand for a model, from its load at the broker and the capacity and loads in other processes."""
+    """Return the demand for a model, from its load at the broker and the capacity and loads in other processes."""
     capacity, loads = elsewhere
     if load is None:
         return Asked(waiting=waiting, capacity=capacity, loads=loads)

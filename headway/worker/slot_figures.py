@@ -32,33 +32,27 @@ log = get_logger(__name__)
 MOST_EXAMPLE = 500
 """Longest example, in characters or octets, that heartbeats include."""
 FAILED_INPUTS = 200.0
-"""Window, in inputs, of the share that failed; older inputs count less and less."""
+"""Number of inputs over which the share that failed is averaged. Older inputs count less and less."""
 BUSY_TIME = 2.87
-"""Time constant in seconds of the utilisation: the last half second weighs 0.16, the last second 0.3."""
+"""Time constant in seconds of the utilisation. The last half second weighs 0.16, the last second 0.3."""
 _OUTPUT = attrgetter("output")
 
 
 def _shown(example: Value | None) -> str:
-    """JSON text of a short example; empty if it is too long or there is none."""
+    """Return the JSON text of a short example; empty if it is too long."""
     if example is None or len(example.content if isinstance(example, Octets) else example) > MOST_EXAMPLE:
         return ""
     return as_json(example).decode()
 
 
 class SlotFigures:
-    """Figures of one slot.
-
-    Arguments:
-        slot: the slot.
-        memory: returns the used share of the memory that the slot lives in.
-        gpu: its GPU; None if it has none that can be watched.
+    """Figures of one slot. `memory` returns the used share of the memory that the slot lives in.
 
     Attributes:
         pace: throughput of the slot in full batches.
         batches: number of batches that returned outputs.
         utilisation: recent share of time spent running batches, 0 to 1.
         memory: used share of memory at the last reading, 0 to 1.
-        gpu_figures: figures of the GPU at the last reading; None without any.
         failed: share of the last inputs whose runs failed, 0 to 1.
         runs: report on the model that the slot runs.
     """
@@ -85,7 +79,7 @@ class SlotFigures:
         self._busy += seconds
 
     def succeeded(self, lease: Lease, seconds: float) -> None:
-        """Record a batch that returned outputs after holding the slot for `seconds`, broker outages excluded."""
+        """Record a batch that returned outputs after holding the slot for `seconds`, without the broker's outages."""
         self.pace.observe(lease.size, seconds)
         self.batches += 1
         self._entries = self._entries * DECAY + len(lease.entries)
@@ -102,7 +96,7 @@ class SlotFigures:
         return self.pace.items_per_second * (self._entries / self._sizes if self._sizes else 1.0)
 
     def note_utilisation(self, now: float, running: float) -> None:
-        """Update the utilisation. `running`: seconds that the current batch has been running."""
+        """Update the utilisation. The current batch has been running for `running` seconds."""
         busy = self._busy + running
         if self._noted_at is not None:
             elapsed = max(now - self._noted_at, 1e-9)
@@ -113,7 +107,7 @@ class SlotFigures:
 
     @property
     def scarce(self) -> str:
-        """Message about memory that was scarce at the last reading; empty if none was."""
+        """Message about memory that was scarce at the last reading; empty if there was enough."""
         if self._gpu_scarce and self.gpu_figures is not None:
             return f"{self.gpu_figures.memory_share:.0%} of the GPU's memory is in use"
         return f"{self.memory:.0%} of the memory is in use" if self._scarce else ""
@@ -131,7 +125,6 @@ class SlotFigures:
             self._note_gpu(self._gpu, await self._gpu.look())
 
     def loaded(self) -> None:
-        """Record that the model has been loaded."""
         self._erred = False
         if self._gpu is not None:
             self._gpu.loaded()
@@ -178,17 +171,9 @@ class SlotFigures:
     ) -> WorkerInfo:
         """Return the heartbeat of the slot.
 
-        Arguments:
-            status: its status.
-            reason: why it isn't healthy.
-            backend: its backend; None while there is none.
-            running: True while a batch runs.
-            restarts: number of times its process was replaced.
-            loading: seconds that the backend has been starting; 0 when none starts.
-            load_seconds: duration of the last successful start; 0 before the first.
-            every: seconds until the next heartbeat.
-            start_failed: True if the slot is starting and its last attempt failed.
-            retry_in: seconds until the next attempt.
+        `reason` says why it isn't healthy. A backend has been starting for `loading` seconds. The last successful start took
+        `load_seconds`. If the slot is starting, `start_failed` is True after a failed attempt. The next heartbeat comes in
+        `every` seconds.
         """
         signature = backend.signature if backend is not None else None
         return WorkerInfo(
@@ -230,15 +215,15 @@ class SlotFigures:
 class RunCounts:
     """Counts a slot's batches and the results of their inputs.
 
-    Failed bulk entries are counted apart: a file may hold anything, so they say nothing about the worker's health. Bulk
-    entries have a tier of at least `tiers`.
+    Failed bulk entries are counted apart. A file may hold anything, so they say nothing about the worker's health. Bulk entries
+    have a tier of at least `tiers`.
     """
 
     def __init__(self, slot: Slot, counters: WorkerCounts, figures: SlotFigures, tiers: float = math.inf) -> None:
         self._slot, self._counters, self._figures, self._tiers = slot, counters, figures, tiers
 
     def came_back(self, lease: Lease, items: Sequence[ItemResult], seconds: float) -> None:
-        """Count a batch that returned after `seconds`. Inputs that didn't run, being pinned to another version, don't count."""
+        """Count a batch that returned after `seconds`. Inputs that are pinned to another version didn't run, and don't count."""
         if lease.entries[-1].tier >= self._tiers:
             items = self._came_back_with_bulk(lease, items)
         else:
@@ -252,7 +237,7 @@ class RunCounts:
         self._fared(len(items) - elsewhere, failed, ITEM)
 
     def _came_back_with_bulk(self, lease: Lease, items: Sequence[ItemResult]) -> Sequence[ItemResult]:
-        """Count the bulk entries of a batch, record how full the others made it, and return the others' results."""
+        """Count a batch's bulk entries, record how full the other entries made it, and return the results of these."""
         count = self._bulk(lease)
         others, bulk_items = items[:-count], items[-count:]
         self._fared(count, [*map(_OUTPUT, bulk_items)].count(None), BULK)
@@ -263,7 +248,7 @@ class RunCounts:
     def failed(self, lease: Lease, failure: BatchFailure, seconds: float) -> None:
         """Count a batch that failed.
 
-        If one of several calls raised, only the inputs of that call count as failed: the others run again without fault.
+        If one of several calls raised, only the inputs of that call count as failed, because the others run again without fault.
         """
         cause, ran = failure.cause.value, len(failure.places) or len(lease.entries)
         count, bulk = len(lease.entries), self._bulk(lease)
@@ -282,7 +267,7 @@ class RunCounts:
             self._counters.bulk_kills[self._slot.worker] += 1
 
     def _bulk(self, lease: Lease) -> int:
-        """Number of bulk entries of a batch, which come last in it."""
+        """Return the number of a batch's bulk entries, which come last in it."""
         return sum(entry.tier >= self._tiers for entry in lease.entries)
 
     def _ran(self, lease: Lease, seconds: float) -> None:
@@ -293,7 +278,7 @@ class RunCounts:
         counters.gpu_seconds[model, self._slot.worker].observe(seconds)
 
     def _fared(self, count: int, failed: int, why: str) -> None:
-        """Count the results of inputs. `why`: outcome to count the failed ones under."""
+        """Count the results of inputs, with `why` as the outcome of the failed ones."""
         inputs, model, version = self._counters.inputs, self._slot.model, self._slot.runs.version
         inputs[model, version, OK] += count - failed
         if failed:

@@ -30,13 +30,9 @@ _SIZES = "the remote model's metadata leave an axis beside the first free; name 
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Time limits of a batch and of the requests in it.
+    """Time limits in seconds of a batch's run, of a request's life, and of its wait for the first run.
 
-    Attributes:
-        gpu_timeout: longest run of one batch, in seconds.
-        request_timeout: longest life of a request, in seconds; infinite if only other processes know it.
-        queue_timeout: longest wait of a request for its first run, in seconds; infinite if only other processes know it.
-        tiers: number of tiers; bulk entries have a tier of at least this.
+    Limits that only other processes know are infinite. Bulk entries have a tier of at least `tiers`.
     """
 
     gpu_timeout: float
@@ -63,10 +59,10 @@ class StartState(msgspec.Struct):
     """State of the starts of a slot's backend.
 
     Attributes:
-        since: start of the attempt that is under way; None if there is none.
+        since: start of the attempt that is under way.
         trouble: error text of the last attempt; empty if it succeeded.
         cause: error text of the last batch; empty if it succeeded.
-        took: seconds that the last successful start took; 0 before the first.
+        took: seconds that the last successful start took.
         again_at: instant of the next attempt after a failed one.
     """
 
@@ -77,32 +73,32 @@ class StartState(msgspec.Struct):
     again_at: float = 0.0
 
     def seconds(self, now: float) -> float:
-        """Seconds that the current attempt has taken; 0 if there is none."""
+        """Return the seconds that the current attempt has taken; 0 without one."""
         return now - self.since if self.since is not None else 0.0
 
     def retry_in(self, now: float) -> float:
-        """Seconds until the next attempt after a failed one; 0 while an attempt is under way."""
+        """Return the seconds until the next attempt after a failed one; 0 while an attempt is under way."""
         return max(self.again_at - now, 0.0) if self.trouble and self.since is None else 0.0
 
     def reason(self, now: float, held: bool = False) -> str:
-        """Message on why the slot isn't up. `held`: True while an operator drains it, and no backend starts."""
+        """Return why the slot isn't up. While an operator drains it, it is `held`, and no backend starts."""
         if self.since is None:
             anew = "starts anew once it is undrained" if held else "starts anew"
             return self.trouble or (self._after(anew) if self.cause else "")
         return self._after(f"has been loading for {self.seconds(now):.0f} s")
 
     def rests(self, asked: float) -> str:
-        """Message on a slot that rests. `asked`: seconds of rest that the remote API asked for; 0 if it didn't."""
+        """Return why a slot rests. `asked` is the rest in seconds that the remote API asked for; 0 if it didn't."""
         return self._after(f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches")
 
     def _after(self, activity: str) -> str:
-        """Message about what the slot is doing, followed by the last error if there is one."""
+        """Return a message on what the slot is doing and on its last error, if there is one."""
         error = self.trouble or self.cause
         return f"{activity}; the last error: {excerpt(error)}" if error else activity
 
 
 def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:
-    """Entry with a warm-up input, to try a backend with."""
+    """Return an entry with a warm-up input, to try a backend with."""
     return Entry(WARM_UP, slot.model, value, 0, "", "", timeout, timeout)
 
 
@@ -117,10 +113,9 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> bool:
-    """Start a backend. Return True if this has warned that full batches take too long.
+    """Start a backend, and check its speed if it is `fresh`. Return True if this has warned that full batches take too long.
 
-    The caller stops the backend, also if this raises. `fresh`: True if this target was never started; only then is its
-    speed checked.
+    The caller stops the backend, also if this raises.
 
     Raises:
         TargetError: the target doesn't load, fails its warm-up batch, or is too slow for its deadlines.
@@ -161,7 +156,7 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
 
 
 def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) -> None:
-    """Warn that a full batch takes `full` seconds, more than the GPU deadline. `line`: run time by batch size."""
+    """Warn that a full batch takes `full` seconds, more than the GPU deadline. `line` is the run time by batch size."""
     fits = int((limits.gpu_timeout - line.alpha) / line.beta) if line.beta > 0.0 else 0
     smaller = f"Start with --max-batch-size {fits}. Or: " if 0 < fits < slot.max_batch else ""
     log.warning(
@@ -177,7 +172,7 @@ def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) ->
 async def _again(
     backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], warm_up: float, full: float
 ) -> float | None:
-    """Run a second batch of one input if the first was too slow. Return its seconds. `full`: seconds of the slowest batch."""
+    """Run a second batch of one input if the first was too slow. Return its seconds. The slowest batch took `full` seconds."""
     if warm_up <= min(limits.longest, limits.queue_timeout):
         return None
     most, begun = limits.longest, clock()
@@ -196,7 +191,7 @@ async def _again(
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
     """Return the error for a target that takes `seconds` for one input, with settings that would fit.
 
-    `full`: run time of the slowest batch; 0 if unknown.
+    `full` is the run time of the slowest batch; 0 if unknown.
     """
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
@@ -207,7 +202,7 @@ def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
 
 
 def _mend(seconds: float, limits: Limits) -> str:
-    """Advice on the settings that fit batches of so many seconds."""
+    """Advise settings that fit batches of so many seconds."""
     if seconds * 1000 >= deadlines.MOST_MS:
         return f"Make the model faster: no deadline may exceed {deadlines.MOST_MS} ms."
     mend = f"Start with {deadlines.flags(seconds, limits.in_ms)}, or make the model faster."

@@ -11,7 +11,7 @@ from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
 MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
-"""Xid errors that a program can cause on a healthy GPU, some of them by its end."""
+"""Xid errors that a program can cause on a healthy GPU. Some are caused by its end."""
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class EndKind(enum.Enum):
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that is gone, or a worker's process that was replaced.
+    """A process that is gone, or a worker's process that was replaced. Its `pid` is 0 if unknown.
 
     Attributes:
         id: id of the process or worker.

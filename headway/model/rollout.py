@@ -17,12 +17,9 @@ class RolloutState(enum.Enum):
 
 
 class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Finished requests of one version.
+    """Finished requests of one version. The `failed` ones got an error after admission.
 
-    Attributes:
-        answered: requests that got an output.
-        failed: requests that got an error after admission.
-        latencies: answered requests by bucket of `headway.core.rollout.bucket_of`.
+    `latencies` has the answered requests by bucket of `headway.core.rollout.bucket_of`.
     """
 
     answered: int = 0

@@ -121,11 +121,8 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
 
 
 def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
-    """Return the class of a remote API's backends. Its late import saves other processes a third of their start.
-
-    Raises:
-        SettingError: a package is missing.
-    """
+    """Return the class of a remote API's backends. Its late import saves other processes a third of their start. Raises
+    SettingError if a package is missing."""
     if target.over_grpc:
         reason = "is reached over gRPC, which needs the packages grpcio and protobuf, the extra `grpc`, which are not installed"
         with needing("grpc", "target", str(target), reason):
@@ -150,11 +147,8 @@ def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credenti
 def make_remote_certificates(
     settings: Settings, targets: Iterable[Target | None], counts: TlsCounts
 ) -> RemoteCertificates | None:
-    """Read the certificates for the remote APIs among these targets; None if there are no such targets or certificates.
-
-    Raises:
-        SettingError: a file can't be used, or an API isn't called over TLS.
-    """
+    """Read the certificates for the remote APIs among these targets; None without such targets or certificates. Raises
+    SettingError if a file can't be used, or an API isn't called over TLS."""
     apis = [target for target in targets if isinstance(target, RemoteTarget)]
     if not apis or not (settings.remote_ca or settings.remote_cert or settings.remote_key):
         return None
@@ -193,11 +187,8 @@ def worker_name(settings: Settings, target: Target, devices: Devices, index: int
 
 
 def make_devices(settings: Settings, target: Target) -> Devices:
-    """Assign each slot of a target its device. Slots that call a remote API have none.
-
-    Raises:
-        SettingError: this process may use too few GPUs, or `devices` names others.
-    """
+    """Assign each slot of a target its device. Slots that call a remote API have none. Raises SettingError if this process may
+    use too few GPUs, or `devices` names others."""
     if not is_local(target):
         return NO_DEVICES
     gpus = find_gpus()
@@ -232,11 +223,8 @@ def model_worker_name(model: str, settings: Settings, target: Target, devices: D
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for a weight function; None if weights are characters. A batch weighs at most `most`; 0 for no limit.
-
-    Raises:
-        SettingError: the target is a remote API, which has no functions.
-    """
+    """Build the estimate for a weight function; None if weights are characters. `most` limits a batch's weight; 0 for no limit.
+    Raises SettingError if the target is a remote API, which has no functions."""
     if settings.weight == CHARS:
         return None
     if not is_local(target):

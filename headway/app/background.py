@@ -76,10 +76,8 @@ class BackgroundService:
         return self._thread.is_alive()
 
     def stop(self, *, drain: bool = True) -> None:
-        """End the service and wait until it has ended. Safe to call more than once.
-
-        With `drain` held requests are answered first, within the drain time-out. Without it they get 503.
-        """
+        """End the service and wait until it has ended. Safe to call more than once. With `drain` held requests are answered
+        first, within the drain time-out. Without it they get 503."""
         self._stopping = True
         loop, task = self._loop, self._task
         if loop is not None and task is not None:

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 
 class BrokerBundle(msgspec.Struct, frozen=True):
-    """Broker of a process, and its companions. `connection` and `memory` are None if they are in this process.
-
-    `now` asks for the time on the clock that all of them share. `memory` returns the used and available bytes on the servers.
-    """
+    """Broker of a process, and its companions. `connection` and `memory` are None if they are in this process. `now` asks for
+    the time on the clock that all of them share. `memory` returns the used and available bytes on the servers."""
 
     broker: Broker
     letters: DeadLetters
@@ -44,12 +42,8 @@ def make_broker_bundle(settings: Settings, counters: BrokerCounts, clock: Callab
 
 
 async def fail_over(settings: Settings, within: float, say: Callable[[str], None], to: str, only: str) -> None:
-    """Have replicas take over from the broker's servers, as `headway.brokers.redis.failover` describes.
-
-    Raises:
-        FailoverAborted: the failover was refused or given up.
-        SettingError: a file named in the URL can't be used.
-    """
+    """Have replicas take over from the broker's servers. Raises FailoverAborted if the failover was refused or given up, and
+    SettingError if a file named in the URL can't be used."""
     with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not installed"):
         from headway.brokers.redis import failover
         from headway.brokers.redis.clients import nodes

@@ -48,11 +48,8 @@ def make_bulk_jobs(
     identity: Identity,
     clock: Callable[[], float],
 ) -> BulkJobs:
-    """Build the bulk jobs of a gateway, not yet open. `lines` counts their lines by outcome, and the ledger records each ended job.
-
-    Raises:
-        SettingError: a chat template can't be used, or a package is missing.
-    """
+    """Build the bulk jobs of a gateway, not yet open. `lines` counts their lines by outcome, and the ledger records each ended
+    job. Raises SettingError if a chat template can't be used, or a package is missing."""
     store, folder, turns = make_store(settings), make_folder(settings.bulk_dir), Turns()
     form = OpenAILines(settings, gateway.served, new_id)
     context = JobContext(

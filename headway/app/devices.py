@@ -32,10 +32,8 @@ _NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """GPUs that this process may use. `ids` is None if there are some, but nobody knows how many.
-
-    `allotted` is the value of CUDA_VISIBLE_DEVICES. It is None if that isn't set, or names GPUs on a machine that has none.
-    """
+    """GPUs that this process may use. `ids` is None if there are some, but nobody knows how many. `allotted` is the value of
+    CUDA_VISIBLE_DEVICES. It is None if that isn't set, or names GPUs on a machine that has none."""
 
     ids: tuple[str, ...] | None
     allotted: str | None = None
@@ -119,11 +117,8 @@ NO_DEVICES = Devices((), MOST_WORKERS)
 
 
 def allot(settings: Settings, gpus: Gpus) -> Devices:
-    """Assign each worker its device.
-
-    Raises:
-        SettingError: there are fewer GPUs than workers, or `devices` names one that this process may not use.
-    """
+    """Assign each worker its device. Raises SettingError if there are fewer GPUs than workers, or `devices` names a GPU that
+    this process may not use."""
     if settings.devices:
         for id in settings.device_ids:
             _check_allowed(settings, id, gpus)

@@ -25,11 +25,8 @@ log = get_logger(__name__)
 
 
 class PolicyResource:
-    """Input policy as a `Rereadable` resource of its process. `gate` applies the policy in force.
-
-    `counts` counts the effects by rule and effect, `restarts` the restarts by worker. Raises SettingError if the file can't be
-    used.
-    """
+    """Input policy as a `Rereadable` resource of its process. `gate` applies the policy in force. `counts` counts the effects
+    by rule and effect, `restarts` the restarts by worker. Raises SettingError if the file can't be used."""
 
     rereads = "the input policy"
 
@@ -55,9 +52,7 @@ class PolicyResource:
 
     async def reread(self) -> None:
         """Put the current rules of the file in force. Raises SettingError if the file can't be used; the former rules stay.
-
-        Functions are loaded again. Requests that wait for the former functions still get their verdicts.
-        """
+        Functions are loaded again. Requests that wait for the former functions still get their verdicts."""
         policy = self._read()
         await self._open(policy)
         if self._supervisor is not None:

@@ -61,10 +61,8 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Raise SettingError if only this process defines the versions, and an unknown version has a weight above 0.
-
-    `texts` has by name the weights of each model with weights of its own, and at "" the weights of all other models.
-    """
+    """Raise SettingError if only this process defines the versions, and an unknown version has a weight above 0. `texts` has by
+    name the weights of each model with weights of its own, and at "" the weights of all other models."""
     if settings.broker:
         return
     for model in settings.models:

@@ -40,10 +40,8 @@ class OpenPort(Protocol):
 
 
 class FigureSource(msgspec.Struct, kw_only=True):
-    """Source of the figures of one process. Call it to read them. Missing parts are None.
-
-    If the process has a generated name, `process_name` is that name. Labels of its workers then have `host` in its place.
-    """
+    """Source of the figures of one process. Call it to read them. Missing parts are None. If the process has a generated name,
+    `process_name` is that name. Labels of its workers then have `host` in its place."""
 
     settings: Settings
     models: Callable[[], Collection[str]]
@@ -105,11 +103,8 @@ class FigureSource(msgspec.Struct, kw_only=True):
 
 
 def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, ModelPlan]) -> int:
-    """Return the number of healthy workers that there should be; 0 if unknown.
-
-    A process that is the whole fleet knows it without a setting, unless its GPUs hold several models, some of them cold,
-    or the autoscaler changes the number.
-    """
+    """Return the number of healthy workers that there should be; 0 if unknown. A process that is the whole fleet knows it
+    without a setting, unless its GPUs hold several models, some of them cold, or the autoscaler changes the number."""
     scaled = settings.autoscale != NONE
     if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:
         return settings.expected_workers
@@ -160,10 +155,8 @@ def describe_process(
 
 
 def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
-    """Return the settings of each model that all its gateways must share.
-
-    Workers report only settings that are on, because gateways may turn them on without the workers.
-    """
+    """Return the settings of each model that all its gateways must share. Workers report only settings that are on, because
+    gateways may turn them on without the workers."""
     if not (parts.gateway or parts.batchers):
         return {}
     values = {

@@ -15,11 +15,8 @@ from headway.model import Role
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Parts of a process of one role.
-
-    Batchers need a TARGET. With `alone` the process works without a shared broker, because no other process has to see its
-    queue. `headline` begins the banner.
-    """
+    """Parts of a process of one role. Batchers need a TARGET. With `alone` the process works without a shared broker, because
+    no other process has to see its queue. `headline` begins the banner."""
 
     headline: str
     gateway: bool = False

@@ -80,10 +80,8 @@ class ServiceManager:
 
 
 class Progress:
-    """Shows which workers are loading: on a line of the terminal, or in the log where standard error isn't a terminal.
-
-    The cursor stays at the beginning of the line, so that a log line overwrites it. `stream` replaces standard error.
-    """
+    """Shows which workers are loading: on a line of the terminal, or in the log where standard error isn't a terminal. The
+    cursor stays at the beginning of the line, so that a log line overwrites it. `stream` replaces standard error."""
 
     def __init__(self, pool: Workers, stream: TextIO | None = None, clock: Callable[[], float] = monotonic) -> None:
         self._pool, self._clock = pool, clock

@@ -36,11 +36,8 @@ def check_to_zero(settings: Settings) -> None:
 
 
 def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
-    """Return the pools of this process that the autoscaler resizes, by model; none unless scaling is local.
-
-    Raises:
-        SettingError: a model begins with more workers than its upper bound.
-    """
+    """Return the pools of this process that the autoscaler resizes, by model; none unless scaling is local. Raises SettingError
+    if a model begins with more workers than its upper bound."""
     if settings.autoscale != LOCAL or pool is None:
         return {}
     from headway.worker.pool import WorkerPool, WorkerPools
@@ -82,10 +79,8 @@ def make_autoscaler(
     counters: ControllerCounts,
     clock: Callable[[], float],
 ) -> Autoscaler:
-    """Build the autoscaler of a controller, with the pools that this process scales.
-
-    `fleet_models` is None if only this process defines the models.
-    """
+    """Build the autoscaler of a controller, with the pools that this process scales. `fleet_models` is None if only this
+    process defines the models."""
     from headway.controller.autoscaler import Autoscaler
 
     cached: dict[str, tuple[Settings, ScaleLimits]] = {}

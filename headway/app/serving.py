@@ -121,10 +121,8 @@ def _targets(target: TargetsLike) -> Given:
 
 
 def start(settings: Settings, target: Given, listener: type[Listener] = Listener) -> BackgroundService:
-    """Start a service in a thread. `serve` describes what this raises.
-
-    Expected errors are raised without the frames of the service's thread, because their message says it all.
-    """
+    """Start a service in a thread. `serve` describes what this raises. Expected errors are raised without the frames of the
+    service's thread, because their message says it all."""
     try:
         return BackgroundService(settings, Role.SERVE, target, listener)
     except HeadwayError as exc:

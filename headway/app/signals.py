@@ -75,11 +75,8 @@ async def until_signalled(
 
 
 def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
-    """Have the running loop react to a signal.
-
-    `loop.add_signal_handler` isn't used, because removing its handler restores the default action for an instant, in which a
-    signal would kill the process.
-    """
+    """Have the running loop react to a signal. `loop.add_signal_handler` isn't used, because removing its handler restores the
+    default action for an instant, in which a signal would kill the process."""
     loop = asyncio.get_running_loop()
     signal.signal(number, lambda *_: loop.call_soon_threadsafe(react))
 

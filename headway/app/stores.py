@@ -104,11 +104,8 @@ def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
-    """Build the store of API keys, not yet open: the file of keys, or the ledger's database. `create` a missing file.
-
-    Raises:
-        SettingError: neither is named, the SQLite file doesn't exist, or a package is missing.
-    """
+    """Build the store of API keys, not yet open: a file, or the ledger's database. With `create` a missing file is created.
+    Raises SettingError if neither is named, the SQLite file doesn't exist, or a package is missing."""
     if settings.keys not in ("", "ledger"):
         from headway.identity.api_keys.file import KeysFile
 

@@ -28,9 +28,7 @@ def source_folder(target: Target) -> Path | None:
 
 def target_digest(target: Target, *, stamps: bool = False) -> str:
     """Return the first 12 hexadecimal digits of a SHA-256 over the target's name and the Python files in and below its folder.
-
-    This reads all these files, which may take a while. With `stamps` it covers their write times, too.
-    """
+    This reads all these files, which may take a while. With `stamps` it covers their write times, too."""
     match target:
         case FileTarget():
             parts: list[str | bytes] = [target.path.name, target.attribute, target.arguments]

@@ -40,9 +40,7 @@ def make_tracing(
     variables: Mapping[str, str] | None = None,
 ) -> Tracing | None:
     """Build the recorder and exporter of a process; None if tracing is off. Raises SettingError if packages are missing.
-
-    `dropped` counts dropped spans by reason. `variables` replace the environment's that the SDK doesn't read itself.
-    """
+    `dropped` counts dropped spans by reason. `variables` replace the environment's that the SDK doesn't read itself."""
     if not settings.trace:
         return None
     environment = read_environment(os.environ if variables is None else variables)

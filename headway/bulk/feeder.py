@@ -38,10 +38,8 @@ AGAIN = 1.0
 
 
 class Feeder:
-    """Feeder of one process. `runs` has the runs of the jobs that it holds, by id.
-
-    The `owner` must be unique in the fleet. The feeder sets `wake` in the context, and calls `ended` with each job that ended.
-    """
+    """Feeder of one process. `runs` has the runs of the jobs that it holds, by id. The `owner` must be unique in the fleet. The
+    feeder sets `wake` in the context, and calls `ended` with each job that ended."""
 
     def __init__(self, owner: str, context: JobContext, ended: Callable[[BulkJob], None] = lambda job: None) -> None:
         self._owner = owner

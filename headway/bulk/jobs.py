@@ -70,11 +70,8 @@ class BulkJobs:
         await self.store.close()
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
-        """Return a job. If it runs here, include why it pauses even if the store doesn't know that.
-
-        Raises:
-            StoreUnavailable: the store doesn't answer, and the job doesn't run here.
-        """
+        """Return a job. If it runs here, include why it pauses even if the store doesn't know that. Raises StoreUnavailable if
+        it doesn't run here and the store doesn't answer."""
         run = self.feeder.runs.get(id)
         current = run.standing() if run is not None and run.job.tenant == tenant else None
         try:
@@ -88,10 +85,8 @@ class BulkJobs:
         return replace(stored, paused=current.paused, waits=current.waits, waits_until=current.waits_until)
 
     def begin_transfer(self, tenant: str) -> Callable[[], None]:
-        """Count an upload or download of a tenant. Return the function to call once at its end.
-
-        Raises RequestError if too many are under way.
-        """
+        """Count an upload or download of a tenant. Return the function to call once at its end. Raises RequestError if too many
+        are under way."""
         if self._transfers.take(tenant, 1):
             return partial(self._transfers.give, tenant, 1)
         used = self._transfers.used(tenant)
@@ -103,10 +98,8 @@ class BulkJobs:
 
     @contextlib.asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
-        """Count the bytes of an upload while it lasts. The block calls the yielded function for each piece.
-
-        Raises PayloadTooLarge if the tenant would store too much.
-        """
+        """Count the bytes of an upload while it lasts. The block calls the yielded function for each piece. Raises
+        PayloadTooLarge if the tenant would store too much."""
         stored, held = await self.store.stored(tenant), 0
         if stored.number >= self.most.number:
             raise self.too_much()

@@ -136,10 +136,8 @@ class SharedGpus:
         return next((batcher.signature for batcher in batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
-        """Load as many models as fit. If one fails, cancel the others and raise its TargetError.
-
-        The other models are reported to the fleet first, so gateways know them once this process is ready.
-        """
+        """Load as many models as fit. If one fails, cancel the others and raise its TargetError. The other models are reported
+        to the fleet first, so gateways know them once this process is ready."""
         with contextlib.suppress(BrokerUnavailable):
             if self._may_load is not None:
                 await self._spread(self._may_load)
@@ -330,9 +328,7 @@ class SharedGpus:
 
     async def _tell_absent(self, models: Iterable[str]) -> None:
         """Send heartbeats for models from the GPUs that they left or failed to load on, or from any GPU if they are nowhere.
-
-        These heartbeats make a cold model known to gateways, so clients can ask for it.
-        """
+        These heartbeats make a cold model known to gateways, so clients can ask for it."""
         held = {model for _, model in self._on}
         for model in models:
             places = [gpu for gpu, other in self._reported if other == model]

@@ -213,11 +213,8 @@ class SlotFigures:
 
 
 class RunCounts:
-    """Counts a slot's batches and the results of their inputs.
-
-    Failed bulk entries are counted apart. A file may hold anything, so they say nothing about the worker's health. Bulk entries
-    have a tier of at least `tiers`.
-    """
+    """Counts a slot's batches and the results of their inputs. Failed bulk entries are counted apart. A file may hold anything,
+    so they say nothing about the worker's health. Bulk entries have a tier of at least `tiers`."""
 
     def __init__(self, slot: Slot, counters: WorkerCounts, figures: SlotFigures, tiers: float = math.inf) -> None:
         self._slot, self._counters, self._figures, self._tiers = slot, counters, figures, tiers
@@ -246,10 +243,8 @@ class RunCounts:
         return others
 
     def failed(self, lease: Lease, failure: BatchFailure, seconds: float) -> None:
-        """Count a batch that failed.
-
-        If one of several calls raised, only the inputs of that call count as failed, because the others run again without fault.
-        """
+        """Count a batch that failed. If one of several calls raised, only the inputs of that call count as failed, because the
+        others run again without fault."""
         cause, ran = failure.cause.value, len(failure.places) or len(lease.entries)
         count, bulk = len(lease.entries), self._bulk(lease)
         why = BULK if bulk else cause  # Other entries run again without the bulk entries before any are suspected.

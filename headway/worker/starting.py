@@ -30,10 +30,8 @@ _SIZES = "the remote model's metadata leave an axis beside the first free; name 
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Time limits in seconds of a batch's run, of a request's life, and of its wait for the first run.
-
-    Limits that only other processes know are infinite. Bulk entries have a tier of at least `tiers`.
-    """
+    """Time limits in seconds of a batch's run, of a request's life, and of its wait for the first run. Limits that only other
+    processes know are infinite. Bulk entries have a tier of at least `tiers`."""
 
     gpu_timeout: float
     request_timeout: float = math.inf
@@ -189,10 +187,8 @@ async def _again(
 
 
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
-    """Return the error for a target that takes `seconds` for one input, with settings that would fit.
-
-    `full` is the run time of the slowest batch; 0 if unknown.
-    """
+    """Return the error for a target that takes `seconds` for one input, with settings that would fit. `full` is the run time of
+    the slowest batch; 0 if unknown."""
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
     return TargetError(

@@ -27,11 +27,8 @@ END_TIMEOUT = 1.0
 
 
 class Sockets:
-    """Open sockets, whose end can be awaited.
-
-    A TLS connection announces its end and waits for the other side. Closing a session doesn't wait for connections that
-    failed earlier, and an event loop that ends before them warns, or hangs.
-    """
+    """Open sockets, whose end can be awaited. A TLS connection announces its end and waits for the other side. Closing a
+    session doesn't wait for connections that failed earlier, and an event loop that ends before them warns, or hangs."""
 
     def __init__(self) -> None:
         self._open: set[_Socket] = set()

@@ -99,11 +99,8 @@ class Arena:
 
 
 def hand_over(size: int, end: socket.socket) -> Arena | None:
-    """Make an arena and send its descriptor over the socket pair, before anything else.
-
-    If `size` is 0 or the system has no such memory, send a greeting without a descriptor and return None. If the child is gone,
-    send nothing.
-    """
+    """Make an arena and send its descriptor over the socket pair, before anything else. If `size` is 0 or the system has no
+    such memory, send a greeting without a descriptor and return None. If the child is gone, send nothing."""
     import _socket  # Importing `socket` would slow down the start of a child.
 
     made = _make(size) if size else None
@@ -178,10 +175,7 @@ def _make(size: int) -> tuple[int, mmap.mmap] | None:
 
 
 class Pieces:
-    """Packed tensors that a target returned, as views of its arrays. They are copied only once, to where they travel.
-
-    Large pieces belong in the arena.
-    """
+    """Packed tensors that a target returned, as views of its arrays. They are copied only once, to where they travel."""
 
     __slots__ = ("_size", "are_large", "pieces")
 
@@ -198,10 +192,8 @@ class Pieces:
 
 
 def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
-    """Move large inputs of a batch into the arena while there is room. Yield the bytes of each.
-
-    Raises UnicodeEncodeError if a text contains a lone surrogate.
-    """
+    """Move large inputs of a batch into the arena while there is room. Yield the bytes of each. Raises UnicodeEncodeError if a
+    text contains a lone surrogate."""
     allocator = Allocator(arena.size, run.number)
     inputs = run.inputs
     for position, value in enumerate(inputs):

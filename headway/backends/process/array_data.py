@@ -56,10 +56,8 @@ def numpy() -> Any:
 
 
 def array_of(tensor: Tensor, datatype: str) -> Any:
-    """Return a tensor as a read-only array: a view of its data, except for BYTES, BF16 and widened tensors.
-
-    `datatype` is the tensor's own, or a wider one that has all of its numbers. Raises NoTensors if its data is damaged.
-    """
+    """Return a tensor as a read-only array: a view of its data, except for BYTES, BF16 and widened tensors. `datatype` is the
+    tensor's own, or a wider one that has all of its numbers. Raises NoTensors if its data is damaged."""
     np = numpy()
     head = tensor.head
     if head.datatype in (BYTES, JSON):
@@ -79,9 +77,7 @@ def array_of(tensor: Tensor, datatype: str) -> Any:
 
 def column(value: Any, datatype: str = "") -> Column:
     """Convert an array of any library, or a list of rows, that a target returned, to the declared datatype if there is one.
-
-    Raises NoOutput if it isn't an array, or can't have that datatype.
-    """
+    Raises NoOutput if it isn't an array, or can't have that datatype."""
     if isinstance(value, list | tuple):
         return _column_of_rows(value, datatype)
     converted = _column_of_array(value)

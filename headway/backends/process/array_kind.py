@@ -67,10 +67,8 @@ class ArrayKind(NamedTuple):
 
 
 def form_of(annotation: Any) -> str:
-    """Return the form of arrays that an annotation means; empty for none.
-
-    A union has the form of its first member if all members but None have a form.
-    """
+    """Return the form of arrays that an annotation means; empty for none. A union has the form of its first member if all
+    members but None have a form."""
     members = [member for member in members_of(annotation) if member is not None and member is not type(None)]
     if members and members[0] is not annotation:
         forms = [form_of(member) for member in members]

@@ -262,10 +262,8 @@ def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
-    """Pad rows of several shapes into one array. Texts are padded with empty texts.
-
-    Return the array, and for each row the length of the free axis or, if several axes are free, their lengths.
-    """
+    """Pad rows of several shapes into one array. Texts are padded with empty texts. Return the array, and for each row the
+    length of the free axis or, if several axes are free, their lengths."""
     np = numpy()
     free = free_axes(spec)
     counts = [len(array) for array in columns]

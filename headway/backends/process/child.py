@@ -257,10 +257,8 @@ def judge(
     gives: ValueKind = ValueKind.TEXT,
     kind: ArrayKind | None = None,
 ) -> Outputs | Failed:
-    """Judge a result of user code for a batch of `expected` inputs, and return it as an answer. This may raise anything.
-
-    `kind` says how the target returns arrays, if it does.
-    """
+    """Judge a result of user code for a batch of `expected` inputs, and return it as an answer. This may raise anything. `kind`
+    says how the target returns arrays, if it does."""
     if kind is not None and gives is ValueKind.TENSORS:
         from headway.backends.process import arrays
 

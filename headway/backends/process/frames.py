@@ -116,7 +116,7 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 
 
 class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
-    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow. Their transfer comes after the run."""
+    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow. The transfer isn't part of the run."""
 
     size: int
 
@@ -156,11 +156,8 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Message of the child: the batch failed. See also `Outputs`.
-
-    User code raised, or with `bad_output` it returned no list of the right length. `places` has the inputs of the call that
-    raised, and is empty for the whole batch.
-    """
+    """Message of the child: the batch failed. See also `Outputs`. User code raised, or with `bad_output` it returned no list of
+    the right length. `places` has the inputs of the call that raised, and is empty for the whole batch."""
 
     number: int
     bad_output: bool

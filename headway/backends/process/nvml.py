@@ -161,10 +161,7 @@ class _Lost(Exception):
 
 
 class Nvml:
-    """Open NVML, for use in one thread.
-
-    Raises ImportError without the package nvidia-ml-py, and NVML's errors without a driver.
-    """
+    """Open NVML, for use in one thread. Raises ImportError without nvidia-ml-py, and NVML's errors without a driver."""
 
     def __init__(self) -> None:
         import pynvml

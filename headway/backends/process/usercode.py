@@ -228,7 +228,7 @@ class Target:
         return readable, refused
 
     def run(self, inputs: list[Any], parameters: list[bytes] | None) -> object:
-        """Call user code with one batch, and raise what it raises. `parameters` are JSON texts, empty for an input without any."""
+        """Call user code with one batch, and raise what it raises. Inputs without parameters have an empty text for them."""
         if not self.takes_parameters:
             return self._loop.finish(self.call(inputs))
         decoded: object
@@ -269,10 +269,8 @@ class Target:
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
-    """Return the parameters that apply to a whole call, from the target's attribute `together` unless that is a method.
-
-    Raises Refusal if it isn't a list of names, or the target takes no parameters.
-    """
+    """Return the parameters that apply to a whole call, from the target's attribute `together` unless that is a method. Raises
+    Refusal if it isn't a list of names, or the target takes no parameters."""
     names = getattr(call, "together", ())
     if callable(names) or names == ():
         return ()
@@ -345,21 +343,16 @@ def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str
 
 
 class SourceLoader(SourceFileLoader):
-    """Loads a module from its source, never from cached bytecode.
-
-    Python trusts bytecode if the source still has the same size and modification time in whole seconds. So a file saved
-    twice within a second would be loaded in its first form.
-    """
+    """Loads a module from its source, never from cached bytecode. Python trusts bytecode if the source still has the same size
+    and modification time in whole seconds. So a file saved twice within a second would be loaded in its first form."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def import_from_source(folder: str) -> None:
-    """Import modules in and below `folder` by SourceLoader from now on.
-
-    Installed packages and Python's library keep their bytecode. They are large, and nobody edits them while they are served.
-    """
+    """Import modules in and below `folder` by SourceLoader from now on. Installed packages and Python's library keep their
+    bytecode. They are large, and nobody edits them while they are served."""
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
     library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120
     make = FileFinder.path_hook(

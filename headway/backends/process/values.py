@@ -98,10 +98,8 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Return the kinds that a target takes and gives, from its annotations or else its example; texts without either.
-
-    `first` is the name of its parameter for the inputs.
-    """
+    """Return the kinds that a target takes and gives, from its annotations or else its example; texts without either. `first`
+    is the name of its parameter for the inputs."""
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
     if gives is None:
@@ -167,10 +165,8 @@ def json_types(annotation: Any) -> Mapping[str, str]:
 def decoder(
     takes: ValueKind, octets: type = bytes, types: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Value], object]:
-    """Return a function that turns an input into what user code gets, or raises ValueError with the reason.
-
-    User code gets bytes as `octets`. `types`, from `json_types`, has the JSON types that it takes.
-    """
+    """Return a function that turns an input into what user code gets, or raises ValueError with the reason. User code gets
+    bytes as `octets`. `types`, from `json_types`, has the JSON types that it takes."""
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)
     return _text_in if takes is ValueKind.TEXT else partial(_json_in, types)
@@ -206,10 +202,8 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Return the members of a union, or else the annotation alone. An Output counts as its value.
-
-    Exceptions don't count as members, because they may replace any output.
-    """
+    """Return the members of a union, or else the annotation alone. An Output counts as its value. Exceptions don't count as
+    members, because they may replace any output."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if not _is(member, (BaseException,))]
         return [inner for member in members for inner in members_of(member)]

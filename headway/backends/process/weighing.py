@@ -31,9 +31,7 @@ class NoWeight(Exception):
 
 class Weighing:
     """Weighs inputs by a method of a loaded target or a function of its module. A batch weighs at most `most`; 0 for no limit.
-
-    Raises Refusal if there is no such function, or it gives the target's warm-up input no weight.
-    """
+    Raises Refusal if there is no such function, or it gives the target's warm-up input no weight."""
 
     def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
         self._name, self._most, self._loop = function, most, loop
@@ -46,10 +44,8 @@ class Weighing:
         self._try(target)
 
     def weigh(self, value: Any) -> int:
-        """Return the weight of an input as the target gets it, at least 1.
-
-        Raises NoWeight if the function raised, or didn't return a number from 0 on.
-        """
+        """Return the weight of an input as the target gets it, at least 1. Raises NoWeight if the function raised, or didn't
+        return a number from 0 on."""
         try:
             result = self._loop.finish(self._call(value))
         except BaseException as exc:

@@ -94,10 +94,8 @@ class TryVerdict(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Outcome of a failed try. `problem` is for operators, and `shown` is the part of it that clients may read.
-
-    The API may ask for `rest` seconds of rest. The body of its answer is only for the log. Without an answer the status is 0.
-    """
+    """Outcome of a failed try. `problem` is for operators, and `shown` is the part of it that clients may read. The API may ask
+    for `rest` seconds of rest. The body of its answer is only for the log. Without an answer the status is 0."""
 
     problem: str
     shown: str
@@ -189,11 +187,8 @@ class RemoteBackend(ABC):
         return ()
 
     async def start(self) -> float:
-        """Send a batch of one warm-up input, unless no input is known to fit. Return its seconds, or 0.
-
-        Raises:
-            TargetError: the API didn't answer as a batch must be answered.
-        """
+        """Send a batch of one warm-up input, unless no input is known to fit. Return its seconds, or 0. Raises TargetError if
+        the API doesn't answer as a batch must be answered."""
         self._open()
         passed = False
         try:
@@ -239,10 +234,8 @@ class RemoteBackend(ABC):
         await self._close()
 
     async def _learn(self) -> None:
-        """Apply the model's metadata if the API gives any.
-
-        Raises RemoteAbsent, or TargetError if the model takes or gives something that can't be sent or read.
-        """
+        """Apply the model's metadata if the API gives any. Raises RemoteAbsent, or TargetError if the model takes or gives
+        something that can't be sent or read."""
         if (call := self._remote.metadata) is None:
             return
         try:
@@ -411,10 +404,8 @@ def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
 
 
 def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:
-    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length.
-
-    Failed inputs get none, so that the tokens of the answered inputs add up to what the API charged.
-    """
+    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length. Failed inputs
+    get none, so that the tokens of the answered inputs add up to what the API charged."""
     answered = [place for place, item in enumerate(items) if item.output is not None]
     prompts = shares(all.prompt, [len(octets(inputs[place])) for place in answered])
     completions = shares(all.used - all.prompt, [len(items[place].output or "") for place in answered])

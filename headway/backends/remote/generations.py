@@ -32,11 +32,8 @@ class Generation(msgspec.Struct, Generic[T], eq=False):
 
 
 class Generations(Generic[T]):
-    """Generations of connections: the current one, and retired ones that still run requests.
-
-    `stamp` returns an object that changes with the certificates. Idle connections are kept for `idle` seconds, which may
-    change later.
-    """
+    """Generations of connections: the current one, and retired ones that still run requests. `stamp` returns an object that
+    changes with the certificates. Idle connections are kept for `idle` seconds, which may change later."""
 
     def __init__(
         self,

@@ -176,7 +176,6 @@ BACKENDS: Mapping[type[Target], BackendKind] = {
     ObservedTarget: BackendKind(_observed, _LOCAL.slot, _LOCAL.words),
     RemoteTarget: BackendKind(_remote, "remote", ("call in flight", "calls in flight"), True, _reached),
 }
-"""Backends by the kind of target."""
 
 
 def worker_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:

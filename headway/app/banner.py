@@ -19,7 +19,6 @@ from headway.core.values import as_json
 from headway.model import Role, Signature, TensorSpec, ValueKind
 
 Model = tuple[Settings, Target, Devices]
-"""Settings, target and devices of one model."""
 
 READY = "Ready."
 """Last line of a process without clients."""
@@ -27,9 +26,7 @@ READY = "Ready."
 ENOUGH = 256
 """Descriptors that a gateway needs besides its clients' connections: for its workers, files, and outgoing connections."""
 MOST_SHOWN = 16
-"""Upper bound on the workers whose devices are shown."""
 _LONGEST_EXAMPLE = 200
-"""Longest example, in characters, that the command to try includes."""
 
 
 def banner(

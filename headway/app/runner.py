@@ -45,7 +45,6 @@ WRITE_LINE_EVERY = 0.5
 SILENT = 2.0
 """Seconds before the log first reports progress where there is no terminal. Each later interval is twice as long as the last."""
 MOST_NAMED = 4
-"""Upper bound on the workers named in the progress line."""
 _CLEAR = "\x1b[2K"
 
 
@@ -182,21 +181,15 @@ async def run(
 
 def shown(process: Process) -> str:
     """Return the banner of a started process."""
-    pool, settings = process.pool, process.settings
+    pool, plans = process.pool, list(process.plans.values())
     port = process.public.port if process.public is not None else 0
-    pace = pool.items_per_second if pool is not None else 0.0
-    signature = pool.signature if pool is not None else None
-    if len(process.plans) > 1:
-        models = [(plan.settings, plan.target, plan.devices) for plan in process.plans.values()]
-        return banner(
-            settings, process.role, None, port, process.admin.port,
-            signature=signature, models=models, descriptors=descriptors(),
-        )  # fmt: skip
-    own = next((plan.settings for plan in process.plans.values()), settings)
+    pace, signature = (0.0, None) if pool is None else (pool.items_per_second, pool.signature)
+    alone = len(plans) == 1
+    settings, target = (plans[0].settings, plans[0].target) if alone else (process.settings, None)
+    models = [] if alone else [(plan.settings, plan.target, plan.devices) for plan in plans]
     return banner(
-        own, process.role, process.target, port, process.admin.port, process.devices, pace, signature,
-        descriptors=descriptors(),
-    )  # fmt: skip
+        settings, process.role, target, port, process.admin.port, process.devices, pace, signature, models, descriptors()
+    )
 
 
 def _files_of(target: Target) -> FileWatcher | None:

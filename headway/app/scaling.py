@@ -112,11 +112,7 @@ def scale_limits(settings: Settings) -> ScaleLimits:
 
 
 def make_follower(
-    process: str,
-    models: Collection[str],
-    pools: Mapping[str, WorkerPool],
-    fleet: Fleet,
-    clock: Callable[[], float],
+    process: str, models: Collection[str], pools: Mapping[str, WorkerPool], fleet: Fleet, clock: Callable[[], float]
 ) -> ScalingFollower:
     """Build the follower that scales this process's own workers as the fleet's controller decides."""
     from headway.fleet.local_scaling import ScalingFollower

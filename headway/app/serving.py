@@ -34,30 +34,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 @overload
 def serve(
-    target: TargetsLike,
-    *,
-    block: Literal[True] = True,
-    config: str | os.PathLike[str] | None = None,
-    **settings: Value,
+    target: TargetsLike, *, block: Literal[True] = True, config: str | os.PathLike[str] | None = None, **settings: Value
 ) -> None: ...
 
 
 @overload
 def serve(
-    target: TargetsLike,
-    *,
-    block: Literal[False],
-    config: str | os.PathLike[str] | None = None,
-    **settings: Value,
+    target: TargetsLike, *, block: Literal[False], config: str | os.PathLike[str] | None = None, **settings: Value
 ) -> BackgroundService: ...
 
 
 def serve(
-    target: TargetsLike,
-    *,
-    block: bool = True,
-    config: str | os.PathLike[str] | None = None,
-    **settings: Value,
+    target: TargetsLike, *, block: bool = True, config: str | os.PathLike[str] | None = None, **settings: Value
 ) -> BackgroundService | None:
     """Serve a target: HTTP, queue and GPU workers in one process.
 

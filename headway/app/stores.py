@@ -118,7 +118,9 @@ def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
         from headway.storage.sqlite.keys import SqliteKeys
 
         return SqliteKeys(settings.ledger if create else existing(settings.ledger))
-    return _postgres_keys(settings.ledger)
+    with postgres_needed(settings.ledger):
+        from headway.storage.postgres.keys import PostgresKeys
+    return PostgresKeys(settings.ledger)
 
 
 def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
@@ -147,12 +149,6 @@ def make_ledger(url: str) -> Ledger:
     with postgres_needed(url):
         from headway.storage.postgres.ledger import PostgresLedger
     return PostgresLedger(url)
-
-
-def _postgres_keys(url: str) -> KeyStore:
-    with postgres_needed(url):
-        from headway.storage.postgres.keys import PostgresKeys
-    return PostgresKeys(url)
 
 
 def postgres_needed(url: str) -> contextlib.AbstractContextManager[None]:

@@ -40,7 +40,6 @@ class AnswerLog:
         self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}
         """Unwritten records with their line numbers."""
         self._bytes = 0
-        """Bytes of unwritten records."""
         self.answered = LineSet()
         self.counts = {OUT: 0, ERR: 0}
 

@@ -6,16 +6,7 @@ durations in seconds (`queue_timeout`, `timeout`), never instants.
 
 from __future__ import annotations
 
-from headway.model.batch import (
-    BatchFailure,
-    BatchRun,
-    Cause,
-    Completion,
-    ItemResult,
-    Lease,
-    NoWork,
-    Slot,
-)
+from headway.model.batch import BatchFailure, BatchRun, Cause, Completion, ItemResult, Lease, NoWork, Slot
 from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, QueueName, Submission
 from headway.model.fleet import (
     MODEL_XIDS,

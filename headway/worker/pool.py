@@ -214,7 +214,6 @@ class WorkerPools:
 
 
 Workers = WorkerPool | WorkerPools | SharedGpus
-"""Workers of one process, of one model or several."""
 
 
 async def carry_out(names: Collection[str], process: str, pool: Workers) -> None:

@@ -189,11 +189,7 @@ def _put_cut(whole: Outputs, group: Sequence[Rows], columns: Mapping[str, Column
 
 
 def _put_listed(
-    whole: Outputs,
-    group: Sequence[Rows],
-    result: list[Any],
-    kind: ArrayKind,
-    describe: Callable[[BaseException], str],
+    whole: Outputs, group: Sequence[Rows], result: list[Any], kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> None:
     """Give each entry its rows of a list of outputs and exceptions, whose shapes may differ between entries."""
     answered: list[tuple[Rows, list[Any]]] = []

@@ -22,16 +22,7 @@ import msgspec
 
 from headway.backends.process.arena import LARGE, Arena, Count, place_inputs, take_outputs
 from headway.backends.process.child_process import Child, ChildProcess, Log, Message
-from headway.backends.process.frames import (
-    MAX_FRAME,
-    Build,
-    Failed,
-    NoFrame,
-    Outputs,
-    Ready,
-    Run,
-    TargetRefused,
-)
+from headway.backends.process.frames import MAX_FRAME, Build, Failed, NoFrame, Outputs, Ready, Run, TargetRefused
 from headway.backends.process.group_guard import GroupGuard
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core import values

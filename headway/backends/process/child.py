@@ -33,15 +33,7 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.backends.process.arena import Arena, place_outputs, receive, take_inputs
-from headway.backends.process.frames import (
-    Build,
-    Computed,
-    Failed,
-    Outputs,
-    Ready,
-    Run,
-    TargetRefused,
-)
+from headway.backends.process.frames import Build, Computed, Failed, Outputs, Ready, Run, TargetRefused
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.backends.process.weighing import NoWeight, Weighing
@@ -251,11 +243,7 @@ def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
 
 
 def judge(
-    number: int,
-    expected: int,
-    result: object,
-    gives: ValueKind = ValueKind.TEXT,
-    kind: ArrayKind | None = None,
+    number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT, kind: ArrayKind | None = None
 ) -> Outputs | Failed:
     """Judge a result of user code for a batch of `expected` inputs, and return it as an answer. This may raise anything. `kind`
     says how the target returns arrays, if it does."""

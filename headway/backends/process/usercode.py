@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from headway.backends.process.array_kind import ArrayKind
 
 INSTALLED = ("site-packages", "dist-packages")
-"""Names of the folders of installed packages."""
 _MAX_TEXT = 500
 _MAX_SHOWN = 60
 _MAX_TRACE = 16_000

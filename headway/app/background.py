@@ -72,7 +72,6 @@ class BackgroundService:
 
     @property
     def running(self) -> bool:
-        """True until the service has ended."""
         return self._thread.is_alive()
 
     def stop(self, *, drain: bool = True) -> None:

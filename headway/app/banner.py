@@ -57,7 +57,9 @@ def banner(
         if descriptors is not None:
             yield f"  files    {descriptors} descriptors{_connections(settings, descriptors) if parts.gateway else ''}"
         if settings.tls_cert:
-            yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
+            authority = settings.tls_client_ca
+            shown = f"show one of {authority}" if authority else "need no certificate"
+            yield f"  tls      {settings.tls_cert}; clients {shown}"
         if settings.broker:
             shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
             yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
@@ -71,8 +73,8 @@ def banner(
             yield f"  gpus     {settings.workers}, each holds up to {settings.models_per_gpu} of the models, by what is asked for"
         for own, served, placed in models:
             yield f"  model    {own.model}, version {own.model_version}: {served}"
-            shares = settings.models_per_gpu and placed.ids
-            where = "" if shares else f"; {_slots(own, served)}{_on(own, served, placed)}"
+            on = f" on {_devices(own, served, placed)}" if placed.ids else ""
+            where = "" if settings.models_per_gpu and placed.ids else f"; {_slots(own, served)}{on}"
             yield f"           up to {own.max_batch_size}{_weight(own)}, policy {own.policy}{_wait(own)}{where}"
         if parts.gateway:
             yield from _rules(settings, target)
@@ -99,7 +101,6 @@ def _doors(settings: Settings, port: int) -> Iterator[str]:
 
 
 def _connections(settings: Settings, descriptors: int) -> str:
-    """Return a note on whether a gateway's descriptors are enough for its connections."""
     most = settings.max_connections
     if descriptors >= most + ENOUGH:
         return f", enough for {most} connections (--max-connections)"
@@ -140,12 +141,7 @@ def _headline(parts: Parts, settings: Settings, target: Target | None, models: S
     return parts.headline.format(name=settings.name, target=target, model=model)
 
 
-def _on(settings: Settings, target: Target, devices: Devices) -> str:
-    return f" on {_devices(settings, target, devices)}" if devices.ids else ""
-
-
 def _weight(settings: Settings) -> str:
-    """Return the bound on a batch's weight; empty without one."""
     what = "characters" if settings.weight == CHARS else settings.weight
     return f" and {settings.max_batch_weight} {what}" if settings.max_batch_weight else ""
 
@@ -153,12 +149,6 @@ def _weight(settings: Settings) -> str:
 def _rounded(number: float) -> int:
     """Round a number to two digits, because it is only an estimate."""
     return int(round(number, 1 - math.floor(math.log10(number)))) if number >= 10.0 else math.ceil(number)
-
-
-def _clients(settings: Settings) -> str:
-    if not settings.tls_client_ca:
-        return "clients need no certificate"
-    return f"clients show one of {settings.tls_client_ca}"
 
 
 def _host(host: str) -> str:
@@ -178,7 +168,6 @@ def _near(settings: Settings) -> str:
 
 
 def _certificates(settings: Settings) -> str:
-    """Return curl's options for TLS: which authority to trust, and which certificate to show."""
     if not settings.tls_cert:
         return ""
     shown = "--cert YOUR_CERT --key YOUR_KEY_FILE " if settings.tls_client_ca else ""
@@ -256,7 +245,6 @@ def _example(signature: Signature | None) -> str | None:
 
 
 def _zeros(specs: Sequence[TensorSpec]) -> str:
-    """Return a Python expression for one row of zeros."""
     rows = []
     for spec in specs:
         row = {"BOOL": "False", BYTES: '"hello"'}.get(spec.datatype, "0")
@@ -276,7 +264,6 @@ def _credential(settings: Settings) -> str:
 
 
 def _fallbacks(settings: Settings) -> Iterator[str]:
-    """Yield a line for each fallback, or a line saying that there is none."""
     fallbacks = fallbacks_of(settings)
     for model, own in fallbacks.items():
         at_once = fallback_batches(own.fallback)

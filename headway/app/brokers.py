@@ -68,7 +68,6 @@ def make_memory_broker(
 
 
 def _memory(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
-    """Build the broker in this process."""
     from headway.brokers.memory.dead_letters import DeadLetterBox
     from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 
@@ -83,7 +82,6 @@ def _memory(settings: Settings, counters: BrokerCounts, clock: Callable[[], floa
 
 
 def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
-    """Build the broker in Redis or Valkey."""
     with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not installed"):
         from headway.brokers.redis.board import RedisBoard
         from headway.brokers.redis.broker import RedisBroker

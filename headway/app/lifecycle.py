@@ -59,8 +59,7 @@ class PortListener(Protocol):
     async def drain(self) -> None:
         """Accept no new connection, and close each open one as soon as its answer is written."""
 
-    async def close(self) -> None:
-        """Close all connections."""
+    async def close(self) -> None: ...
 
 
 class BrokerConnection(Protocol):

@@ -35,8 +35,7 @@ class OpenPort(Protocol):
     """Port with a count of open connections."""
 
     @property
-    def open_connections(self) -> int:
-        """Number of open connections."""
+    def open_connections(self) -> int: ...
 
 
 class FigureSource(msgspec.Struct, kw_only=True):
@@ -58,7 +57,6 @@ class FigureSource(msgspec.Struct, kw_only=True):
     ports: Mapping[str, OpenPort] = msgspec.field(default_factory=dict)
 
     def __call__(self) -> ProcessFigures:
-        """Read the figures."""
         settings, gateway, pool, controller = self.settings, self.gateway, self.pool, self.controller
         alone, batchers = not settings.broker, () if pool is None else pool.batchers
         slots = {(batcher.slot.model, batcher.slot.worker): batcher.figures for batcher in batchers}

@@ -59,11 +59,9 @@ class ServiceManager:
         self._address = environ.pop(VARIABLE, "")
 
     def tell_ready(self) -> None:
-        """Report that the process serves."""
         self._tell("READY=1\nSTATUS=serving")
 
     def tell_stopping(self) -> None:
-        """Report that the process is ending."""
         self._tell("STOPPING=1\nSTATUS=draining")
 
     def _tell(self, notice: str) -> None:
@@ -105,7 +103,6 @@ class Progress:
             self._write(_CLEAR)
 
     def _loading(self) -> dict[str, float]:
-        """Return the start instant of each worker that is loading."""
         starts = {batcher.slot.worker: batcher.starting.since for batcher in self._pool.batchers}
         return {worker: since for worker, since in starts.items() if since is not None}
 
@@ -182,13 +179,13 @@ async def run(
 def shown(process: Process) -> str:
     """Return the banner of a started process."""
     pool, plans = process.pool, list(process.plans.values())
-    port = process.public.port if process.public is not None else 0
+    port, admin_port = 0 if process.public is None else process.public.port, process.admin.port
     pace, signature = (0.0, None) if pool is None else (pool.items_per_second, pool.signature)
     alone = len(plans) == 1
     settings, target = (plans[0].settings, plans[0].target) if alone else (process.settings, None)
     models = [] if alone else [(plan.settings, plan.target, plan.devices) for plan in plans]
     return banner(
-        settings, process.role, target, port, process.admin.port, process.devices, pace, signature, models, descriptors()
+        settings, process.role, target, port, admin_port, process.devices, pace, signature, models, descriptors()
     )
 
 

@@ -106,7 +106,6 @@ class _Hangups:
                 self._task = asyncio.get_running_loop().create_task(self._reread())
 
     async def end(self) -> None:
-        """Cancel a reading that is under way."""
         await end(self._task)
 
     async def _reread(self) -> None:

@@ -78,7 +78,6 @@ class UnusedKeys(BareResource):
             return
 
     async def _count(self) -> int:
-        """Return the number of keys that haven't expired."""
         store, count, mark = self._store(), 0, KeyMark()
         try:
             await store.open()

@@ -74,7 +74,6 @@ class Components(msgspec.Struct, frozen=True):
 
     @property
     def slots(self) -> Collection[str]:
-        """Ids of the workers that this process runs."""
         return self.pool.slots if self.pool is not None else frozenset()
 
 
@@ -99,12 +98,10 @@ class Process(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> Target | None:
-        """Target of the first model; None if the process runs no model."""
         return next((plan.target for plan in self.plans.values()), None)
 
     @property
     def devices(self) -> Devices:
-        """Devices of the workers of the first model."""
         return next((plan.devices for plan in self.plans.values()), NO_DEVICES)
 
 
@@ -195,7 +192,6 @@ class _Wiring:
         return make_tracing(self.settings, self.role, self.counters.spans_dropped, self.clock)
 
     def _components(self, remote: RemoteCertificates | None) -> Components:
-        """Build the services that the role has."""
         settings, parts, bundle, plans = self.settings, self.parts, self.bundle, self.plans
         counters, clock, recorder = self.counters, self.clock, self.recorder
         fallback = gateway = pool = controller = None
@@ -346,7 +342,6 @@ class _Wiring:
             self.made.controller.soon()
 
     def _served_models(self) -> Collection[str]:
-        """Return the names of the models that the process serves or runs."""
         own = {plan.settings.model for plan in self.plans.values()}
         if self.fleet_models is not None:
             return {*own, *self.fleet_models.served}

@@ -66,11 +66,9 @@ class BulkFolder:
         return FileWriter(self, self.sink(id))
 
     def file(self, id: str) -> str:
-        """Return the path of a whole file within the folder."""
         return f"files/{id}"
 
     def part(self, job: str, name: str) -> str:
-        """Return the path of a part of a job's log within the folder."""
         return f"jobs/{job}/{name}"
 
     async def size(self, id: str) -> int:
@@ -148,11 +146,9 @@ class BulkFolder:
         return [path.name for path in (self._path / "jobs" / job).iterdir()]
 
     def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
         (self._path / name).unlink(missing_ok=True)
 
     def remove_log(self, job: str) -> None:
-        """Remove the log of a job if it exists."""
         shutil.rmtree(self._path / "jobs" / job, ignore_errors=True)
 
     def remove_left(self) -> None:

@@ -293,7 +293,6 @@ class JobRun:
         await self._keep(replace(self.job, **names))
 
     async def _finalize(self) -> None:
-        """Write the output files and end the job."""
         of, job = self._of, self.job
         out, err = of.folder.writer(job.output_file), of.folder.writer(job.error_file)
         counts = {OUT: 0, ERR: 0}
@@ -327,7 +326,6 @@ class JobRun:
         await of.folder.remove_job(job.id)
 
     async def _add_file(self, id: str, name: str, writer: FileWriter) -> None:
-        """Finish a written file and give it to the tenant."""
         of = self._of
         await writer.commit()
         file = BulkFile(id, self.job.tenant, name, writer.size, "batch_output", of.wall())
@@ -483,7 +481,6 @@ class JobRun:
             await self._keep(standing)
 
     async def _keep(self, job: BulkJob, seconds: float | None = None) -> None:
-        """Write the job and renew its lease."""
         began = self._of.clock()
         try:
             kept = await self._of.store.keep(job, LEASE if seconds is None else seconds)
@@ -534,7 +531,6 @@ class JobRun:
         self._store_trouble = "the database is out of reach"  # Clients needn't know where it is.
 
     def _hold_back(self, pausing: bool) -> None:
-        """Take ready lines out of the turns, or put them back."""
         if pausing == self._held_back:
             return
         self._held_back = pausing

@@ -166,7 +166,6 @@ class SeatRunner(BulkRunner):
         self._session.start(supervisor, "bulk lines")
 
     async def close(self) -> None:
-        """Withdraw all lines from the broker."""
         for timer in self._timers:
             timer.cancel()
         submissions = [pending.entry.submission for pending in self._sent.values()]
@@ -175,7 +174,6 @@ class SeatRunner(BulkRunner):
             await self._broker.withdraw(submissions, self._name)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Record which models have a worker."""
         up = (WorkerStatus.HEALTHY, WorkerStatus.COLD)
         self._ready = frozenset(worker.model for worker in workers if worker.status in up)
         self._drained = frozenset(worker.model for worker in workers if worker.status is WorkerStatus.DRAINED)
@@ -323,7 +321,6 @@ class SeatRunner(BulkRunner):
         self._session.offer(entry)
 
     def _recall(self, chosen: Callable[[_PendingLine], bool]) -> list[_PendingLine]:
-        """Take lines back from the broker."""
         sent = [pending for pending in cast(Collection[_PendingLine], self._sent.values()) if chosen(pending)]
         for pending in sent:
             del self._sent[pending.entry.tenant, pending.entry.id]

@@ -94,7 +94,6 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def percent(self) -> float:
-        """Percentage of the requests that the new version gets."""
         if self.running:
             return self.steps[self.step]
         return 100.0 if self.state is RolloutState.PROMOTED else 0.0

@@ -126,7 +126,6 @@ class GpuTurns:
         self._give_turn()
 
     def leave(self, model: str) -> None:
-        """Forget a model that leaves the GPU."""
         self._turns.forget(model)
         self._slots.pop(model, None)
         self._order = [other for other in self._order if other != model]
@@ -138,7 +137,6 @@ class GpuTurns:
             await self._until(self._waiting, model)
 
     async def taken(self, model: str) -> None:
-        """Return once the GPU runs a batch."""
         if self._running is None:
             await self._until(self._free, model)
 
@@ -206,7 +204,6 @@ class TurnedSource(WorkSource):
                 self._turns.passed(self._model)
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """Wait for work and for the GPU to be free."""
         if not self._claimed:
             await self._turns.turn(self._model)
             return

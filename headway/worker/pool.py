@@ -98,7 +98,6 @@ class WorkerPool:
 
     @property
     def signature(self) -> Signature | None:
-        """Signature of the target; None until a slot has loaded it."""
         return next((batcher.signature for batcher in self.batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
@@ -181,7 +180,6 @@ class WorkerPools:
 
     @property
     def batchers(self) -> Sequence[Batcher]:
-        """Serving batchers of all pools."""
         return [batcher for pool in self.of_models.values() for batcher in pool.batchers]
 
     @property
@@ -191,7 +189,6 @@ class WorkerPools:
 
     @property
     def signature(self) -> Signature | None:
-        """Signature of the first model's target; None until a slot has loaded it."""
         return next(iter(self.of_models.values())).signature
 
     async def start(self) -> None:
@@ -202,7 +199,6 @@ class WorkerPools:
             pool.run(supervisor)
 
     async def replace(self) -> None:
-        """Replace every backend in turn. Stop at the first that fails to start."""
         for pool in self.of_models.values():
             await pool.replace()
 

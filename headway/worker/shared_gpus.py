@@ -130,7 +130,6 @@ class SharedGpus:
 
     @property
     def signature(self) -> Signature | None:
-        """Signature of the first model's target; None until it is loaded."""
         first = next(iter(self._models))
         batchers = (batcher for (_, model), batcher in self._on.items() if model == first)
         return next((batcher.signature for batcher in batchers if batcher.signature is not None), None)
@@ -274,7 +273,6 @@ class SharedGpus:
         return bool(self._on) and all(batcher.held for batcher in self._on.values())
 
     async def _is_first(self, move: Move) -> bool:
-        """Return True if no other process is loading this model."""
         if self._may_load is None:
             return True
         try:
@@ -346,7 +344,6 @@ class SharedGpus:
                 await self._broker.heartbeat(self._absent(worker))
 
     async def _tell_gone(self) -> None:
-        """Report the cold models of this process as offline."""
         async with self._telling:
             with contextlib.suppress(BrokerUnavailable):  # Then the broker forgets them after a while.
                 for gpu, model in sorted(self._reported):
@@ -354,7 +351,6 @@ class SharedGpus:
                 self._reported.clear()
 
     def _line(self, gpu: str, model: str) -> WorkerInfo:
-        """Return a heartbeat that reports a model as offline on a GPU."""
         shared, runs = self._models[model], self._reports[model]
         worker = shared.worker(self._numbers[gpu])
         status, version = WorkerStatus.OFFLINE, shared.version

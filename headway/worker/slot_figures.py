@@ -75,7 +75,6 @@ class SlotFigures:
         self._noted_busy = 0.0
 
     def ran(self, seconds: float) -> None:
-        """Add the run time of a finished batch."""
         self._busy += seconds
 
     def succeeded(self, lease: Lease, seconds: float) -> None:
@@ -86,7 +85,6 @@ class SlotFigures:
         self._sizes = self._sizes * DECAY + lease.size
 
     def answered(self, count: int, failed: int) -> None:
-        """Record that `failed` of `count` inputs failed."""
         if count:
             self.failed += (failed / count - self.failed) * min(count / FAILED_INPUTS, 1.0)
 
@@ -120,7 +118,6 @@ class SlotFigures:
             self._note_gpu(self._gpu, self._gpu.figures())
 
     async def look_at_gpu(self) -> None:
-        """Read the GPU afresh, if there is one."""
         if self._gpu is not None:
             self._note_gpu(self._gpu, await self._gpu.look())
 
@@ -257,7 +254,6 @@ class RunCounts:
         self._counters.wasted_seconds[why] += seconds
 
     def killed(self, lease: Lease) -> None:
-        """Count a batch that killed the worker's process."""
         if self._bulk(lease):
             self._counters.bulk_kills[self._slot.worker] += 1
 

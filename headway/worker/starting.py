@@ -45,7 +45,6 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def in_ms(self) -> dict[str, float]:
-        """Limits in milliseconds, by setting."""
         return {
             "gpu_timeout_ms": self.gpu_timeout * 1000,
             "queue_timeout_ms": self.queue_timeout * 1000,

@@ -189,7 +189,6 @@ async def _close(channel: Any) -> None:
 
 
 async def _why(channel: Any, within: float) -> str:
-    """Explain why a channel has no connection."""
     try:
         await channel.unary_unary(_LIVE)(b"", timeout=max(within, 0.001))
     except grpc.aio.AioRpcError as exc:

@@ -109,7 +109,6 @@ class _Client(msgspec.Struct, eq=False):
     sockets: Sockets
 
     async def end(self) -> None:
-        """Close the connections, and wait until they are closed."""
         await self.session.close()
         await self.sockets.end()
 

@@ -100,7 +100,6 @@ def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[i
 
 
 def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:
-    """Return the inputs of a call in the target's form."""
     if kind.takes == LIST:
         [spec] = kind.inputs
         parts = [(entry.arrays[spec.name], entry.length) for entry in group]
@@ -174,7 +173,6 @@ def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Colu
 
 
 def _put_cut(whole: Outputs, group: Sequence[Rows], columns: Mapping[str, Column], kind: ArrayKind) -> None:
-    """Give each entry its rows of the arrays."""
     cutters = [cutter(name, array) for name, array in columns.items()]
     begin = 0
     for entry in group:

@@ -117,7 +117,7 @@ class ProcessBackend:
         self._log, self._guard = log, guard
         self._weights = weights
         self._child: Child | None = None
-        self._source = ""
+        self.source = ""
         self._signature = Signature()
         self._number = 0
         self._busy = False
@@ -130,20 +130,13 @@ class ProcessBackend:
         return 0 if self._child is None else self._child.pid
 
     @property
-    def source(self) -> str:
-        """File that the target was loaded from; empty if unknown."""
-        return self._source
-
-    @property
     def signature(self) -> Signature:
-        """Signature of the target, as the child reported it."""
         if self._weights is None:
             return self._signature
         return msgspec.structs.replace(self._signature, weight=self._weights.line)
 
     @property
     def warm_up(self) -> Sequence[WarmUpRun]:
-        """Sizes and run times in seconds of the batches that the last start ran once the target was warm."""
         return measured(self._warm_up_runs)
 
     async def start(self) -> float:
@@ -271,7 +264,7 @@ class ProcessBackend:
                     raise TargetError(word.message, word.trace)
                 if not isinstance(word, Ready):
                     raise ChildProcessError("spoke before it was ready")
-                self._source = word.source
+                self.source = word.source
                 self._signature = _signature(word)
                 value = self._signature.warm_up_input
                 while value is not None and (size := next_size(runs, max(self._max_batch, 1))) is not None:
@@ -437,7 +430,6 @@ class ProcessBackend:
         return environment
 
     def _watch_limits(self) -> None:
-        """Start watching the child's memory if it is limited."""
         if self._recycle_rss:
             self._check_at = asyncio.get_running_loop().time()
             self._tick()

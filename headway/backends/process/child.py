@@ -68,7 +68,6 @@ class Pipe:
 
     @property
     def holds(self) -> bool:
-        """True if part of the next frame has been read already."""
         return bool(self._rest)
 
     def receive(self) -> bytes | bytearray | None:
@@ -235,7 +234,6 @@ def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expe
 
 
 def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
-    """Copy the answer to some inputs into the answer to the whole batch."""
     for place, output in zip(places, word.outputs, strict=True):
         whole.outputs[place] = output
     whole.errors |= {places[place]: error for place, error in word.errors.items()}

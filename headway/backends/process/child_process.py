@@ -83,7 +83,6 @@ class Output:
         return True
 
     def close(self) -> None:
-        """Log the remaining output, and close the pipe."""
         chunks = 0
         while self.read() and chunks < 16:
             chunks += 1
@@ -159,11 +158,9 @@ class Child(ABC):
         """Return the child's resident memory in bytes; 0 if the system doesn't tell."""
 
     @abstractmethod
-    def _send(self, content: bytes) -> None:
-        """Send a frame with this content, or begin to."""
+    def _send(self, content: bytes) -> None: ...
 
     def _hear(self, word: Message | Computed) -> None:
-        """Pass on a message that the child was asked for."""
         if isinstance(word, Computed):
             self.handing_over = min(max(word.size, 1), frames.MAX_FRAME)
             return

@@ -33,21 +33,16 @@ class GroupGuard:
 
     def __init__(self) -> None:
         self._groups: list[int] = []
-        self._pid = 0
+        self.pid = 0
         self._release: weakref.finalize[[int], GroupGuard] | None = None
         self._fd = -1
-
-    @property
-    def pid(self) -> int:
-        """Process id of the guard; 0 if there is none."""
-        return self._pid
 
     def watch(self, group: int) -> None:
         """End a process group if this process dies."""
         self._groups.append(group)
-        if self._pid and self._ended():
+        if self.pid and self._ended():
             self.close()
-        if self._pid:
+        if self.pid:
             self._tell(f"+ {group}\n")
         else:
             self._start()
@@ -63,12 +58,12 @@ class GroupGuard:
         if self._release is not None:
             self._release()
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
-        self._pid, self._fd, self._release = 0, -1, None
+                os.waitpid(self.pid, 0)
+        self.pid, self._fd, self._release = 0, -1, None
 
     def _ended(self) -> bool:
         try:
-            return os.waitpid(self._pid, os.WNOHANG)[0] != 0
+            return os.waitpid(self.pid, os.WNOHANG)[0] != 0
         except ChildProcessError:
             return True
 
@@ -76,7 +71,7 @@ class GroupGuard:
         reading, writing = os.pipe()
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)]
         try:
-            self._pid = os.posix_spawn(
+            self.pid = os.posix_spawn(
                 _SHELL,
                 [_SHELL, "-c", _SCRIPT, "headway-guard"],
                 {"PATH": os.defpath},

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-import msgspec
 
 READ_EVERY = 0.9
 """Seconds for which all slots of a process share a reading."""
@@ -20,16 +19,9 @@ NO_LIMIT = 1 << 60
 """Limit in bytes from which cgroup v1 means no limit."""
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    """Names of a control group's files."""
-
-    limit: str
-    used: str
-    droppable: str
-
-
-_V2 = _Kind("memory.max", "memory.current", "inactive_file")
-_V1 = _Kind("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+"""Names of a control group's files for limit and use, and of the figure for pages that the kernel can drop."""
 
 
 class HostMemory:
@@ -38,10 +30,7 @@ class HostMemory:
     def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._clock = clock
         self._meminfo = str(root / "proc/meminfo")
-        self._groups = [
-            (str(path / kind.limit), str(path / kind.used), str(path / "memory.stat"), kind.droppable)
-            for path, kind in _groups(root)
-        ]
+        self._groups = list(_groups(root))
         self._read_at: float | None = None
         self._share = 0.0
 
@@ -55,11 +44,8 @@ class HostMemory:
 
     def limit(self) -> int:
         """Return the bytes of memory that this process may use; 0 if unknown."""
-        limits = [
-            _figures(self._meminfo, "MemTotal:").get("MemTotal:", 0) << 10,
-            *(_limit(path) for path, *_ in self._groups),
-        ]
-        return min((limit for limit in limits if limit), default=0)
+        total = _figures(self._meminfo, "MemTotal:").get("MemTotal:", 0) << 10
+        return min(filter(None, (total, *(_limit(path) for path, *_ in self._groups))), default=0)
 
     def _of_machine(self) -> float:
         figures = _figures(self._meminfo, "MemTotal:", "MemAvailable:")
@@ -67,22 +53,22 @@ class HostMemory:
         return 1.0 - available / total if total and available is not None else 0.0
 
 
-def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
-    """Yield the control groups that limit this process's memory, from its own group up."""
+def _groups(root: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the control groups that limit this process's memory, from its own group up, as `_of_group` takes them."""
     for line in _text(str(root / "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, own = rest.partition(":")
         if not controllers:
-            mount, kind = root / "sys/fs/cgroup", _V2
+            mount, (limit, used, droppable) = root / "sys/fs/cgroup", _V2
         elif "memory" in controllers.split(","):
-            mount, kind = root / "sys/fs/cgroup/memory", _V1
+            mount, (limit, used, droppable) = root / "sys/fs/cgroup/memory", _V1
         else:
             continue
         place = PurePosixPath(own.lstrip("/"))
         # Inside a container the path may be the host's, of which only the root is visible.
-        for group in (place, *place.parents):
-            if (mount / group / kind.limit).exists():
-                yield mount / group, kind
+        for group in (mount / path for path in (place, *place.parents)):
+            if (group / limit).exists():
+                yield str(group / limit), str(group / used), str(group / "memory.stat"), droppable
 
 
 def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: str) -> float:

@@ -206,7 +206,6 @@ class Nvml:
         )
 
     def _note_events(self, handles: _Handles) -> None:
-        """Count the Xid errors since the last reading."""
         for _ in range(MOST_EVENTS if handles.events is not None else 0):
             event = self._call(self._nvml.nvmlEventSetWait_v2, handles.events, 0)
             if event is None:  # There is no further event.
@@ -269,7 +268,6 @@ class Nvml:
         return names
 
     def _all(self) -> list[Any]:
-        """Return the handles of all GPUs that aren't lost."""
         handles = []
         for index in range(self._call(self._nvml.nvmlDeviceGetCount) or 0):
             with contextlib.suppress(_Lost):

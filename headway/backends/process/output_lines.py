@@ -36,7 +36,7 @@ class Lines:
         self._skipping = False
         self._second = float("-inf")
         self._left = 0
-        self._dropped = 0
+        self.dropped = 0
         self._tail = b""
 
     def feed(self, chunk: bytes, now: float) -> list[str]:
@@ -67,14 +67,9 @@ class Lines:
         rest, self._rest = self._rest, b""
         return [self._cut(rest)] if rest else []
 
-    @property
-    def dropped(self) -> int:
-        """Number of lines dropped since `take_dropped`."""
-        return self._dropped
-
     def take_dropped(self) -> int:
         """Return the number of lines dropped since the last call."""
-        dropped, self._dropped = self._dropped, 0
+        dropped, self.dropped = self.dropped, 0
         return dropped
 
     def last_words(self, count: int) -> list[str]:
@@ -83,15 +78,14 @@ class Lines:
         return _of_dump(words, count) or words[-count:]
 
     def _drop(self, chunk: bytes) -> list[str]:
-        """Count the lines of a flood without splitting it."""
-        self._dropped += chunk.count(_END)
+        self.dropped += chunk.count(_END)
         self._rest, self._skipping = b"", not chunk.endswith(_END)
         return []
 
     def _let_through(self, lines: list[str]) -> list[str]:
         passed = lines[: self._left]
         self._left -= len(passed)
-        self._dropped += len(lines) - len(passed)
+        self.dropped += len(lines) - len(passed)
         return passed
 
     def _cut(self, line: bytes) -> str:

@@ -477,7 +477,6 @@ def _meant(where: object, part: str) -> str:
 
 
 def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
-    """Build an instance of a class target, and call its `setup`."""
     positional, named = class_arguments.read(arguments)
     given = f"with ({class_arguments.shown(arguments)})" if arguments else "without arguments"
     try:

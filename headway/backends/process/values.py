@@ -281,7 +281,6 @@ def _text_out(output: object) -> Value:
 
 
 def _annotated(output: object) -> str:
-    """Explain how to annotate a target that gives such outputs."""
     annotation = list_of(output)
     return annotation and f"; if its outputs are to be that, annotate them: write -> {annotation} behind its parameters"
 

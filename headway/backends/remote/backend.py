@@ -217,8 +217,7 @@ class RemoteBackend(ABC):
             RemoteAbsent: there was no connection, so nothing was sent.
             RemoteError: the last try failed, or another try makes no sense.
             RemoteRefused: the API rejected an input, or the batch, which may be too large.
-            BadOutput: the answer doesn't have an output for each input.
-            BatchTimeout: no complete answer came within `timeout` seconds.
+            BadOutput, BatchTimeout: the answer doesn't have an output for each input, or didn't come in time.
         """
         groups, unsendable = grouped(entries, self._dialect, self._max_rows)
         items = [unsendable.get(place, _NO_ITEM) for place in range(len(entries))]

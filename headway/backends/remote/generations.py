@@ -54,7 +54,6 @@ class Generations(Generic[T]):
         self._opened = True
 
     async def close(self) -> None:
-        """Close all connections, even those in use."""
         self._opened = False
         all = [*self.retired, *([] if self.current is None else [self.current])]
         self.current = None

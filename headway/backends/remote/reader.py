@@ -105,7 +105,6 @@ def _as_arguments(dialect: Dialect) -> tuple[str, str]:
 
 
 def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
-    """Yield the process's messages about a body."""
     name, fields, expected, json_bytes, *rows = arguments
     dialect = msgspec.json.decode(fields, type=DIALECTS[name])
     try:

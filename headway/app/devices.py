@@ -178,7 +178,8 @@ def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:
         return
     if gpus.allotted is None and not _INDEX.fullmatch(id):
         return  # Device files don't show ids of this kind.
-    if gpus.allotted is not None and gpus.ids and not any(_alike(id, other) for other in gpus.ids):
+    is_index = _INDEX.fullmatch(id) is not None
+    if gpus.allotted is not None and gpus.ids and is_index not in {bool(_INDEX.fullmatch(other)) for other in gpus.ids}:
         return  # Ids of different kinds can't be compared, so trust this one.
     hint = f"Name {_one_of(gpus.ids)}, or cpu." if gpus.ids else "Leave it out, or name cpu."
     if gpus.allotted is not None:
@@ -190,10 +191,6 @@ def _same(id: str, other: str) -> bool:
     """Return True if two ids name the same GPU. CUDA accepts a prefix of a UUID, in either case."""
     id, other = id.lower(), other.lower()
     return id == other or (not _INDEX.fullmatch(id) and (id.startswith(other) or other.startswith(id)))
-
-
-def _alike(id: str, other: str) -> bool:
-    return bool(_INDEX.fullmatch(id)) is bool(_INDEX.fullmatch(other))
 
 
 def _one_of(ids: Sequence[str]) -> str:

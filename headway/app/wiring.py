@@ -109,12 +109,15 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     """Put a process together. `runner.run` describes the other arguments and what this raises."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
-        raise _no_broker(role)
+        reason = f"a {role.value} without a broker has nobody to work with"
+        hint = "Name the Redis or Valkey that all processes share, for example --broker redis://127.0.0.1:6379/0"
+        raise SettingError("broker", "", reason, f"{hint}; or run all in one process with headway serve.")
     if parts.controller:
         from headway.app.scaling import check_to_zero
 
         check_to_zero(settings)
-    host, chosen = _host(), settings.name
+    host = re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]  # A process name has only these characters.
+    chosen = settings.name
     settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
     if parts.gateway:
@@ -542,14 +545,3 @@ def warn_of_strangers(settings: Settings) -> None:
     hint = "Set --keys, --jwt or --tls-client-ca, or bind it to 127.0.0.1 behind a proxy that asks who they are."
     log.warning("the public port is open to other machines and asks nobody for a key",
                 host=settings.host, let_in=f"everybody, as {settings.default_tier}", hint=hint)  # fmt: skip
-
-
-def _no_broker(role: Role) -> SettingError:
-    reason = f"a {role.value} without a broker has nobody to work with"
-    hint = "Name the Redis or Valkey that all processes share, for example --broker redis://127.0.0.1:6379/0"
-    return SettingError("broker", "", reason, f"{hint}; or run all in one process with headway serve.")
-
-
-def _host() -> str:
-    """Host name of this machine, in characters allowed in a process name."""
-    return re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]

@@ -81,10 +81,6 @@ class BulkFolder:
     async def remove_job(self, id: str) -> None:
         await self.do(lambda: self.remove_log(id))
 
-    async def sweep(self) -> None:
-        """Remove abandoned uploads."""
-        await self.do(self.remove_left)
-
     async def names(self) -> dict[str, bool]:
         """Return the ids of all files, and of jobs with a log, each with True if it is old."""
         return await self.do(self.list_names)

@@ -127,7 +127,7 @@ class BulkJobs:
 
     async def sweep(self) -> None:
         """Remove old files and jobs, and what dead processes left behind. Raises StoreUnavailable."""
-        await self.folder.sweep()
+        await self.folder.do(self.folder.remove_left)
         if self.wall() >= self._strays_at:
             await self._sweep_strays()
             self._strays_at = self.wall() + STRAYS_EVERY

@@ -116,11 +116,6 @@ def datatype_of(dtype: Any) -> str:
     return _DATATYPES.get(dtype.str[1:], "")
 
 
-def looks_like_array(value: object) -> bool:
-    """Return True if a value is an array of any library, or a number from one."""
-    return hasattr(value, "__array__")
-
-
 def _column_of_array(value: Any) -> Column:
     np = numpy()
     if callable(getattr(value, "detach", None)):  # A torch tensor, which may be on a GPU.
@@ -145,7 +140,7 @@ def _column_of_array(value: Any) -> Column:
 def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
     """Return the column for a list of rows: arrays, numbers, lists of numbers, texts, or other JSON values."""
     np = numpy()
-    if any(map(looks_like_array, rows)) and datatype != JSON:
+    if any(hasattr(row, "__array__") for row in rows) and datatype != JSON:
         columns = [_column_of_array(row) for row in rows]
         if len({row.datatype for row in columns if BF16 in (row.datatype, columns[0].datatype)}) > 1:
             raise NoOutput("arrays of BF16 and of other datatypes for its rows")

@@ -152,7 +152,7 @@ def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Colu
         if not 0 < len(given) <= MOST_TENSORS:
             raise NoOutput(f"a dict of {len(given)} arrays, expected 1 to {MOST_TENSORS}")
     elif isinstance(result, list) or hasattr(result, "__array__") or callable(getattr(result, "detach", None)):
-        given = {_output_name(kind): result}
+        given = {kind.outputs[0].name if len(kind.outputs) == 1 else OUTPUT: result}
     else:
         raise NoOutput(f"{kind_of(result)}, expected an array with {expected} rows", _unlisted(result))
     if specs and (unknown := [name for name in given if name not in specs]):
@@ -167,8 +167,9 @@ def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Colu
         array = columns[name] = column(given[name], spec.datatype if spec is not None else "")
         if not array.array.ndim or len(array.array) != expected:
             raise NoOutput(f"an array {quoted(name)} of shape {shown_shape(array.array.shape)} for {expected} rows")
-        if spec is not None:
-            _check_shape(spec, array.array.shape)
+        if spec is not None and not fits(array.array.shape[1:], spec.shape):
+            declared = shown_shape((-1, *spec.shape))
+            raise NoOutput(f"an array {quoted(name)} of shape {shown_shape(array.array.shape)}; it declares {declared}")
     return columns
 
 
@@ -212,17 +213,6 @@ def _put_listed(
                 _put_cut(whole, [entry], columns_of(rows, len(rows), kind), kind)
             except NoOutput as exc:
                 whole.errors[entry.place] = f"the target returned {exc}{exc.mend}", True
-
-
-def _check_shape(spec: TensorSpec, shape: Sequence[int]) -> None:
-    if not fits(shape[1:], spec.shape):
-        raise NoOutput(
-            f"an array {quoted(spec.name)} of shape {shown_shape(shape)}; it declares {shown_shape((-1, *spec.shape))}"
-        )
-
-
-def _output_name(kind: ArrayKind) -> str:
-    return kind.outputs[0].name if len(kind.outputs) == 1 else OUTPUT
 
 
 def _unlisted(result: object) -> str:

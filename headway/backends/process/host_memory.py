@@ -11,14 +11,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-
 READ_EVERY = 0.9
 """Seconds for which all slots of a process share a reading."""
 MOST_BYTES = 64 << 10
 NO_LIMIT = 1 << 60
 """Limit in bytes from which cgroup v1 means no limit."""
-
-
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 """Names of a control group's files for limit and use, and of the figure for pages that the kernel can drop."""

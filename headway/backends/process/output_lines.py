@@ -44,8 +44,10 @@ class Lines:
         self._tail = (self._tail + chunk)[-self._keep :]
         if now - self._second >= 1.0:
             self._second, self._left = now, self._per_second
-        if self._left == 0 and len(chunk) > self._longest:
-            return self._drop(chunk)
+        if self._left == 0 and len(chunk) > self._longest:  # Count the lines of a flood without splitting it.
+            self.dropped += chunk.count(_END)
+            self._rest, self._skipping = b"", not chunk.endswith(_END)
+            return []
         pieces = (self._rest + chunk).replace(b"\r", _END).split(_END)
         self._rest = pieces.pop()
         lines = []
@@ -60,7 +62,10 @@ class Lines:
             self._rest, self._skipping = b"", True
         elif self._skipping:
             self._rest = b""
-        return self._let_through(lines)
+        passed = lines[: self._left]
+        self._left -= len(passed)
+        self.dropped += len(lines) - len(passed)
+        return passed
 
     def finish(self) -> list[str]:
         """Return the last line if the stream ended without a line end."""
@@ -76,17 +81,6 @@ class Lines:
         """Return the last `count` lines of the stream, even dropped ones. Of a Python crash dump, return the target's frames."""
         words = [self._cut(line) for line in self._tail.splitlines() if line]
         return _of_dump(words, count) or words[-count:]
-
-    def _drop(self, chunk: bytes) -> list[str]:
-        self.dropped += chunk.count(_END)
-        self._rest, self._skipping = b"", not chunk.endswith(_END)
-        return []
-
-    def _let_through(self, lines: list[str]) -> list[str]:
-        passed = lines[: self._left]
-        self._left -= len(passed)
-        self.dropped += len(lines) - len(passed)
-        return passed
 
     def _cut(self, line: bytes) -> str:
         text = printable(line[: self._longest])

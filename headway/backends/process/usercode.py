@@ -487,7 +487,7 @@ def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
         raise Refusal(f"target {name}: the class has no __call__. Give it one that takes the list of inputs.")
     setup = getattr(instance, "setup", None)
     if setup is not None:
-        device = _device()
+        device = "cuda:0" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
         try:
             loop.finish(setup(device))
         except BaseException as exc:
@@ -511,8 +511,3 @@ def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict
             f"the target, as in {name}(NAME='value')."
         )
     return None
-
-
-def _device() -> str:
-    """Return the device that this process sees, as frameworks name it."""
-    return "cuda:0" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"

@@ -42,9 +42,11 @@ async def read(
     """
     if len(body) < APART_FROM or dialect.is_light(json_bytes):
         return _decoded(dialect, body, expected, json_bytes, rows)
+    name = next(name for name, kind in DIALECTS.items() if kind is type(dialect))
+    arguments = name, msgspec.json.encode(dialect).decode(), *map(str, (expected, json_bytes, *rows))
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", __name__, *_as_arguments(dialect), *map(str, (expected, json_bytes, *rows))),
+            *(sys.executable, "-P", "-m", __name__, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -97,11 +99,6 @@ def _bounded(item: ItemResult) -> ItemResult:
     return ItemResult(
         None, f"the remote API answered {size} {unit}, the limit is {MOST_OUTPUT}", True, tokens=item.tokens
     )
-
-
-def _as_arguments(dialect: Dialect) -> tuple[str, str]:
-    name = next(name for name, kind in DIALECTS.items() if kind is type(dialect))
-    return name, msgspec.json.encode(dialect).decode()
 
 
 def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:

@@ -136,10 +136,8 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
 def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Devices]:
     """Assign devices to the workers of several models. Models that name no devices get the GPUs one after the other.
 
-    If one of these models may scale to zero, they take turns with the GPUs, so that others can use what it frees.
-
-    Raises:
-        SettingError: there are fewer GPUs than such workers, or a model names one that this process may not use.
+    If one of these models may scale to zero, they take turns with the GPUs, so that others can use what it frees. Raises
+    SettingError if there are fewer GPUs than such workers, or a model names a GPU that this process may not use.
     """
     devices, taken = dict[str, Devices](), 0
     unnamed = [settings for settings in models.values() if not settings.devices]

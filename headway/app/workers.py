@@ -125,13 +125,10 @@ def make_batchers(
     recorder: SpanRecorder | None = None,
     gpus: NvmlGpus | None = None,
 ) -> MakeBatcher:
-    """Return the builder of the batchers that run a target.
+    """Return the builder of the batchers that run a target. Raises SettingError if its backends can't be built.
 
     `name` returns the worker name of a slot. The timeouts, in seconds, are finite only if this process decides them. With
     `versioned` the batchers claim only entries for their version.
-
-    Raises:
-        SettingError: no backend of the target can be built with these settings.
     """
     plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)

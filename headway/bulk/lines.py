@@ -20,7 +20,7 @@ AT_ONCE = 1 << 16
 """Bytes of a record to write in one turn of the event loop."""
 
 Making = Iterator[tuple[bool, bytes] | None]
-"""Iterator that yields None after each AT_ONCE bytes of a record, and last the record in JSON, with True if the line succeeded."""
+"""Iterator that yields None after each AT_ONCE bytes of a record, and last True if the line succeeded and the record in JSON."""
 
 _BOM = b"\xef\xbb\xbf"
 """Byte order mark that some editors put at the start of UTF-8 files."""

@@ -114,10 +114,8 @@ class WorkerPool:
         """Grow or shrink the pool to `size` slots. Do nothing once it winds down.
 
         The newest slots leave first, and the call returns once their batches are done. New slots start their backends in
-        the background, as slot numbers become free.
-
-        Raises:
-            ValueError: `size` is out of range, or the pool doesn't serve yet.
+        the background, as slot numbers become free. Raises ValueError if `size` is out of range, or the pool doesn't serve
+        yet.
         """
         if not 0 <= size <= self.most:
             raise ValueError(f"{size} slots: must lie between 0 and {self.most}")

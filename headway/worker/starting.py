@@ -112,10 +112,8 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> bool:
     """Start a backend, and check its speed if it is `fresh`. Return True if this has warned that full batches take too long.
 
-    The caller stops the backend, also if this raises.
-
-    Raises:
-        TargetError: the target doesn't load, fails its warm-up batch, or is too slow for its deadlines.
+    Raises TargetError if the target doesn't load, fails its warm-up batch, or is too slow for its deadlines. The caller stops
+    the backend, also if this raises.
     """
     log.info("loading", worker=slot.worker)
     begun = clock()

@@ -81,13 +81,7 @@ class GrpcBackend(RemoteBackend):
         **settings: Any,
     ) -> None:
         super().__init__(spec, remote or reach(spec.url), **settings)
-        self._channels = Generations[Any](self._channel, _close, self._tls, now, IDLE)
-
-    def _open(self) -> None:
-        self._channels.open()
-
-    async def _close(self) -> None:
-        await self._channels.close()
+        self._generations = self._channels = Generations[Any](self._channel, _close, self._tls, now, IDLE)
 
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
         loop = asyncio.get_running_loop()
@@ -208,7 +202,8 @@ def _system_authorities() -> bytes | None:
 def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> TryVerdict:
     """Judge a failure status."""
     trailers = list(trailers)
-    if code in _REFUSALS or (code is Code.RESOURCE_EXHAUSTED and _too_large(details, trailers)):
+    too_large = TOO_LARGE in details or _OTHER_WORDS.search(details) is not None or _TOLD_TOO_LARGE in trailers
+    if code in _REFUSALS or (code is Code.RESOURCE_EXHAUSTED and too_large):
         return TryVerdict(True, RemoteRefused)
     if code not in _PASSING:
         return TryVerdict(True, RemoteError)
@@ -217,11 +212,6 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
     # The status means a rate limit or too many elements. Only a requested rest tells them apart.
     kind = RemoteExhausted if code is Code.RESOURCE_EXHAUSTED and rest is None else RemoteError
     return TryVerdict(bool(wishes) and rest is None, kind, rest)
-
-
-def _too_large(details: str, trailers: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Return True if the message is too large for the API, so that no retry can succeed."""
-    return TOO_LARGE in details or _OTHER_WORDS.search(details) is not None or _TOLD_TOO_LARGE in trailers
 
 
 def pushback(value: str | bytes) -> float | None:

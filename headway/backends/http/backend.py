@@ -49,13 +49,7 @@ class HttpBackend(RemoteBackend):
     ) -> None:
         super().__init__(spec, remote or reach(spec.url), **settings)
         self._wall = wall
-        self._connections = Connections(time.monotonic, self._certificates)
-
-    def _open(self) -> None:
-        self._connections.open()
-
-    async def _close(self) -> None:
-        await self._connections.close()
+        self._generations = self._connections = Connections(time.monotonic, self._certificates)
 
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
         try:

@@ -142,7 +142,8 @@ class Connections(Generations[_Client]):
                     answer += chunk
                     if len(answer) > most:
                         raise TooLong
-                self._note_idle(response.headers.get("Keep-Alive", ""))
+                if keep := _TIMEOUT.search(response.headers.get("Keep-Alive", "")):  # The API may close it earlier.
+                    self.idle = max(min(IDLE, int(keep[1]) - _MARGIN), 0.0)
                 return Response(response.status, response.headers, answer)
 
     def _tls(self) -> ClientTls | None:
@@ -161,11 +162,6 @@ class Connections(Generations[_Client]):
             ),
             sockets,
         )
-
-    def _note_idle(self, keep_alive: str) -> None:
-        """Close idle connections earlier if the API does."""
-        if timeout := _TIMEOUT.search(keep_alive):
-            self.idle = max(min(IDLE, int(timeout[1]) - _MARGIN), 0.0)
 
 
 def was_sent(exc: Exception) -> bool:

@@ -48,7 +48,6 @@ from headway.model import (
     Signature,
     Tensors,
     TensorSpec,
-    TokenCount,
     Value,
     ValueKind,
 )
@@ -150,8 +149,11 @@ class ProcessBackend:
             TargetError: a step failed, or all took longer than `start_timeout` seconds. No process is left behind.
         """
         await self.stop()
+        spec = self._spec
+        place = ["module", spec.module] if isinstance(spec, ModuleTarget) else ["file", str(spec.path)]
+        arguments, environment = [*place, spec.attribute], self._environment()
         child = self._child = self._spawn(
-            self._arguments(), self._environment(), self._worker, self._log, self._guard, self._arena_bytes
+            arguments, environment, self._worker, self._log, self._guard, self._arena_bytes
         )
         ready = False
         try:
@@ -162,7 +164,9 @@ class ProcessBackend:
                 child.dismissed = not child.doomed  # The error already tells why it ends.
                 child.kill("did not become ready")
                 await self._reap(child)
-        self._watch_limits()
+        if self._recycle_rss:
+            self._check_at = asyncio.get_running_loop().time()
+            self._tick()
         return seconds
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
@@ -373,7 +377,9 @@ class ProcessBackend:
         for position, size in word.crowded.items():
             items[position] = ItemResult(None, left_out=size) if position < requests else ItemResult(None, crowded=True)
         if word.tokens:
-            _add_tokens(items, word.tokens)
+            for position, used in word.tokens.items():  # User code may have made them up.
+                if 0 <= position < len(items) and 0 <= used.prompt <= used.used <= MOST_TOKENS:
+                    items[position] = msgspec.structs.replace(items[position], tokens=used)
         if word.cost is not None:
             self._signature = msgspec.structs.replace(self._signature, cost=word.cost)
         return items
@@ -418,21 +424,11 @@ class ProcessBackend:
             raise BatchRaised(f"the inputs come to {len(content)} bytes together, the limit is {MAX_FRAME}")
         return batch, content
 
-    def _arguments(self) -> list[str]:
-        if isinstance(self._spec, ModuleTarget):
-            return ["module", self._spec.module, self._spec.attribute]
-        return ["file", str(self._spec.path), self._spec.attribute]
-
     def _environment(self) -> dict[str, str]:
         """Return this process's environment without Headway's settings, some of which are secrets."""
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("HEADWAY_")}
         environment["CUDA_VISIBLE_DEVICES"] = "" if self._device == "cpu" else self._device
         return environment
-
-    def _watch_limits(self) -> None:
-        if self._recycle_rss:
-            self._check_at = asyncio.get_running_loop().time()
-            self._tick()
 
     def _tick(self) -> None:
         self._check_limits()
@@ -458,13 +454,6 @@ async def _in_turns(steps: Iterator[int]) -> None:
         if left <= 0:
             left = TURN
             await asyncio.sleep(0)
-
-
-def _add_tokens(items: list[ItemResult], tokens: dict[int, TokenCount]) -> None:
-    """Add the token counts that the child reports, unless impossible, because user code may have made them up."""
-    for position, used in tokens.items():
-        if 0 <= position < len(items) and 0 <= used.prompt <= used.used <= MOST_TOKENS:
-            items[position] = msgspec.structs.replace(items[position], tokens=used)
 
 
 def _results(word: Outputs) -> list[ItemResult]:

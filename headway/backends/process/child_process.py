@@ -350,14 +350,11 @@ class ChildProcess(Child):
         killed = code == -signal.SIGKILL
         self.killed_by_others = killed and not self._verdict
         self.cause = self._verdict if self._verdict and killed else _cause(code)
-        self.how, self.doomed = self.cause + ("" if self.dismissed else self._last_words()), True
+        words = [] if self.dismissed else self._outputs[1].lines.last_words(_LAST_WORDS)
+        self.how, self.doomed = self.cause + (f"; its last words: {' | '.join(words)}" if words else ""), True
         say = self._log.info if self.dismissed else self._log.warning
         say("worker process ended", worker=self._worker, pid=self.pid, how=self.how)
         self._over()
-
-    def _last_words(self) -> str:
-        words = self._outputs[1].lines.last_words(_LAST_WORDS)
-        return f"; its last words: {' | '.join(words)}" if words else ""
 
 
 def _spawn(

@@ -18,7 +18,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 import msgspec
@@ -26,6 +26,7 @@ import msgspec
 from headway.backends.process.output_lines import printable
 from headway.backends.remote import reader
 from headway.backends.remote.credentials import Credentials
+from headway.backends.remote.generations import Generations
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.excerpt import excerpt
@@ -136,6 +137,12 @@ class RemoteBackend(ABC):
         rested: seconds of rest that the API has asked for.
     """
 
+    pid = 0
+    warm_up: Sequence[tuple[int, float]] = ()
+    """Empty, because each further batch may cost money."""
+    _generations: Generations[Any]
+    """Connections, which the subclass sets."""
+
     def __init__(
         self,
         spec: RemoteTarget,
@@ -164,32 +171,17 @@ class RemoteBackend(ABC):
         self._place = ("server.address", parts.hostname or ""), ("server.port", port)
 
     @abstractmethod
-    def _open(self) -> None: ...
-
-    @abstractmethod
-    async def _close(self) -> None: ...
-
-    @abstractmethod
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
         """Try once, within `left` seconds. Raises BackendError if no try can succeed, and TimeoutError."""
-
-    @property
-    def pid(self) -> int:
-        return 0
 
     @property
     def signature(self) -> Signature:
         return self._dialect.signature
 
-    @property
-    def warm_up(self) -> Sequence[tuple[int, float]]:
-        """No batches are measured, because each further call may cost money."""
-        return ()
-
     async def start(self) -> float:
         """Send a batch of one warm-up input, unless no input is known to fit. Return its seconds, or 0. Raises TargetError if
         the API doesn't answer as a batch must be answered."""
-        self._open()
+        self._generations.open()
         passed = False
         try:
             await self._learn()
@@ -230,7 +222,7 @@ class RemoteBackend(ABC):
         await asyncio.Event().wait()  # No process here can die.
 
     async def stop(self) -> None:
-        await self._close()
+        await self._generations.close()
 
     async def _learn(self) -> None:
         """Apply the model's metadata if the API gives any. Raises RemoteAbsent, or TargetError if the model takes or gives
@@ -396,10 +388,8 @@ def _shown(value: Value | None) -> str:
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
     """Choose the error of a batch whose requests failed, preferably one after which an input may have run."""
-    for error in failed:
-        if not isinstance(error, RemoteAbsent):
-            return error
-    return RemoteError(str(failed[0]), failed[0].shown) if some_ran else failed[0]
+    ran = next((error for error in failed if not isinstance(error, RemoteAbsent)), None)
+    return ran or (RemoteError(str(failed[0]), failed[0].shown) if some_ran else failed[0])
 
 
 def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:

@@ -48,10 +48,8 @@ def read_header_fields(text: str) -> dict[str, str]:
 class Credentials:
     """Bearer token, and header fields from a file that is read again when it changes.
 
-    If the file becomes invalid or disappears, that is logged once, and the previous fields stay in use.
-
-    Raises:
-        SettingError: the file can't be read, or conflicts with the token.
+    Raises SettingError if the file can't be read, or conflicts with the token. If it becomes invalid later or disappears, that
+    is logged once, and the previous fields stay in use.
     """
 
     def __init__(self, token: str = "", file: str = "") -> None:

@@ -41,7 +41,7 @@ class SlotPlan(msgspec.Struct, frozen=True):
 
     With `warms_up` the slot measures batches at its start. With `cuts` it may run a batch in several calls where that saves
     time. `pace` bounds the calls of all slots of a remote API together. `shared` is what the kind's `check` built for all
-    slots; if it is None, the slot builds its own.
+    slots. If it is None, the slot builds its own.
     """
 
     settings: Settings
@@ -147,7 +147,7 @@ def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credenti
 def make_remote_certificates(
     settings: Settings, targets: Iterable[Target | None], counts: TlsCounts
 ) -> RemoteCertificates | None:
-    """Read the certificates for the remote APIs among these targets; None without such targets or certificates. Raises
+    """Read the certificates for the remote APIs among these targets, or None without such targets or certificates. Raises
     SettingError if a file can't be used, or an API isn't called over TLS."""
     apis = [target for target in targets if isinstance(target, RemoteTarget)]
     if not apis or not (settings.remote_ca or settings.remote_cert or settings.remote_key):
@@ -222,8 +222,8 @@ def model_worker_name(model: str, settings: Settings, target: Target, devices: D
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for a weight function; None if weights are characters. `most` limits a batch's weight; 0 for no limit.
-    Raises SettingError if the target is a remote API, which has no functions."""
+    """Build the estimate for a weight function, or None if weights are characters. `most` limits a batch's weight unless it is
+    0. Raises SettingError if the target is a remote API, which has no functions."""
     if settings.weight == CHARS:
         return None
     if not is_local(target):

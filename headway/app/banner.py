@@ -236,7 +236,7 @@ def _line_to_try(settings: Settings, port: int, signature: Signature | None, mod
 
 
 def _example(signature: Signature | None) -> str | None:
-    """Return an example input as JSON; None if the target takes tensors and has no short example."""
+    """Return an example input as JSON, or None if the target takes tensors and has no short example."""
     if signature is None:
         return '"hello"'
     if signature.example is not None and len(signature.example) <= _LONGEST_EXAMPLE:

@@ -167,7 +167,7 @@ def _kept_for(settings: Settings) -> int:
 
 
 def _needed_by(settings: Settings) -> int:
-    """Return the number of GPUs that a model needs at the start when models take turns; 0 if it may have no worker."""
+    """Return the number of GPUs that a model needs at the start when models take turns, or 0 if it may have no worker."""
     return settings.workers if settings.min_workers else 0
 
 

@@ -51,7 +51,7 @@ class PolicyResource:
             judge.start(supervisor)
 
     async def reread(self) -> None:
-        """Put the current rules of the file in force. Raises SettingError if the file can't be used; the former rules stay.
+        """Put the current rules of the file in force. If the file can't be used, raise SettingError and keep the former rules.
         Functions are loaded again. Requests that wait for the former functions still get their verdicts."""
         policy = self._read()
         await self._open(policy)

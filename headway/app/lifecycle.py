@@ -91,7 +91,7 @@ class Rereadable(Protocol):
 
     @property
     def rereads(self) -> str:
-        """Name of the files' content in the log; empty if there are no files."""
+        """Name of the files' content in the log, or "" if there are no files."""
 
     async def reread(self) -> None:
         """Read the files again. Raises HeadwayError, and keeps the former content in force, if they can't be used."""

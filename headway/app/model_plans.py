@@ -1,4 +1,4 @@
-"""Plans of the models and versions that a process runs, with the settings, target and devices of each; and version weights."""
+"""Plans of the models and versions that a process runs, each with its settings, target and devices, and their weights."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
 
 
 class WeightsResource(BareResource):
-    """Rereads the weights of a gateway's versions and calls `changed`; see `headway.app.lifecycle.Rereadable`."""
+    """Resource that rereads the weights of a gateway's versions and calls `changed`."""
 
     rereads = "the weights of versions"
 

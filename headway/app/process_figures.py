@@ -101,7 +101,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
 
 
 def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, ModelPlan]) -> int:
-    """Return the number of healthy workers that there should be; 0 if unknown. A process that is the whole fleet knows it
+    """Return the number of healthy workers that there should be, or 0 if unknown. A process that is the whole fleet knows it
     without a setting, unless its GPUs hold several models, some of them cold, or the autoscaler changes the number."""
     scaled = settings.autoscale != NONE
     if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:

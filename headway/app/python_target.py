@@ -23,7 +23,7 @@ TargetLike = str | Callable[..., Any]
 """Function, class, `functools.partial` of a class, or text that names one."""
 
 _RUN_AS = ("__main__", "__mp_main__")
-"""Names of the program's own module; the second in a process spawned by `multiprocessing`."""
+"""Names of the program's own module. It has the second in a process spawned by `multiprocessing`."""
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -96,7 +96,7 @@ def _found(module: ModuleType, qualified: str) -> object:
 
 
 def _folder(module: ModuleType, name: str) -> str:
-    """Return the folder that a module was imported from; empty if workers find the module without it."""
+    """Return the folder that a module was imported from, or "" if workers find the module without it."""
     file = getattr(module, "__file__", None)
     if file is None:
         return ""

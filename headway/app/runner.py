@@ -190,7 +190,7 @@ def shown(process: Process) -> str:
 
 
 def _files_of(target: Target) -> FileWatcher | None:
-    """Return a watcher of the Python files in and below a target's folder; None if the target has no such folder."""
+    """Return a watcher of the Python files in and below a target's folder, or None if the target has no such folder."""
     folder = source_folder(target)
     if folder is not None:
         return FileWatcher(partial(python_files, folder))

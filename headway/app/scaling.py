@@ -36,8 +36,8 @@ def check_to_zero(settings: Settings) -> None:
 
 
 def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
-    """Return the pools of this process that the autoscaler resizes, by model; none unless scaling is local. Raises SettingError
-    if a model begins with more workers than its upper bound."""
+    """Return the pools of this process that the autoscaler resizes, by model. There are none unless scaling is local. Raises
+    SettingError if a model begins with more workers than its upper bound."""
     if settings.autoscale != LOCAL or pool is None:
         return {}
     from headway.worker.pool import WorkerPool, WorkerPools

@@ -24,7 +24,7 @@ from headway.model import Role
 __all__ = ["BackgroundService", "serve"]
 
 Value = str | int | float | bool | os.PathLike[str] | None
-"""Value of a setting; None if it isn't given."""
+"""Value of a setting, or None if it isn't given."""
 
 TargetsLike = TargetLike | Mapping[str, TargetLike]
 """Target, or a mapping of several models' targets by name or NAME@VERSION."""
@@ -58,9 +58,9 @@ def serve(
         target: function or class defined at the top level of a module or script, `functools.partial` of a class for its
             arguments, or text as `headway serve` takes it. Several models are a dict of these by name, and versions of a
             model by NAME@VERSION.
-        block: True to serve until SIGINT or SIGTERM; False to serve in a thread that is up when the call returns.
-        config: TOML file of settings; by default `headway.toml` in the working directory, if it exists.
-        settings: settings by name, for example `max_batch_size=64`; see docs/settings.md. An argument overrides the
+        block: True to serve until SIGINT or SIGTERM, or False to serve in a thread that is up when the call returns.
+        config: TOML file of settings, by default `headway.toml` in the working directory if it exists.
+        settings: settings by name, for example `max_batch_size=64` (see docs/settings.md). An argument overrides the
             environment, which overrides the file. With `port=0` the system chooses the admin port, too.
 
     Returns:

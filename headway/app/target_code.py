@@ -13,7 +13,7 @@ from headway.runtime.shared_files import python_files, stamp
 
 
 def source_folder(target: Target) -> Path | None:
-    """Return the folder of the user's own target file or package; None for an installed or remote target."""
+    """Return the folder of the user's own target file or package, or None for an installed or remote target."""
     match target:
         case FileTarget():
             return target.path.parent

@@ -39,7 +39,7 @@ def make_tracing(
     clock: Callable[[], float],
     variables: Mapping[str, str] | None = None,
 ) -> Tracing | None:
-    """Build the recorder and exporter of a process; None if tracing is off. Raises SettingError if packages are missing.
+    """Build the recorder and exporter of a process, or None if tracing is off. Raises SettingError if packages are missing.
     `dropped` counts dropped spans by reason. `variables` replace the environment's that the SDK doesn't read itself."""
     if not settings.trace:
         return None

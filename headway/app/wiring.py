@@ -134,7 +134,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
 
 
 class _Wiring:
-    """Connects the parts of one process; each step uses the parts built before it. The settings must have a name."""
+    """Connects the parts of one process. Each step uses the parts built before it. The settings must have a name."""
 
     _service: Service
 

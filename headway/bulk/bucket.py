@@ -79,7 +79,7 @@ class Bucket(BulkFolder):
         return BucketLog(self._system, self._path_of(self.part(job, stem)))
 
     def parts(self, job: str) -> list[str]:
-        """Return the object names of a job's log; empty if it has none."""
+        """Return the object names of a job's log, or [] if it has none."""
         return [path.rpartition("/")[2] for path in self._system.find(self._path_of(f"jobs/{job}"))]
 
     def remove(self, name: str) -> None:

@@ -64,12 +64,12 @@ class Feeder:
 
     @property
     def store_trouble(self) -> str:
-        """Why the database of jobs is unavailable; empty while it answers."""
+        """Why the database of jobs is unavailable, or "" while it answers."""
         return self._availability.error
 
     @property
     def folder_trouble(self) -> str:
-        """Why the files of a job here are unavailable; empty while they can be used."""
+        """Why the files of a job here are unavailable, or "" while they can be used."""
         return next((run.disk_trouble for run in self.runs.values() if run.disk_trouble), "")
 
     def start(self, supervisor: Supervisor) -> None:

@@ -38,7 +38,7 @@ Run = Callable[[Callable[[], object]], Awaitable[object]]
 
 
 class BulkFolder:
-    """Folder at a path. `run` runs blocking functions; by default they run in threads."""
+    """Folder at a path. `run` runs blocking functions, by default in threads."""
 
     def __init__(self, path: str, run: Run | None = None) -> None:
         self._path, self._shown = Path(path), path
@@ -169,7 +169,7 @@ class FileReader(Protocol):
     """File read from its beginning. Its calls block."""
 
     def read(self, size: int, /) -> bytes:
-        """Return the next bytes, at most `size`; empty at the end."""
+        """Return the next bytes, at most `size`, or b"" at the end."""
 
     def close(self) -> None: ...
 
@@ -265,7 +265,7 @@ class LocalSink(FileSink):
 
 
 class LocalLog(PartLog):
-    """Log on a local disk; see `PartLog`."""
+    """Log on a local disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

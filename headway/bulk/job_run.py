@@ -69,7 +69,7 @@ class JobContext(NamedTuple):
         most_lines: largest number of lines in a job.
         most: stored files of a tenant beyond which none of its jobs begins.
         lines: number of lines with a record, by `answered` or `failed`.
-        allowed: returns the models that a job may ask, empty for all; or None if its API key isn't valid any more.
+        allowed: returns the models that a job may ask, or () for all, or None if its API key isn't valid any more.
     """
 
     store: BulkStore
@@ -284,7 +284,8 @@ class JobRun:
         await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending))
 
     async def _name_files(self) -> None:
-        """Choose new names for the output files, so that a former holder that resumes doesn't overwrite what its successor made."""
+        """Choose new names for the output files, so that a former holder that resumes doesn't overwrite what its successor
+        made."""
         of = self._of
         for id in filter(None, (self.job.output_file, self.job.error_file)):
             await of.store.remove_file(self.job.tenant, id)

@@ -151,7 +151,7 @@ class Turns:
             tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)
 
     def take(self, model: str, rests: Callable[[str], object]) -> BulkLine | None:
-        """Take the next line for a model from a tenant that doesn't rest; None if there is none."""
+        """Take the next line for a model from a tenant that doesn't rest, or None if there is none."""
         tenants = self._models.get(model, OrderedDict())
         tenant = next((name for name in tenants if not rests(name)), None)
         if tenant is None:

@@ -117,7 +117,7 @@ class _BulkSide:
 
 
 class SeatRunner(BulkRunner):
-    """Runner of one process; see `headway.ports.BulkRunner`. Replies come to `name`, which no gateway may have."""
+    """Runner of one process. Replies come to `name`, which no gateway may have."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class Places:
         return self._most - len(self._free)
 
     def take(self) -> int | None:
-        """Take the lowest free number; None if all are in use."""
+        """Take the lowest free number, or None if all are in use."""
         if not self._free:
             return None
         number = min(self._free)

@@ -39,7 +39,7 @@ _OUTPUT = attrgetter("output")
 
 
 def _shown(example: Value | None) -> str:
-    """Return the JSON text of a short example; empty if it is too long."""
+    """Return the JSON text of a short example, or "" if it is too long."""
     if example is None or len(example.content if isinstance(example, Octets) else example) > MOST_EXAMPLE:
         return ""
     return as_json(example).decode()
@@ -90,7 +90,7 @@ class SlotFigures:
 
     @property
     def items_per_second(self) -> float:
-        """Entries per second in full batches, at the recent mean entry size; 0 until known."""
+        """Entries per second in full batches, at the recent mean entry size, or 0 until known."""
         return self.pace.items_per_second * (self._entries / self._sizes if self._sizes else 1.0)
 
     def note_utilisation(self, now: float, running: float) -> None:
@@ -105,7 +105,7 @@ class SlotFigures:
 
     @property
     def scarce(self) -> str:
-        """Message about memory that was scarce at the last reading; empty if there was enough."""
+        """Message about memory that was scarce at the last reading, or "" if there was enough."""
         if self._gpu_scarce and self.gpu_figures is not None:
             return f"{self.gpu_figures.memory_share:.0%} of the GPU's memory is in use"
         return f"{self.memory:.0%} of the memory is in use" if self._scarce else ""

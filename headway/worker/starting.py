@@ -57,8 +57,8 @@ class StartState(msgspec.Struct):
 
     Attributes:
         since: start of the attempt that is under way.
-        trouble: error text of the last attempt; empty if it succeeded.
-        cause: error text of the last batch; empty if it succeeded.
+        trouble: error text of the last attempt, or "" if it succeeded.
+        cause: error text of the last batch, or "" if it succeeded.
         took: seconds that the last successful start took.
         again_at: instant of the next attempt after a failed one.
     """
@@ -70,11 +70,11 @@ class StartState(msgspec.Struct):
     again_at: float = 0.0
 
     def seconds(self, now: float) -> float:
-        """Return the seconds that the current attempt has taken; 0 without one."""
+        """Return the seconds that the current attempt has taken, or 0 without one."""
         return now - self.since if self.since is not None else 0.0
 
     def retry_in(self, now: float) -> float:
-        """Return the seconds until the next attempt after a failed one; 0 while an attempt is under way."""
+        """Return the seconds until the next attempt after a failed one, or 0 while an attempt is under way."""
         return max(self.again_at - now, 0.0) if self.trouble and self.since is None else 0.0
 
     def reason(self, now: float, held: bool = False) -> str:
@@ -85,7 +85,7 @@ class StartState(msgspec.Struct):
         return self._after(f"has been loading for {self.seconds(now):.0f} s")
 
     def rests(self, asked: float) -> str:
-        """Return why a slot rests. `asked` is the rest in seconds that the remote API asked for; 0 if it didn't."""
+        """Return why a slot rests. `asked` is the rest in seconds that the remote API asked for, or 0 if it didn't."""
         return self._after(f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches")
 
     def _after(self, activity: str) -> str:
@@ -185,7 +185,7 @@ async def _again(
 
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
     """Return the error for a target that takes `seconds` for one input, with settings that would fit. `full` is the run time of
-    the slowest batch; 0 if unknown."""
+    the slowest batch, or 0 if unknown."""
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
     return TargetError(

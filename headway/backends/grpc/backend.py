@@ -192,7 +192,7 @@ async def _why(channel: Any, within: float) -> str:
 
 
 def _system_authorities() -> bytes | None:
-    """Return the authorities that the system trusts, in PEM; None to use those that gRPC ships."""
+    """Return the authorities that the system trusts, in PEM, or None to use those that gRPC ships."""
     try:
         return Path(ssl.get_default_verify_paths().cafile or "").read_bytes()
     except OSError:
@@ -215,7 +215,7 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
 
 
 def pushback(value: str | bytes) -> float | None:
-    """Return the seconds until a retry is welcome (gRFC A6); None if none is welcome, or the value is invalid."""
+    """Return the seconds until a retry is welcome (gRFC A6), or None if none is welcome, or the value is invalid."""
     try:
         seconds = int(value) / 1000
     except (ValueError, OverflowError):

@@ -95,7 +95,7 @@ class HttpBackend(RemoteBackend):
 
 
 def _json_bytes(headers: Mapping[str, str]) -> int:
-    """Return the length of the JSON before a body's binary data; -1 if no header field gives it."""
+    """Return the length of the JSON before a body's binary data, or -1 if no header field gives it."""
     text = headers.get(_JSON_BYTES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
@@ -113,7 +113,7 @@ def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
 
 
 def milliseconds(value: str) -> float | None:
-    """Return the seconds that a retry-after-ms header asks for; None if it is missing or invalid."""
+    """Return the seconds that a retry-after-ms header asks for, or None if it is missing or invalid."""
     try:
         seconds = float(value) / 1000 if value[:1].isdigit() else math.nan
     except ValueError:
@@ -122,7 +122,7 @@ def milliseconds(value: str) -> float | None:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Return the seconds that a Retry-After header (RFC 9110, 10.2.3) asks for at Unix time `now`; None if it is invalid."""
+    """Return the seconds that a Retry-After header (RFC 9110, 10.2.3) asks for at Unix time `now`, or None if it is invalid."""
     try:
         seconds = float(value) if value[:1].isdigit() else parsedate_to_datetime(value).timestamp() - now
     except (ValueError, OverflowError):

@@ -172,7 +172,7 @@ def was_sent(exc: Exception) -> bool:
 
 
 def tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """Return the `ssl` error behind an aiohttp error, which may have the same class without details; None without any."""
+    """Return the `ssl` error behind an aiohttp error, which may have the same class without details, or None without any."""
     while exc is not None and (isinstance(exc, aiohttp.ClientError) or not isinstance(exc, ssl.SSLError)):
         exc = exc.__cause__ or exc.__context__
     return exc

@@ -110,7 +110,7 @@ def cutter(name: str, source: Column) -> Callable[[int, int], Tensor]:
 
 
 def datatype_of(dtype: Any) -> str:
-    """Return the datatype for a numpy dtype; empty if there is none."""
+    """Return the datatype for a numpy dtype, or "" if there is none."""
     if dtype.kind in "SU":
         return BYTES
     return _DATATYPES.get(dtype.str[1:], "")
@@ -167,7 +167,7 @@ def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
 
 
 def _numbers(rows: Sequence[Any]) -> Any:
-    """Return the array of a list of numbers or nested lists; None if it holds anything else, or lengths differ."""
+    """Return the array of a list of numbers or nested lists, or None if it holds anything else, or lengths differ."""
     np = numpy()
     first = rows[0] if rows else None
     while isinstance(first, list | tuple) and first:

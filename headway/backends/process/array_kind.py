@@ -45,7 +45,7 @@ _LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Ma
 
 
 class ArrayKind(NamedTuple):
-    """How a target takes and gives arrays. `takes` is the form of its inputs; empty if it takes no arrays.
+    """How a target takes and gives arrays. `takes` is the form of its inputs, or "" if it takes no arrays.
 
     Specifications are empty if unknown. Free axes are padded with `pad`. If that is None, all rows of a call must have one
     shape. `library` is `torch`, or empty for numpy.
@@ -67,7 +67,7 @@ class ArrayKind(NamedTuple):
 
 
 def form_of(annotation: Any) -> str:
-    """Return the form of arrays that an annotation means; empty for none. A union has the form of its first member if all
+    """Return the form of arrays that an annotation means, or "" for none. A union has the form of its first member if all
     members but None have a form."""
     members = [member for member in members_of(annotation) if member is not None and member is not type(None)]
     if members and members[0] is not annotation:
@@ -85,7 +85,7 @@ def form_of(annotation: Any) -> str:
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return how a target takes and gives arrays, by its annotations and attributes; None if it doesn't.
+    """Return how a target takes and gives arrays, by its annotations and attributes, or None if it doesn't.
 
     Attributes `inputs` and `outputs` that aren't specifications count only if an annotation has arrays, because a target
     that takes texts may use these names for something else. Raises NoArrays if numpy isn't installed, or an attribute is
@@ -137,7 +137,7 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Return the form of arrays that a target's attributes say it takes, without an annotation; empty if they say nothing."""
+    """Return the form of arrays that a target's attributes say it takes, without an annotation, or "" if they say nothing."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)
@@ -253,7 +253,7 @@ def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
-    """Return the specification of an output annotated as a list of texts, numbers or objects; else empty."""
+    """Return the specification of an output annotated as a list of texts, numbers or objects, or else ()."""
     axes = -1
     while isinstance(origin := typing.get_origin(annotation), type) and issubclass(origin, Sequence):
         arguments = [argument for argument in typing.get_args(annotation) if argument is not Ellipsis]
@@ -313,7 +313,7 @@ def _can_hold(datatype: str, number: float) -> bool:
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
-    """Return one row of zeros of a specification; free axes get length 1."""
+    """Return one row of zeros of a specification. Free axes get length 1."""
     shape = (1, *(abs(size) for size in spec.shape))
     count = 1
     for size in shape:
@@ -322,7 +322,7 @@ def _zeros(spec: TensorSpec) -> Tensor:
 
 
 def _library_of(annotation: Any) -> str:
-    """Return `torch` if an annotation has its arrays; empty for numpy and other libraries."""
+    """Return `torch` if an annotation has its arrays, or "" for numpy and other libraries."""
     for member in (annotation, *typing.get_args(annotation)):
         kind = typing.get_origin(member) or member
         if is_array(kind) and kind.__module__.partition(".")[0] == "torch":

@@ -38,7 +38,7 @@ def run(
 ) -> Outputs | Failed:
     """Run a batch of a target that takes arrays, in as many calls as shapes and rows require.
 
-    `call` gets inputs and the place of each row's entry. It may get `most` rows; 0 for no limit. `describe` describes an
+    `call` gets inputs and the place of each row's entry. It may get `most` rows, or 0 for no limit. `describe` describes an
     exception that the target returned. All entries of a call have the same key in `keys`, which may be empty.
     """
     whole = Outputs(number, ValueKind.TENSORS, [None] * len(inputs), {}, tokens={})

@@ -78,12 +78,12 @@ class ProcessBackend:
     Arguments:
         spec: target that the child loads.
         worker: name of the worker in logs and errors, for example `gpu-0`.
-        device: GPU that the child sees, as the value of CUDA_VISIBLE_DEVICES; `cpu` hides all.
+        device: GPU that the child sees, as the value of CUDA_VISIBLE_DEVICES, or `cpu` to hide all GPUs.
         start_timeout: seconds for loading, setup and the warm-up batches together.
-        max_batch: largest warm-up batch; 0 to run only one input.
-        max_rows: limit on rows in one call of a target that takes arrays; 0 for none.
-        recycle_rss_bytes: memory in bytes beyond which the child is replaced; 0 for never.
-        arena_bytes: size of the memory shared with the child for large values; 0 for none.
+        max_batch: largest warm-up batch, or 0 to run only one input.
+        max_rows: limit on rows in one call of a target that takes arrays, or 0 for none.
+        recycle_rss_bytes: memory in bytes beyond which the child is replaced, or 0 for never.
+        arena_bytes: size of the memory shared with the child for large values, or 0 for none.
         cuts: True to allow several calls for a batch where that saves time.
         tiers: number of tiers. Bulk lines have a tier of at least this, and come last in their batch.
     """
@@ -125,7 +125,7 @@ class ProcessBackend:
 
     @property
     def pid(self) -> int:
-        """Process id of the child; 0 without one. It stays after the child's death until `stop`."""
+        """Process id of the child, or 0 without one. It stays after the child's death until `stop`."""
         return 0 if self._child is None else self._child.pid
 
     @property
@@ -170,7 +170,7 @@ class ProcessBackend:
         return seconds
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch. Kill the child on cancellation or after `timeout` seconds; handing over outputs may take longer.
+        """Run a batch. Kill the child on cancellation or after `timeout` seconds. Handing over outputs may take longer.
 
         Raises:
             BatchRaised: user code raised.
@@ -207,7 +207,7 @@ class ProcessBackend:
 
     @property
     def ended(self) -> str:
-        """Cause of the child's end; empty while it lives."""
+        """Cause of the child's end, or "" while it lives."""
         return self._child.cause if self._child is not None else ""
 
     async def gone(self) -> None:
@@ -475,7 +475,7 @@ _TAKEN_FOR_DICT = re.compile(
 
 
 def _hint(raised: str, size: int, signature: Signature) -> str:
-    """Return a hint on an exception in a warm-up batch of this size; empty if the exception says enough."""
+    """Return a hint on an exception in a warm-up batch of this size, or "" if the exception says enough."""
     if size > 1:
         return " If it takes fewer at once, lower max_batch_size."
     if signature.sees and raised.startswith("KeyError: "):

@@ -71,7 +71,7 @@ class Pipe:
         return bool(self._rest)
 
     def receive(self) -> bytes | bytearray | None:
-        """Return the content of the next frame; None once the parent has closed its end."""
+        """Return the content of the next frame, or None once the parent has closed its end."""
         header = self._take(frames.HEADER.size)
         if header is None:
             return None
@@ -118,7 +118,7 @@ def run(
 
     Inputs with conflicting call parameters run in separate calls. Queues keep such inputs apart, unless they came before the
     target was known. If a call fails, the batch fails. With `weighing` a batch that is too heavy runs in parts, and the answer
-    has each input's weight. `most_rows` limits the rows in a call of a target that takes arrays; 0 for no limit. `calls`
+    has each input's weight. `most_rows` limits the rows in a call of a target that takes arrays, or 0 for no limit. `calls`
     learns what calls cost, and may cut a batch into several.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives

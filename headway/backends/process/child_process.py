@@ -69,7 +69,7 @@ class Output:
         self._loop.add_reader(self._fd, self.read)
 
     def read(self) -> bool:
-        """Log one chunk of output; return False if there was none."""
+        """Log one chunk of output. Return False if there was none."""
         try:
             chunk = os.read(self._fd, _READ)
         except BlockingIOError:
@@ -109,7 +109,7 @@ class Child(ABC):
     def __init__(self, worker: str) -> None:
         self.pid = 0
         self.cause = ""
-        """Cause of the child's end; empty while it lives."""
+        """Cause of the child's end, or "" while it lives."""
         self.how = ""
         """Cause of the child's end and its last output, which may concern any batch that it ever ran."""
         self.ended = asyncio.Event()
@@ -124,7 +124,7 @@ class Child(ABC):
         """True if a SIGKILL from elsewhere ended the child."""
         self.arena: Arena | None = None
         self.handing_over = 0
-        """Bytes of the outputs that the child is handing over; 0 if they are few, or it is computing."""
+        """Bytes of the outputs that the child is handing over, or 0 if they are few, or it is computing."""
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._waiter: asyncio.Future[Message] | None = None
 
@@ -155,7 +155,7 @@ class Child(ABC):
 
     @abstractmethod
     def resident_bytes(self) -> int:
-        """Return the child's resident memory in bytes; 0 if the system doesn't tell."""
+        """Return the child's resident memory in bytes, or 0 if the system doesn't tell."""
 
     @abstractmethod
     def _send(self, content: bytes) -> None: ...

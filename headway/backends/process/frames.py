@@ -64,8 +64,8 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: run this batch.
 
     Attributes:
-        inputs: octets as a list of their bytes, tensors as a list of their bytes and true; None for `placed` inputs.
-        parameters: JSON texts, empty for none; None if the target doesn't take them.
+        inputs: octets as a list of their bytes, tensors as a list of their bytes and true, or None for `placed` inputs.
+        parameters: JSON texts, empty for none, or None if the target doesn't take them.
         used: bytes of the arena that the inputs take, from its beginning.
         which: index into `parameters` for each input, if long equal parameters are sent once.
         lines: number of bulk lines, which come last.
@@ -116,7 +116,8 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 
 
 class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
-    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow. The transfer isn't part of the run."""
+    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow. The transfer isn't part of the
+    run."""
 
     size: int
 
@@ -125,9 +126,9 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     """Message of the child: one output per input.
 
     Attributes:
-        outputs: texts, JSON texts in bytes, octets, or packed tensors; None for a failed, placed or left-out output.
+        outputs: texts, JSON texts in bytes, octets, or packed tensors, or None for a failed, placed or left-out output.
         errors: by position (text, fault), as in `model.ItemResult`.
-        weights: weights of the inputs if they are weighed; 0 for an input without a weight.
+        weights: weights of the inputs if they are weighed, or 0 for an input without a weight.
         unplaced: number of large outputs for which the arena had no room.
         keeps: True if user code kept a view of an input, so that the arena is lost to the child.
         begun, ended: instants of the run on the machine's monotonic clock.

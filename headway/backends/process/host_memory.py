@@ -40,7 +40,7 @@ class HostMemory:
         return self._share
 
     def limit(self) -> int:
-        """Return the bytes of memory that this process may use; 0 if unknown."""
+        """Return the bytes of memory that this process may use, or 0 if unknown."""
         total = _figures(self._meminfo, "MemTotal:").get("MemTotal:", 0) << 10
         return min(filter(None, (total, *(_limit(path) for path, *_ in self._groups))), default=0)
 
@@ -82,7 +82,7 @@ def _limit(path: str) -> int:
 
 
 def _number(path: str) -> int:
-    """Return the number in a file; 0 if it has none, as for `max`."""
+    """Return the number in a file, or 0 if it has none, as for `max`."""
     try:
         return int(_text(path))
     except ValueError:
@@ -96,7 +96,7 @@ def _figures(path: str, *names: str) -> dict[str, int]:
 
 
 def _text(path: str) -> str:
-    """Return a small kernel file; empty if it doesn't exist. A single read call is enough, as this runs every second."""
+    """Return a small kernel file, or "" if it doesn't exist. A single read call is enough, as this runs every second."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

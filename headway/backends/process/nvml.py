@@ -247,7 +247,7 @@ class Nvml:
         )
 
     def _find(self, device: str) -> Any:
-        """Return the handle of a GPU; None if NVML doesn't know it, or may number GPUs in another order than CUDA."""
+        """Return the handle of a GPU, or None if NVML doesn't know it, or may number GPUs in another order than CUDA."""
         nvml = self._nvml
         if device.startswith("MIG-"):
             return self._call(nvml.nvmlDeviceGetHandleByUUID, device)

@@ -13,7 +13,7 @@ The target may be:
 Its annotations say whether inputs and outputs are texts, JSON values, bytes or arrays (`array_kind.py`). An attribute `example`
 is its warm-up input.
 
-Whatever user code raises, even SystemExit, leaves this module as Refusal while loading and unchanged while running; it never
+Whatever user code raises, even SystemExit, leaves this module as Refusal while loading and unchanged while running. It never
 ends the process.
 """
 
@@ -120,7 +120,7 @@ class UserLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """Return `result`; if it is awaitable, run it and return its result."""
+        """Return `result`, or if it is awaitable run it and return its result."""
         if not hasattr(type(result), "__await__"):
             return result
         if self._loop is None:
@@ -240,7 +240,7 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
     def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
-        """Return the places of inputs that may share a call, by the text of the call's parameters; empty if all inputs may."""
+        """Return the places of inputs that may share a call, by the text of the call's parameters, or {} if all inputs may."""
         if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
             return {}
         from headway.core.call_parameters import values_of  # Few targets need it.
@@ -294,7 +294,7 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return how a target takes and gives arrays; None if it doesn't, which costs no import."""
+    """Return how a target takes and gives arrays, or None if it doesn't, which costs no import."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
     hinted = any(map(has_arrays, hints.values())) or any(isinstance(attribute, Mapping) for attribute in attributes)
     if not hinted and not are_arrays(getattr(call, "example", None)):
@@ -305,7 +305,7 @@ def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -
 
 
 def _example(example: object, takes: ValueKind, name: str, first: str) -> Value | None:
-    """Return a target's example input as a value; None if it has none."""
+    """Return a target's example input as a value, or None if it has none."""
     if example is None:
         return None
     try:

@@ -64,7 +64,7 @@ def kind_of(value: object) -> str:
 
 
 def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a target's parameters and output by name; empty if they can't be resolved."""
+    """Return the annotations of a target's parameters and output by name, or {} if they can't be resolved."""
     function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
     try:
         return typing.get_type_hints(function)
@@ -88,7 +88,7 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Return the annotated type's name if it shows that a target takes one input instead of a list; else empty."""
+    """Return the annotated type's name if it shows that a target takes one input instead of a list, or else ""."""
     if hasattr(call, "__wrapped__"):  # The annotation is the wrapped function's; the decorator may take a list itself.
         return ""
     kind = typing.get_origin(annotation) or annotation
@@ -98,8 +98,8 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Return the kinds that a target takes and gives, from its annotations or else its example; texts without either. `first`
-    is the name of its parameter for the inputs."""
+    """Return the kinds that a target takes and gives, from its annotations or else its example. Without either these are texts.
+    `first` is the name of its parameter for the inputs."""
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
     if gives is None:
@@ -130,7 +130,7 @@ def are_arrays(example: object) -> bool:
 
 
 def list_of(value: object) -> str:
-    """Return the annotation for a list of such values, as an author would write it; empty if there is none."""
+    """Return the annotation for a list of such values, as an author would write it, or "" if there is none."""
     if isinstance(value, list | tuple):
         inner = list_of(value[0]) if value else ""
         return f"list[{inner or 'list'}]"
@@ -147,7 +147,7 @@ def octets_type(annotation: Any) -> type:
 
 
 def json_types(annotation: Any) -> Mapping[str, str]:
-    """Return the JSON types that a list's annotation allows, by name and in words; empty if it allows any."""
+    """Return the JSON types that a list's annotation allows, by name and in words, or {} if it allows any."""
     allowed: dict[str, str] = {}
     for element in typing.get_args(annotation):
         for member in members_of(element) if element is not Ellipsis else ():
@@ -185,7 +185,7 @@ def listed(result: object, gives: ValueKind) -> object:
 
 
 def kind_of_elements(annotation: Any) -> ValueKind | None:
-    """Return the kind of an annotated list's elements; None if the annotation doesn't tell."""
+    """Return the kind of an annotated list's elements, or None if the annotation doesn't tell."""
     if hasattr(annotation, "tolist"):
         return ValueKind.JSON
     elements = [element for element in typing.get_args(annotation) if element is not Ellipsis]

@@ -30,8 +30,8 @@ class NoWeight(Exception):
 
 
 class Weighing:
-    """Weighs inputs by a method of a loaded target or a function of its module. A batch weighs at most `most`; 0 for no limit.
-    Raises Refusal if there is no such function, or it gives the target's warm-up input no weight."""
+    """Weighs inputs by a method of a loaded target or a function of its module. `most` limits the weight of a batch unless it
+    is 0. Raises Refusal if there is no such function, or it gives the target's warm-up input no weight."""
 
     def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
         self._name, self._most, self._loop = function, most, loop
@@ -85,7 +85,7 @@ class Weighing:
 
 
 def _whole(result: Any) -> int | None:
-    """Return a number that user code returned, rounded up; None for anything else and for numbers below 0."""
+    """Return a number that user code returned, rounded up, or None for anything else and for numbers below 0."""
     if isinstance(result, bool) or not hasattr(type(result), "__float__"):
         return None
     try:

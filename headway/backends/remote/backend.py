@@ -80,7 +80,7 @@ _READ = 4096
 
 
 class Answered(NamedTuple):
-    """Answer of a successful try. If binary data follows the JSON in `body`, `json_bytes` is the JSON's length; -1 if unknown."""
+    """Answer of a successful try. If binary data follows the JSON in `body`, `json_bytes` is the JSON's length, else -1."""
 
     body: bytes | bytearray
     json_bytes: int = -1
@@ -124,10 +124,10 @@ class RemoteBackend(ABC):
     """Backend of one slot of a remote API: one batch at a time, on connections that the subclass makes.
 
     Arguments:
-        certificates: certificates of the connections; by default they trust the system's authorities and show none.
+        certificates: certificates of the connections. By default these trust the system's authorities and show none.
         start_timeout: seconds for the warm-up request, including all tries.
         max_tries: limit on tries for one request.
-        max_rows: limit on rows of tensors in a request with several entries; 0 for none.
+        max_rows: limit on rows of tensors in a request with several entries, or 0 for none.
         breaker: shared by the slots of one API, for its rest and its outages.
         clock: monotonic seconds, as the breaker takes them.
         pace: limits the calls of all slots that share it.
@@ -251,7 +251,7 @@ class RemoteBackend(ABC):
         return advice(error, 0, b"") if tried is None else advice(error, tried.status, tried.body)
 
     async def _other_models(self, error: BackendError) -> str:
-        """Return a sentence on the API's models if the requested model isn't among them; else empty."""
+        """Return a sentence on the API's models if the requested model isn't among them, or else ""."""
         call, model = self._remote.models, self._remote.model
         if call is None or not isinstance(error, RemoteError | RemoteRefused) or isinstance(error, RemoteAbsent):
             return ""
@@ -406,7 +406,7 @@ def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: Token
 
 
 def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
-    """Return a sentence on what to check after a failed start. `status` is the HTTP status of the last try; 0 without one."""
+    """Return a sentence on what to check after a failed start. `status` is the HTTP status of the last try, or 0 without one."""
     if isinstance(error, RemoteAbsent):
         return "No connection came about: check host and port, the certificates, and that the API is up."
     if isinstance(error, BatchTimeout):
@@ -429,7 +429,7 @@ def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
 
 
 def asked_for(body: bytes | bytearray) -> str:
-    """Guess the API's format from the missing member that its error names; empty if it names none."""
+    """Guess the API's format from the missing member that its error names, or "" if it names none."""
     text = bytes(body[:_READ]).decode("latin-1").lower()
     return next((name for words, name in _WORDS if re.search(rf"\b({words})\b", text)), "")
 
@@ -439,7 +439,7 @@ def grouped(
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
     """Group a batch by row shape, by parameters if they apply to a whole request, and into parts of limited rows.
 
-    `most_rows` limits the rows of a request with several entries; 0 for no limit. Return the groups, and by place the results
+    `most_rows` limits the rows of a request with several entries, or 0 for no limit. Return the groups, and by place the results
     of entries whose inputs can't be sent.
     """
     signature = dialect.signature
@@ -467,7 +467,7 @@ def grouped(
 
 
 def rows_of_each(inputs: Sequence[Value]) -> list[int]:
-    """Return the rows of each input, for `Dialect.decode`; empty if the inputs aren't tensors."""
+    """Return the rows of each input, for `Dialect.decode`, or [] if the inputs aren't tensors."""
     headers = [header_of(value) for value in inputs if isinstance(value, Tensors)]
     return [0 if header.single else header.rows for header in headers]
 

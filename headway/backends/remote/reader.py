@@ -37,7 +37,7 @@ async def read(
 ) -> list[ItemResult]:
     """Read a result for each of the `expected` inputs, in a separate process if the answer is large.
 
-    `json_bytes` is the length of the JSON if binary data follows it; -1 if unknown. `rows` has the rows of each input, as
+    `json_bytes` is the length of the JSON if binary data follows it, or -1 if unknown. `rows` has the rows of each input, as
     `Dialect.decode` takes them. Raises NoOutputs if the answer has another number of outputs, or can't be read.
     """
     if len(body) < APART_FROM or dialect.is_light(json_bytes):

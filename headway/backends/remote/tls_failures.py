@@ -55,7 +55,7 @@ def explain(error: ssl.SSLError) -> str:
 
 
 def explain_words(said: str) -> str:
-    """Explain to operators why gRPC got no connection, from its few words; empty if TLS isn't the cause."""
+    """Explain to operators why gRPC got no connection, from its few words, or "" if TLS isn't the cause."""
     if untrusted := _UNTRUSTED.search(said):
         return _distrust(untrusted[1] or "it cannot be verified")
     if "Hostname Verification Check failed" in said:
@@ -73,7 +73,7 @@ def explain_words(said: str) -> str:
 
 
 def explain_answer(status: int, body: bytes | bytearray) -> str:
-    """Explain a TLS failure that a proxy reports by an answer; empty if it doesn't."""
+    """Explain a TLS failure that a proxy reports by an answer, or "" if it doesn't."""
     title = _TITLE.search(body) if status == 400 and len(body) <= _WHOLE else None
     return _TITLES.get(title[1], "") if title else ""
 

@@ -7,8 +7,8 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, overload
 
@@ -124,12 +124,13 @@ def _run(settings: Settings, target: Given) -> None:
     from headway.app import runner, signals
     from headway.runtime import log
 
-    with (
-        _signals_kept(),
-        _collector_kept(),
-        log.running(settings.log_level, json=settings.log_json) as writer,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
-    ):
+    with ExitStack() as stack:
+        for number in _SIGNALS:
+            stack.callback(signal.signal, number, signal.getsignal(number) or signal.SIG_DFL)
+        stack.callback(gc.unfreeze)
+        stack.callback(gc.set_threshold, *gc.get_threshold())
+        writer = stack.enter_context(log.running(settings.log_level, json=settings.log_json))
+        loop = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         signals.ignore_until_ready()
         loop.run(runner.run(settings, Role.SERVE, target, writer.reopen))
 
@@ -140,23 +141,3 @@ def _in_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, reaction in before.items():
-            signal.signal(number, reaction if reaction is not None else signal.SIG_DFL)
-
-
-@contextmanager
-def _collector_kept() -> Iterator[None]:
-    before = gc.get_threshold()
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()

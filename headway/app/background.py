@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from headway.app.banner import EVERYWHERE
@@ -38,10 +39,8 @@ class BackgroundService:
     """
 
     def __init__(self, settings: Settings, role: Role, target: Given, listener: type[Listener] = Listener) -> None:
-        self._settings = settings
-        self._role = role
-        self._listener = listener
-        self._target = target
+        self._settings, self._target = settings, target
+        self._build = partial(build, settings, role, target, listener)
         self._up: Future[Process] = Future()
         self._ended: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,7 +126,7 @@ class BackgroundService:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self._stopping:
             return
-        process = build(self._settings, self._role, self._target, self._listener)
+        process = self._build()
         try:
             await process.service.start()
             self._up.set_result(process)

@@ -115,7 +115,7 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
             await connection.renew()
 
     async def now() -> float:
-        """Return the last heartbeat of any process, this one included, so the time is up to a second old."""
+        """Return the time of the last heartbeat of any process, this one included. It is at most a second ago."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
     letters = RedisDeadLetters(connection, broker.queue_names, settings.shards)

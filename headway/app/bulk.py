@@ -34,7 +34,7 @@ from headway.runtime.request_id import new_id
 def build_runner(
     settings: Settings, gateway: Gateway, broker: Broker, policy: PolicyResource | None, clock: Callable[[], float]
 ) -> SeatRunner:
-    """Build the runner of lines. The input policy treats them as entries of the lowest tier."""
+    """Build the runner of lines. The input policy treats lines as entries of the lowest tier."""
     name, gate = f"{settings.name}-bulk-{secrets.token_hex(4)}", None if policy is None else policy.gate
     return SeatRunner(broker, gateway.served, name, len(settings.tier_names), gate, clock, random.random, new_id)
 

@@ -172,7 +172,7 @@ class JobRun:
         self._answers.close()
 
     def wants(self, line: BulkLine) -> bool:
-        """Return False once another part of a ready line has failed."""
+        """Return True if a ready line should still run, because no other part of it has failed."""
         return (line.number, line.part) in self._ready
 
     def went(self, line: BulkLine) -> None:

@@ -92,8 +92,8 @@ def _why_they_wait(depths: Sequence[BulkDepth], now: float) -> tuple[str, float]
 
 
 class _PendingLine(PendingRequest):
-    """A line without an outcome. `asked` is the line before the input policy changed it. `SuspectLine` describes `failures`.
-    While a line `rests` with all lines of its tenant, it isn't in flight."""
+    """A line without an outcome. `asked` is the line before the input policy changed it. `SuspectLine` describes `failures` and
+    `alone`. While a line `rests` with all lines of its tenant, it isn't in flight."""
 
     line: BulkLine = cast(BulkLine, None)
     asked: BulkLine = cast(BulkLine, None)

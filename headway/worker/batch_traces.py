@@ -47,7 +47,8 @@ class BatchTraces:
         batch = ("headway.batch_id", lease.batch_id)
         poll, begun = recorder.sampler.apart(), recorder.clock()
         run = RunTrace(recorder, recorder.sampler.below(poll), lease.slot.model, begun)
-        self._tell_poll(run, poll, polled, members, asked_at, batch)
+        links = [SpanLink(carried.context, f"req_{entry.id}") for _, entry, carried in members]
+        recorder.add(Span(polled, poll, b"", run.unix(min(asked_at, begun)), run.unix(begun), (batch,), links))
         token, named = RUN.set(run), TRACE_ID.set(poll.trace_id.hex())
         items: Sequence[ItemResult] = ()
         error, kind = "cut short", "cancelled"
@@ -65,19 +66,6 @@ class BatchTraces:
             TRACE_ID.reset(named)
             self._tell_run(run, poll, ran, members, items, error, kind, batch)
         return items
-
-    def _tell_poll(
-        self,
-        run: RunTrace,
-        poll: TraceContext,
-        form: SpanForm,
-        members: Sequence[Member],
-        asked_at: float,
-        batch: tuple[str, str],
-    ) -> None:
-        links = [SpanLink(carried.context, f"req_{entry.id}") for _, entry, carried in members]
-        asked, begun = run.unix(min(asked_at, run.begun)), run.unix(run.begun)
-        self._recorder.add(Span(form, poll, b"", asked, begun, (batch,), links))
 
     def _tell_run(
         self,

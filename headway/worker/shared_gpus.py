@@ -333,15 +333,12 @@ class SharedGpus:
             if model not in held:
                 places = places or [self._last.get(model) or next(iter(self._turns))]
             for gpu in places:
-                await self._tell_absent_at(gpu, model)
-
-    async def _tell_absent_at(self, gpu: str, model: str) -> None:
-        async with self._telling:  # The farewell of a process that ends must come after this heartbeat.
-            if not self._winding_down and (gpu, model) not in self._on:
-                self._reported.add((gpu, model))
-                worker = self._line(gpu, model)
-                (self.slots.add if model in self._faults else self.slots.discard)(worker.worker_id)
-                await self._broker.heartbeat(self._absent(worker))
+                async with self._telling:  # The farewell of a process that ends must come after this heartbeat.
+                    if not self._winding_down and (gpu, model) not in self._on:
+                        self._reported.add((gpu, model))
+                        worker = self._line(gpu, model)
+                        (self.slots.add if model in self._faults else self.slots.discard)(worker.worker_id)
+                        await self._broker.heartbeat(self._absent(worker))
 
     async def _tell_gone(self) -> None:
         async with self._telling:

@@ -152,16 +152,12 @@ class Connections(Generations[_Client]):
     def _client(self) -> _Client:
         tls, sockets = self._tls(), Sockets()
         trust = True if tls is None else tls.context
-        return _Client(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=AT_ONCE, keepalive_timeout=IDLE, ssl=trust, socket_factory=sockets.create
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-            ),
-            sockets,
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
+        connector = aiohttp.TCPConnector(
+            limit=AT_ONCE, keepalive_timeout=IDLE, ssl=trust, socket_factory=sockets.create
         )
+        session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
+        return _Client(session, sockets)
 
 
 def was_sent(exc: Exception) -> bool:

@@ -238,13 +238,8 @@ class Nvml:
             except nvml.NVMLError:  # Some GPUs, drivers and systems don't report them.
                 nvml.nvmlEventSetFree(events)
                 events = None
-        return _Handles(
-            part,
-            whole,
-            events,
-            self._call(nvml.nvmlDeviceGetUUID, part) or "",
-            self._call(nvml.nvmlDeviceGetName, whole) or "",
-        )
+        uuid, name = self._call(nvml.nvmlDeviceGetUUID, part), self._call(nvml.nvmlDeviceGetName, whole)
+        return _Handles(part, whole, events, uuid or "", name or "")
 
     def _find(self, device: str) -> Any:
         """Return the handle of a GPU, or None if NVML doesn't know it, or may number GPUs in another order than CUDA."""

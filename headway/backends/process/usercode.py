@@ -193,12 +193,6 @@ class Target:
                 value = _example(example, takes, name, first)
         except NoArrays as exc:
             raise Refusal(f"target {name}: {exc}.") from None
-        self.signature = Signature(takes, gives, value)
-        if self.arrays is not None:
-            arrays = self.arrays
-            self.signature = Signature(
-                takes, gives, value, inputs=arrays.inputs, outputs=arrays.outputs, together=arrays.together
-            )
         self.per_call = per_call_of(call, name, self.takes_parameters)
         self.takes_mapping = are_one_mapping(hints.get("parameters")) and self.takes_parameters
         if self.takes_mapping and not self.per_call:
@@ -208,7 +202,11 @@ class Target:
                 '("temperature",); or set together = "all"; or annotate it as list[dict].'
             )
         sees = () if not self.takes_parameters else self.per_call if self.takes_mapping else ALL_PARAMETERS
-        self.signature = msgspec.structs.replace(self.signature, sees=sees, per_call=self.per_call)
+        self.signature = Signature(takes, gives, value, sees=sees, per_call=self.per_call)
+        if (kind := self.arrays) is not None:
+            self.signature = msgspec.structs.replace(
+                self.signature, inputs=kind.inputs, outputs=kind.outputs, together=kind.together
+            )
         self.one_call = getattr(call, "one_call", False) is True
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview

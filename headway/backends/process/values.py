@@ -25,13 +25,13 @@ from headway.model import Octets, Output, Tensors, Value, ValueKind
 Encode = Callable[[object], Value]
 """Function that encodes an output to travel, or raises NoOutput."""
 
-_JSON_NAMES = (
-    (str, "str", "a text"),
+_JSON_NAMES: Sequence[tuple[tuple[type, ...], str, str]] = (
+    ((str,), "str", "a text"),
     ((dict, Mapping), "object", "an object"),
     ((list, tuple, Sequence), "array", "an array"),
-    (bool, "bool", "true or false"),
+    ((bool,), "bool", "true or false"),
     ((int, float), "number", "a number"),
-    (type(None), "null", "null"),
+    ((type(None),), "null", "null"),
 )
 """Python types with the name of their JSON type, and that type in words."""
 _JSON_TYPES = (dict, list, tuple, int, float, Mapping, Sequence)
@@ -152,10 +152,7 @@ def json_types(annotation: Any) -> Mapping[str, str]:
     for element in typing.get_args(annotation):
         for member in members_of(element) if element is not Ellipsis else ():
             kind = typing.get_origin(member) or member
-            json_type = next(
-                ((name, words) for of, name, words in _JSON_NAMES if isinstance(kind, type) and issubclass(kind, of)),
-                None,
-            )
+            json_type = next(((name, words) for of, name, words in _JSON_NAMES if _is(kind, of)), None)
             if json_type is None:
                 return {}
             allowed.update([json_type])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BrokerBundle(msgspec.Struct, frozen=True):
-    """Broker of a process, and its companions. `connection` and `memory` are None if they are in this process. `now` asks for
+    """Broker of a process, and its companions. `connection` and `memory` are None if it is in this process. `now` asks for
     the time on the clock that all of them share. `memory` returns the used and available bytes on the servers."""
 
     broker: Broker

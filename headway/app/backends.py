@@ -121,14 +121,13 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
 
 
 def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
-    """Return the class of a remote API's backends. Its late import saves other processes a third of their start. Raises
-    SettingError if a package is missing."""
+    """Return the class of a remote API's backends. Raises SettingError if a package is missing."""
     if target.over_grpc:
         reason = "is reached over gRPC, which needs the packages grpcio and protobuf, the extra `grpc`, which are not installed"
         with needing("grpc", "target", str(target), reason):
             from headway.backends.grpc.backend import GrpcBackend
         return GrpcBackend
-    from headway.backends.http.backend import HttpBackend
+    from headway.backends.http.backend import HttpBackend  # It would take a third of the start of every process.
 
     return HttpBackend
 
@@ -186,8 +185,7 @@ def worker_name(settings: Settings, target: Target, devices: Devices, index: int
 
 
 def make_devices(settings: Settings, target: Target) -> Devices:
-    """Assign each slot of a target its device. Slots that call a remote API have none. Raises SettingError if this process may
-    use too few GPUs, or `devices` names others."""
+    """Assign each slot of a target its device, unless it calls a remote API. Raises SettingError if there are too few GPUs."""
     if not is_local(target):
         return NO_DEVICES
     gpus = find_gpus()

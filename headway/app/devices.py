@@ -117,8 +117,7 @@ NO_DEVICES = Devices((), MOST_WORKERS)
 
 
 def allot(settings: Settings, gpus: Gpus) -> Devices:
-    """Assign each worker its device. Raises SettingError if there are fewer GPUs than workers, or `devices` names a GPU that
-    this process may not use."""
+    """Assign each worker its device. Raises SettingError if there are too few GPUs, or `devices` names one that isn't allowed."""
     if settings.devices:
         for id in settings.device_ids:
             _check_allowed(settings, id, gpus)

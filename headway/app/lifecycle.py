@@ -72,8 +72,7 @@ class BrokerConnection(Protocol):
 
 
 class Resource(Protocol):
-    """Resource of a process other than broker and workers, for example its key store or ledger. It is open from before the
-    first request until the last one has been answered."""
+    """Resource of a process, for example its key store. It is open from before the first request until the last answer."""
 
     async def open(self) -> None:
         """Get ready. Raises StoreUnavailable if it isn't ready yet, SettingError if it will never be."""
@@ -255,8 +254,7 @@ class Service:
                     )
 
     async def _connect(self) -> bool:
-        """Reach the broker, waiting if it is still starting, and join the fleet. With a fallback, don't wait. Return False if
-        the broker isn't there."""
+        """Reach the broker and join the fleet. With a fallback, don't wait, but return False if the broker isn't there."""
         if self._fallback is None:
             await _patiently(self._enter)
             return True

@@ -36,8 +36,7 @@ def check_to_zero(settings: Settings) -> None:
 
 
 def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
-    """Return the pools of this process that the autoscaler resizes, by model. There are none unless scaling is local. Raises
-    SettingError if a model begins with more workers than its upper bound."""
+    """Return the pools that the autoscaler resizes, by model. Raises SettingError if a model begins with too many workers."""
     if settings.autoscale != LOCAL or pool is None:
         return {}
     from headway.worker.pool import WorkerPool, WorkerPools
@@ -79,8 +78,7 @@ def make_autoscaler(
     counters: ControllerCounts,
     clock: Callable[[], float],
 ) -> Autoscaler:
-    """Build the autoscaler of a controller, with the pools that this process scales. `fleet_models` is None if only this
-    process defines the models."""
+    """Build the autoscaler of a controller. `fleet_models` is None if only this process defines the models."""
     from headway.controller.autoscaler import Autoscaler
 
     cached: dict[str, tuple[Settings, ScaleLimits]] = {}

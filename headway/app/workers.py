@@ -227,8 +227,7 @@ def make_fallback(
     certificates: RemoteCertificates | None = None,
     recorder: SpanRecorder | None = None,
 ) -> Fallback | None:
-    """Build the fallback that a gateway uses while its broker is away, or None if none is set. Each model's fallback target runs
-    in processes of its own, which get no GPU."""
+    """Build the fallback that a gateway uses while its broker is away, if one is set. Its processes get no GPU."""
     from headway.gateway.direct_mode import Fallback
 
     targets, own = fallback_targets(settings), {}

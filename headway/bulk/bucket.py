@@ -31,8 +31,7 @@ MARK = "headway-bulk"
 
 
 class Bucket(BulkFolder):
-    """Folder in a bucket at a URL such as `s3://bucket/folder`. Raises ImportError if the package for this kind of bucket is
-    missing, and ValueError if the kind is unknown."""
+    """Folder in a bucket at a URL such as `s3://bucket/folder`. Raises ImportError without its package, else ValueError."""
 
     def __init__(self, url: str, run: Run | None = None) -> None:
         super().__init__(url, run)

@@ -284,8 +284,7 @@ class JobRun:
         await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending))
 
     async def _name_files(self) -> None:
-        """Choose new names for the output files, so that a former holder that resumes doesn't overwrite what its successor
-        made."""
+        """Choose new names for the output files, because a former holder that resumes must not overwrite them."""
         of = self._of
         for id in filter(None, (self.job.output_file, self.job.error_file)):
             await of.store.remove_file(self.job.tenant, id)

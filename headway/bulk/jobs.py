@@ -85,8 +85,8 @@ class BulkJobs:
         return replace(stored, paused=current.paused, waits=current.waits, waits_until=current.waits_until)
 
     def begin_transfer(self, tenant: str) -> Callable[[], None]:
-        """Count an upload or download of a tenant. Return the function to call once at its end. Raises RequestError if too many
-        are under way."""
+        """Count an upload or download. Return the function to call once at its end. Raises RequestError if too many are under
+        way."""
         if self._transfers.take(tenant, 1):
             return partial(self._transfers.give, tenant, 1)
         used = self._transfers.used(tenant)
@@ -98,8 +98,8 @@ class BulkJobs:
 
     @contextlib.asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
-        """Count the bytes of an upload while it lasts. The block calls the yielded function for each piece. Raises
-        PayloadTooLarge if the tenant would store too much."""
+        """Count an upload's bytes, which the block reports by calls. Raises PayloadTooLarge if the tenant would store too
+        much."""
         stored, held = await self.store.stored(tenant), 0
         if stored.number >= self.most.number:
             raise self.too_much()

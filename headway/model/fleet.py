@@ -224,8 +224,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's order that a worker, or a whole process, claim nothing more. It ends with the process. `name` is the id of
-    the worker, or of the process for all of its workers."""
+    """An operator's order that a worker, or a whole process, claim nothing more until the process ends. `name` is the id of
+    either."""
 
     name: str
     process: str

@@ -186,8 +186,7 @@ class TurnedSource(WorkSource):
         """True if the last claim reached the broker, which then knows that this slot is idle."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim, but get nothing while another model has the turn. After helping another version, the slot keeps its turn to
-        claim for its own."""
+        """Claim, but get nothing while another model has the turn. After helping, the slot keeps its turn for its own queue."""
         self._claimed = self._turns.begin(slot)
         if not self._claimed:
             return NOT_ITS_TURN

@@ -184,8 +184,7 @@ async def _again(
 
 
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
-    """Return the error for a target that takes `seconds` for one input, with settings that would fit. `full` is the run time of
-    the slowest batch, or 0 if unknown."""
+    """Return the error for a target that takes `seconds` for one input. `full` is the run time of the slowest batch, if known."""
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
     return TargetError(

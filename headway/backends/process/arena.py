@@ -192,8 +192,7 @@ class Pieces:
 
 
 def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
-    """Move large inputs of a batch into the arena while there is room. Yield the bytes of each. Raises UnicodeEncodeError if a
-    text contains a lone surrogate."""
+    """Move large inputs of a batch into the arena while there is room. Yield the bytes of each. Raises UnicodeEncodeError."""
     allocator = Allocator(arena.size, run.number)
     inputs = run.inputs
     for position, value in enumerate(inputs):

@@ -243,8 +243,7 @@ def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
 def judge(
     number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT, kind: ArrayKind | None = None
 ) -> Outputs | Failed:
-    """Judge a result of user code for a batch of `expected` inputs, and return it as an answer. This may raise anything. `kind`
-    says how the target returns arrays, if it does."""
+    """Judge a result of user code for a batch, and return it as an answer. `kind` says how the target returns arrays."""
     if kind is not None and gives is ValueKind.TENSORS:
         from headway.backends.process import arrays
 

@@ -116,8 +116,7 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 
 
 class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
-    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow. The transfer isn't part of the
-    run."""
+    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow, which isn't part of the run."""
 
     size: int
 

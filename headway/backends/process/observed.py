@@ -96,8 +96,7 @@ class ThreadChild(Child):
 
 
 class _Words(Pipe):
-    """Pipe of a thread, whose messages come through a queue. Unlike in a process, the target's background tasks don't run while
-    it is idle."""
+    """Pipe of a thread, by a queue. Unlike in a process, the target's background tasks don't run while it is idle."""
 
     holds = True
 

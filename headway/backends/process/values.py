@@ -98,8 +98,7 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Return the kinds that a target takes and gives, from its annotations or else its example. Without either these are texts.
-    `first` is the name of its parameter for the inputs."""
+    """Return the kinds that a target takes and gives, from its annotations or else its example. `first` names its inputs."""
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
     if gives is None:

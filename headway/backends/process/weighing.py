@@ -44,8 +44,7 @@ class Weighing:
         self._try(target)
 
     def weigh(self, value: Any) -> int:
-        """Return the weight of an input as the target gets it, at least 1. Raises NoWeight if the function raised, or didn't
-        return a number from 0 on."""
+        """Return the weight of an input as the target gets it, at least 1. Raises NoWeight."""
         try:
             result = self._loop.finish(self._call(value))
         except BaseException as exc:

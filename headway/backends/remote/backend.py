@@ -179,8 +179,7 @@ class RemoteBackend(ABC):
         return self._dialect.signature
 
     async def start(self) -> float:
-        """Send a batch of one warm-up input, unless no input is known to fit. Return its seconds, or 0. Raises TargetError if
-        the API doesn't answer as a batch must be answered."""
+        """Send a batch of one warm-up input, if one is known to fit. Return its seconds, or 0. Raises TargetError if it fails."""
         self._generations.open()
         passed = False
         try:
@@ -225,8 +224,7 @@ class RemoteBackend(ABC):
         await self._generations.close()
 
     async def _learn(self) -> None:
-        """Apply the model's metadata if the API gives any. Raises RemoteAbsent, or TargetError if the model takes or gives
-        something that can't be sent or read."""
+        """Apply the model's metadata if the API gives any. Raises RemoteAbsent, or TargetError if the model can't be used."""
         if (call := self._remote.metadata) is None:
             return
         try:

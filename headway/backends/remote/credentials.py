@@ -28,8 +28,7 @@ class BadHeaders(ValueError):
 
 
 def read_header_fields(text: str) -> dict[str, str]:
-    """Read lines of `Name: value`, and skip empty lines and comments (#). Raises BadHeaders, whose message quotes no values, if
-    a line isn't a field, or a field comes twice or is reserved."""
+    """Read lines of `Name: value`, and skip empty lines and comments (#). Raises BadHeaders, whose message quotes no values."""
     fields: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):

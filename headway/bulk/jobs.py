@@ -85,8 +85,7 @@ class BulkJobs:
         return replace(stored, paused=current.paused, waits=current.waits, waits_until=current.waits_until)
 
     def begin_transfer(self, tenant: str) -> Callable[[], None]:
-        """Count an upload or download. Return the function to call once at its end. Raises RequestError if too many are under
-        way."""
+        """Count a file transfer. Return the function to call once at its end. Raises RequestError if too many are under way."""
         if self._transfers.take(tenant, 1):
             return partial(self._transfers.give, tenant, 1)
         used = self._transfers.used(tenant)

@@ -224,8 +224,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's order that a worker, or a whole process, claim nothing more until the process ends. `name` is the id of
-    either."""
+    """An operator's order that a worker or a whole process, by its `name`, claim nothing more until the process ends."""
 
     name: str
     process: str

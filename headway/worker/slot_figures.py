@@ -240,8 +240,7 @@ class RunCounts:
         return others
 
     def failed(self, lease: Lease, failure: BatchFailure, seconds: float) -> None:
-        """Count a batch that failed. If one of several calls raised, only its inputs count, as the others run again without
-        fault."""
+        """Count a batch that failed. If one of several calls raised, only its inputs count, because the others run again."""
         cause, ran = failure.cause.value, len(failure.places) or len(lease.entries)
         count, bulk = len(lease.entries), self._bulk(lease)
         why = BULK if bulk else cause  # Other entries run again without the bulk entries before any are suspected.

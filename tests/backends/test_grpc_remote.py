@@ -224,7 +224,7 @@ def test_an_api_that_nobody_serves_was_sent_nothing() -> None:
         backend = GrpcBackend(RemoteTarget(f"grpc://127.0.0.1:{taken.getsockname()[1]}/m"), start_timeout=LONG)
 
         async def main() -> None:
-            backend._open()
+            backend._channels.open()
             try:
                 with pytest.raises(
                     RemoteAbsent, match=r"failed at try 3: no connection: .*Connection refused"
@@ -274,7 +274,7 @@ async def test_what_breaks_off_on_the_way_is_a_run_that_failed(say: Callable[[in
     """Bytes have been sent, so that nobody knows whether the batch ran."""
     async with served_frames(say) as url:
         backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
-        backend._open()
+        backend._channels.open()
         try:
             with pytest.raises((RemoteError, BatchTimeout), match=f"{what}|no complete answer") as found:
                 await backend.run(batch("a"), 5.0)

@@ -233,7 +233,7 @@ async def test_an_answer_in_which_a_proxy_refuses_a_certificate_blames_no_input(
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     backend = HttpBackend(RemoteTarget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), start_timeout=LONG)
-    backend._open()
+    backend._connections.open()
     with pytest.raises(RemoteAbsent, match=told):
         await backend.run(batch("a"), LONG)
     await backend.stop()

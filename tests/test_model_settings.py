@@ -180,7 +180,7 @@ def test_a_wrong_table_is_told_with_the_line_that_is_wrong(table: str, named: st
         ("[models.org/a]\ntarget = 'm.py:f'", 'Put the name of the model in quotes: [models."org/a"].'),
         ("[models.a]\n[models.a b]", 'Put the name of the model in quotes: [models."a b"].'),
         ("[models.a]\nversion='1'\n[models.a]\nversion='2'", VERSIONS),
-        ('[models."a/b"]\nport = ', "Mend the file."),
+        ('[models."a/b"]\nport = ', "Fix the file."),
     ],
 )
 def test_a_file_that_is_no_toml_for_the_names_of_its_models_says_how_to_write_them(

@@ -1,4 +1,4 @@
-"""Options made from fields: of the settings, and of what the tools run. So each is declared only once."""
+"""Options made from the fields of settings and of what the tools run, so that each is declared only once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from headway.cli.commands import F, Option, combined, default_text, option
 from headway.config import FIELDS, flag, kind, load, misspelt, spelling_of
-from headway.config.tool_options import ToolOption, tool_options_of
+from headway.config.fields import ToolOption, tool_options_of
 from headway.errors import SettingError
 
 _WORDS = {str: "TEXT", int: "N", float: "X"}
@@ -26,12 +26,9 @@ _CONFIG = option("--config", metavar="FILE", help="TOML file of settings; else h
 def with_settings(
     names: Iterable[str] = tuple(FIELDS), **fixed: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add `--config` and an option for each setting in `names` to a command; settings in `fixed` always have that value.
-
-    The decorated function gets a keyword argument `settings` with the Settings that flags, environment and file yield.
-    `headway.config` parses the values instead of click, so that a bad value gets the same message and exit code wherever it
-    was written.
-    """
+    """Add `--config` and an option for each setting in `names` to a command, which gets the resulting `settings`. Settings in
+    `fixed` always have that value. `headway.config` parses the values instead of click, so that a bad value gets the same message
+    and exit code wherever it was written."""
     chosen = tuple(names)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +53,7 @@ def with_settings(
 
 
 def _of_setting(name: str) -> Callable[[F], F]:
-    # The roles' commands share options: a process imports all four.
+    # The roles' commands share their options, as a process imports all four.
     shared: Any = lambda *_, **__: _option_of(name)  # noqa: E731 - click takes a class, or a function that returns an instance
     return click.option(cls=shared)
 
@@ -78,18 +75,15 @@ def _option_of(name: str) -> Option:
 def with_fields(
     kind: type, names: Iterable[str] | None = None, required: Collection[str] = (), **defaults: Any
 ) -> Callable[[F], F]:
-    """Add an option for each `tool_option` of the dataclass `kind` in `names` (None for all) to a command.
-
-    Fields in `required` must be given. `defaults` differ from the fields', and are in the options' units.
-    """
+    """Add an option for each `tool_option` of the dataclass `kind`, or only for those in `names`, to a command. Fields in
+    `required` must be given. `defaults`, in the options' units, override the fields' own."""
     known = tool_options_of(kind)
-    return combined(
-        [_of_field(name, known[name], defaults, name in required) for name in (known if names is None else names)]
-    )
+    chosen = known if names is None else names
+    return combined([_of_field(name, known[name], defaults, name in required) for name in chosen])
 
 
 def _of_field(name: str, field: ToolOption, defaults: Mapping[str, Any], required: bool) -> Callable[[F], F]:
-    # click takes None for a default, too, and would then miss nothing.
+    # With a default, even None, click would not require the option.
     given = {"required": True} if required else {"default": defaults.get(name, field.default)}
     if field.type is bool:
         return option(field.flag, name, group=field.group, is_flag=True, help=field.help, **given)
@@ -100,6 +94,6 @@ def _of_field(name: str, field: ToolOption, defaults: Mapping[str, Any], require
 
 
 def fields_from(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the values of options to those of the fields of `kind`, in the fields' units."""
+    """Return the values of the fields of `kind`, in the fields' units, from those of options."""
     known = tool_options_of(kind)
     return {name: known[name].read(value) for name, value in given.items() if name in known}

@@ -1,19 +1,7 @@
 """All settings, in one frozen object that is checked when it is built.
 
-Each field has its help, its unit and its group. Flags, environment variables (`HEADWAY_` and the name in capitals) and the
-keys of `headway.toml` are all derived from the same table. A flag beats the environment, the environment beats the file, and
-the file beats the default.
-
-    settings      the table of all fields, and the checks that concern several of them
-    fields        what is known of a field, and the bounds of its value
-    sources       flags, environment and file, merged
-    file          the file, with its tables of models
-    models        what a model may have of its own
-    derived       settings of a fallback, and of a model that only its workers know
-    target        the text that names what is served
-    urls          URLs of brokers and databases
-    extras        packages that only some settings need
-    tool_options  options of `headway simulate`, `plan` and `bench`
+Flags, environment variables (`HEADWAY_` and the name in capitals) and the keys of `headway.toml` are all derived from the same
+table. A flag beats the environment, the environment beats the file, and the file beats the default.
 """
 
 from headway.config.derived import fallback_batches, fallbacks_of, on_terms, terms_of

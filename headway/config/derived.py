@@ -1,4 +1,4 @@
-"""Settings made from others: those of a fallback, and those of a model that only its workers know.
+"""Settings made from others, for fallbacks and for models that only their workers know.
 
 A model's *terms* are the settings that gateways have to know. Workers report them in the registry.
 """
@@ -19,17 +19,13 @@ _REMOTE_CALLS = 4
 """Calls in flight to a fallback that is a remote API."""
 _ALWAYS = tuple(name for name, field in FIELDS.items() if field.term is Term.ALWAYS)
 TERMS = tuple(name for name, field in FIELDS.items() if field.term is not Term.NO)
-"""Settings that are terms."""
-
 Terms = Sequence[tuple[str, str | int | float | bool]]
 
 
 def fallbacks_of(settings: Settings) -> dict[str, Settings]:
-    """Return the settings of each model with a fallback. Their `fallback` holds only the target.
-
-    A target given without a model is for the default model, or for the first if that isn't served. A model's own table beats it. Raises SettingError if
-    one is for a model that this process has no settings for.
-    """
+    """Return the settings of each model with a fallback, in which `fallback` holds only the target. A target without a model's name
+    is for the default model, or for the first model if that isn't served. A model's own table beats it. Raises SettingError for a
+    fallback of a model that this process has no settings for."""
     if not settings.broker:
         return {}
     served = settings.served
@@ -50,21 +46,19 @@ def fallbacks_of(settings: Settings) -> dict[str, Settings]:
 
 
 def fallback_batches(fallback: str) -> int:
-    """Return how many batches a gateway runs at once on a fallback. A function gets one process, as CPUs are scarce there."""
+    """Return the number of batches that a gateway runs at once on a fallback. A function gets one, as CPUs are scarce there."""
     return _REMOTE_CALLS if "://" in fallback.partition("(")[0] else 1
 
 
 def terms_of(settings: Settings) -> tuple[tuple[str, str | int | float | bool], ...]:
-    """Return the terms of the model with these settings, for its workers to report."""
+    """Return the terms in a model's settings."""
     terms = [(name, getattr(settings, name)) for name in TERMS]
     return tuple((name, value) for name, value in terms if name in _ALWAYS or value != FIELDS[name].default)
 
 
 def on_terms(settings: Settings, model: str, terms: Terms) -> Settings:
-    """Return the settings of a model that is only known from its workers' terms. Everything else is as in the process.
-
-    Leave out terms that don't fit together with the process's settings, as from another release.
-    """
+    """Return the process's settings with the terms of a model that only its workers know. Terms that contradict these settings, as
+    those of another release may, are left out."""
     values: dict[str, Any] = {name: value for name, value in terms if name in TERMS and _fits(name, value)}
     longest = values.get("request_timeout_ms", settings.request_timeout_ms)
     values["queue_timeout_ms"] = min(values.get("queue_timeout_ms", settings.queue_timeout_ms), longest)

@@ -1,7 +1,7 @@
-"""Optional packages: what needs them, and how to install them.
+"""Optional packages: the modules that need them, and hints how to install them.
 
-A hint names the packages, not the extra `headway[…]`. The extra's name only works with a checkout or a wheel at hand; a package
-index would look for some project of that name.
+A hint names the packages, not the extra `headway[…]`, which only works with a checkout or a wheel at hand. A package index may
+have some other project of that name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "plot": ("matplotlib>=3.11,<4",),
 }
 """Requirements of each extra, as in pyproject.toml."""
-
 MODULES: Mapping[str, tuple[str, ...]] = {
     "redis": ("redis",),
     "postgres": ("asyncpg",),
@@ -42,21 +41,19 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 
 
 def install_hint(extra: str) -> str:
-    """Say how to install an extra's packages, however Headway itself was installed."""
+    """Return a hint how to install an extra's packages, however Headway itself was installed."""
     packages = " ".join(f"'{package}'" for package in PACKAGES[extra])
     return f"Run pip install {packages}."
 
 
 @contextlib.contextmanager
 def needing(extra: str, setting: str, value: object, reason: str) -> Iterator[None]:
-    """Run the block, which imports an extra's packages. If one is missing, raise SettingError for `setting`, which asks for it.
-
-    `value` must be fit to be printed. `reason` says in words what is missing.
-    """
+    """Run a block that imports an extra's packages. If a package is missing, raise SettingError for the setting that needs it.
+    `value` must be fit to be printed."""
     try:
         yield
     except ImportError as exc:
-        # A package that is there but lacks a name is broken. gRPC raises the same for a package that it needs itself.
+        # A package that lacks a name is broken, not missing. But gRPC raises the same error for a package that it needs.
         if (exc.name or "").partition(".")[0] not in MODULES[extra] or (type(exc) is ImportError and extra != "grpc"):
             raise
         raise SettingError(setting, value, reason, install_hint(extra)) from exc

@@ -1,11 +1,11 @@
-"""Description of a setting: its default, its help, the bounds of its value, and whom it concerns."""
+"""Descriptions of settings, and of options of tools such as `headway simulate`. Each stands at the field that it describes."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import MISSING, field, fields
 from enum import Enum, Flag, auto
 from typing import Any
 
@@ -13,10 +13,11 @@ import msgspec
 
 from headway.core.excerpt import nearest
 from headway.core.policies import POLICIES
+from headway.errors import SettingError
 
 
 class RolePart(Flag):
-    """Parts of a process. Its role says which it has."""
+    """Parts of a process, which depend on its role."""
 
     GATEWAY = auto()
     BATCHERS = auto()
@@ -29,28 +30,27 @@ class Own(Enum):
     PROCESS = 0
     MODEL = 1
     VERSION = 2
-    """Only workers use the value, so versions may differ; the model may have one, too."""
+    """Only workers use the value, so versions may differ."""
 
 
 class Term(Enum):
-    """Whether workers report a model's value, because gateways have to know it."""
+    """How workers report a model's value, if gateways have to know it."""
 
     NO = 0
     CHANGED = 1
-    """Report it if it is not the default."""
     ALWAYS = 2
-    """Always report it: the queue has to use the workers' value."""
+    """Always report it, as the queue has to use the workers' value."""
 
 
 def outside(value: float, low: float, high: float, unit: str = "") -> tuple[str, str] | None:
-    """Return what is wrong with a number, and what to do, unless low <= value <= high."""
+    """Return the reason and hint for a number that is too low or too high; None for a good one."""
     if low <= value <= high:
         return None
     return f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip(), "Choose a value in that range."
 
 
 class TextForm(msgspec.Struct, frozen=True):
-    """Pattern of a whole text, and the reason and hint for a text that doesn't match."""
+    """Pattern of a whole text, with the reason and hint for texts that don't match."""
 
     pattern: str
     reason: str
@@ -58,18 +58,10 @@ class TextForm(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a setting.
-
-    Attributes:
-        group: heading that it is listed under.
-        unit: unit of its value; empty if it has none.
-        within: bounds of a number, both allowed.
-        among: the only texts allowed; empty if others are, too.
-        needs: setting without which it does nothing.
-        parts: parts of a process that use it; None if every process does.
-        show: makes a text with a secret fit to be printed; None if nothing in it is secret.
-        common: True to list it in the short help of commands with many settings.
-    """
+    """Description of a setting. `group` is its heading in the help. `within` are the bounds of a number, both allowed. `among` are
+    the only texts allowed; empty if others are, too. Without the setting `needs`, it does nothing. `parts` are the parts of a
+    process that use it; None if every process does. `show` makes a text with a secret fit to be printed. The short help of commands
+    with many settings lists it only if `common` is True."""
 
     default: Any
     group: str
@@ -86,7 +78,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     common: bool = False
 
     def fault(self, value: Any) -> tuple[str, str] | None:
-        """Return what is wrong with a value by itself, and what to do; None if nothing is."""
+        """Return the reason and hint for a value that is wrong by itself; None for a good value."""
         if self.within is not None and value is not None:
             unit = self.unit.partition(" to ")[0].strip("0123456789")
             low, high = self.within
@@ -101,7 +93,6 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def shown(self, value: object) -> object:
-        """Return `value` as it may be printed."""
         if self.show is None:
             return value
         return self.show(value) if isinstance(value, str) else "…"
@@ -110,7 +101,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 def setting(
     default: Any, group: str, help: str, unit: str = "", *, show: Callable[[str], str] | None = None, **attributes: Any
 ) -> Any:
-    """Return a field of Settings. `attributes` are further attributes of its Setting."""
+    """Return a field of Settings. See `Setting` for its `attributes`."""
     fact = Setting(default=default, group=group, help=help, unit=unit, show=show, **attributes)
     return field(default=default, repr=show is None, metadata={"setting": fact})
 
@@ -140,21 +131,77 @@ REMOTE_MODEL = TextForm(r"[!-~]{0,256}", "must be printable ASCII without spaces
 
 
 def hidden(text: str) -> str:
-    """Return what is printed instead of a secret."""
+    """Return the text to print instead of a secret."""
     return "…"
 
 
 def joined(words: Iterable[str], last: str) -> str:
-    """Return `words` as a list in a sentence, with `last` before the last."""
+    """Join words with commas, and with `last` before the last one."""
     *first, end = words
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def unset_wait() -> str:
-    """Return how long each policy waits if nothing is configured, for the help."""
+    """Return a text for the help that tells how long each policy waits by default."""
     policies_by_wait: dict[str, list[str]] = {}
     for name, policy in POLICIES.items():
         if not policy.own_waits:
             wait = "none" if math.isinf(policy.wait) else f"{policy.wait * 1000:g}"
             policies_by_wait.setdefault(wait, []).append(name)
     return ", ".join(f"{wait} for {joined(names, 'and')}" for wait, names in sorted(policies_by_wait.items()))
+
+
+class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
+    """Option of a tool. `default` and `within` are in the option's unit. `per` of these units make one of the field's unit, such as
+    1000 for an option in ms and a field in seconds. Both bounds in `within` are allowed. `type` is str if the tool parses the
+    text."""
+
+    flag: str
+    metavar: str
+    group: str
+    help: str
+    type: type = float
+    default: Any = None
+    unit: str = ""
+    per: float = 1.0
+    within: tuple[float, float] | None = None
+    multiple: bool = False
+
+    def read(self, value: Any) -> Any:
+        """Convert a value of the option to the field's unit."""
+        return value if value is None or self.per == 1.0 else value / self.per
+
+
+def tool_option(
+    default: Any, flag: str, metavar: str, group: str, help: str, *, repr: bool = True, default_factory: Any = MISSING,
+    **attributes: Any,
+) -> Any:  # fmt: skip
+    """Return a field with a ToolOption. `default` is in the field's unit, or `dataclasses.MISSING` for none."""
+    per = attributes.get("per", 1.0)
+    shown = default if isinstance(default, int | float | str) else None
+    if per != 1.0 and shown is not None:
+        shown *= per
+    metadata = {"option": ToolOption(flag=flag, metavar=metavar, group=group, help=help, default=shown, **attributes)}
+    result: Any = field(default=default, default_factory=default_factory, repr=repr, metadata=metadata)
+    return result
+
+
+def tool_options_of(kind: Any) -> dict[str, ToolOption]:
+    """Return the options of a dataclass by field name."""
+    return {field.name: field.metadata["option"] for field in fields(kind) if "option" in field.metadata}
+
+
+def check_options(owner: object, names: Iterable[str]) -> None:
+    """Raise SettingError if a field of a dataclass is outside the bounds of its option."""
+    options = tool_options_of(owner)
+    for name in names:
+        value, option = getattr(owner, name), options[name]
+        if option.within is not None and value is not None:
+            low, high = option.within
+            check_within(option.flag, value * option.per, low, high, option.unit)
+
+
+def check_within(flag: str, value: float, low: float, high: float, unit: str = "") -> None:
+    """Raise SettingError unless low <= value <= high."""
+    if wrong := outside(value, low, high, unit):
+        raise SettingError(flag, value, *wrong)

@@ -1,11 +1,11 @@
-"""The settings file. It is apart from the other sources because TOML is typed, and has tables of models."""
+"""The settings file. Unlike the other sources it has typed values, as it is TOML, and tables of models."""
 
 from __future__ import annotations
 
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
 
 Given = dict[str, tuple[str, Any]]
-"""Values of one source by field name, each with the name that its user wrote."""
+"""For each field that a source sets, the name that its user wrote, and the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class FileTable:
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Table `[models.NAME]` of a file: its target ("" if it has none), own settings, and how errors name each setting."""
+    """Table `[models.NAME]` of a file. `target` may be empty. `own` are its settings, and `spelling` has their names in errors."""
 
     target: str = field(repr=False)
     own: tuple[tuple[str, Any], ...] = field(repr=False)
@@ -39,17 +39,14 @@ class ModelTable:
 
 
 def read_file(file: Path | None, source: str) -> FileTable:
-    """Read a file of settings; None for `headway.toml` in the working directory, if there is one. Errors name `source`.
-
-    Raises SettingError if there is no such file, or it is no regular file, or not TOML. An existing `headway.toml` must be good,
-    too.
-    """
+    """Read a file of settings, or `headway.toml` in the working directory, if there is one. Raises SettingError for `source` if the
+    file is missing, no regular file, or not TOML."""
     path = file or Path("headway.toml")
     if not is_file(path):
         # A folder or a dangling link may be a mount whose source is missing.
         if file is None and not os.path.lexists(path):
             return FileTable(path, {})
-        reason = "is no regular file" if _exists(path) else "no such file"
+        reason = "is no regular file" if os.path.exists(path) else "no such file"  # noqa: PTH110 - as in `is_file`
         if file is None:
             hint = "Put a TOML file there, or remove it."
             raise SettingError("the file of settings", str(path.absolute()), reason, hint)
@@ -59,36 +56,26 @@ def read_file(file: Path | None, source: str) -> FileTable:
         text = path.read_text(encoding="utf-8")
         return FileTable(path, tomllib.loads(text))
     except OSError as exc:
-        raise SettingError(source, str(path), f"cannot be read: {exc.strerror}", "Mend its permissions.") from exc
+        raise SettingError(source, str(path), f"cannot be read: {exc.strerror}", "Fix its permissions.") from exc
     except (ValueError, RecursionError) as exc:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors.
         raise SettingError(source, str(path), f"is not valid TOML: {exc}", _toml_hint(text, str(exc))) from exc
 
 
-def _exists(path: Path) -> bool:
-    """Return True if anything has this name, such as a folder or a device."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # As in `is_file`.
-        return False
-
-
 _MODEL_KEYS = ("target", *SHORT)
-"""Keys of a model's table that are not settings."""
 _BARE = re.compile(r"""^\s*\[models\.([^]"'\n]*[^]"'\n\w.-][^]"'\n]*)]""", re.MULTILINE)
-"""Heading of a model's table whose name needs quotes but has none."""
+"""Heading of a model's table whose name lacks the quotes that it needs."""
 
 
 def _toml_hint(text: str, error: str) -> str:
-    """Return what to do about a file that is not TOML."""
     if (heading := _BARE.search(text)) is not None:
         return f'Put the name of the model in quotes: [models."{heading[1]}"].'
     if "Cannot declare ('models'" in error:
         return f"Write one table for each model. {VERSIONS}"
-    return "Mend the file."
+    return "Fix the file."
 
 
 def values_of(file: FileTable) -> Given:
-    """Return the settings of a file, but for its models' tables. Raises SettingError."""
+    """Return the settings of a file, without those in tables of models. Raises SettingError."""
     table = {name: value for name, value in file.content.items() if name != "models"}
     if isinstance(models := table.get("model"), dict):
         names = ", ".join(f"[models.{name}]" for name, own in models.items() if isinstance(own, dict))
@@ -98,10 +85,7 @@ def values_of(file: FileTable) -> Given:
 
 
 def model_tables(file: FileTable) -> dict[str, ModelTable]:
-    """Return a file's tables of models, by model.
-
-    Raises SettingError if a table is malformed, has a key that models don't have, or one that belongs to the model's versions.
-    """
+    """Return a file's tables of models by name. Raises SettingError if a table is malformed, or has a key that is wrong there."""
     content = file.content.get("models", {})
     if not isinstance(content, dict) or len(content) > MOST_MODELS:
         hint = f"Write [models.NAME] for each of at most {MOST_MODELS}."
@@ -135,10 +119,10 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
 def _values(
     table: Mapping[str, Any],
     prefix: str,
-    allowed: Mapping[str, Any] | tuple[str, ...],
+    allowed: Collection[str],
     keys: Mapping[str, str] = MappingProxyType({}),
 ) -> Given:
-    """Return the settings of a table. `keys` maps settings to what the file calls them, where that differs."""
+    """Return the settings of a table. `keys` maps settings to their names in the file, where these differ."""
     values: Given = {}
     for name, value in table.items():
         spelt = f"{prefix}{keys.get(name, name)}"
@@ -161,7 +145,6 @@ def _values(
 
 
 def _scale_rules(spelt: str, tables: list[Any]) -> str:
-    """Return the text of the autoscaler's rules from a list of tables."""
     try:
         return scale_rules.write(scale_rules.read_all(tables))
     except scale_rules.NoRules as exc:
@@ -175,17 +158,14 @@ def _belongs_to_process(spelt: str, name: str, value: object) -> SettingError:
 
 
 def _belongs_to_model(spelt: str, name: str, value: object, model: str) -> SettingError:
-    """Return the error for a setting in a version's table that all versions of the model share."""
     if name == "model_version":
         return SettingError(spelt, value, "is in the name of its table already", "Remove it.")
     reason = "is a setting of the model, not of one of its versions"
     return SettingError(spelt, FIELDS[name].shown(value), reason, f'Write it in a table [models."{model}"].')
 
 
-def unknown(
-    spelt: str, name: str, value: object, allowed: Mapping[str, Any] | tuple[str, ...] = FIELDS
-) -> SettingError:
-    """Return the error for a name that no setting has."""
+def unknown(spelt: str, name: str, value: object, allowed: Collection[str] = FIELDS) -> SettingError:
+    """Return the error for a name that is no setting."""
     table = value if isinstance(value, dict) and "models" in allowed else None
     near = nearest(name, allowed if table is None else ("models",))
     hint = f"Did you mean {near[0]}?" if near else "Remove it."
@@ -198,7 +178,7 @@ def unknown(
 
 
 def typed(spelt: str, name: str, value: Any) -> Any:
-    """Check a value's type, as TOML has it, against the type of setting `name`, and return the value."""
+    """Return a value of TOML for setting `name`. Raises SettingError if its type is wrong."""
     expected = kind(name)
     if expected is float and type(value) is int and abs(value) < 1 << 62:
         return float(value)

@@ -1,8 +1,8 @@
-"""Settings that each model may have of its own: `[models.NAME]` in the file, and NAME=TARGET on the command line.
+"""Models with settings of their own: `[models.NAME]` in the file, and NAME=TARGET on the command line.
 
-The file says how models are served. The command line says which: those it names, or else all in the file with a target. A
-model without a table has the settings of the process. NAME@VERSION instead of NAME is one of several versions of a model;
-what its versions share is in the model's own table.
+The file says how models are served. The command line says which models are served: those that it names, or else all in the file
+with a target. A model without a table has the settings of the process. NAME@VERSION instead of NAME is one of several versions
+of a model. Settings that its versions share are in the model's own table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from headway.errors import SettingError
 SHORT = {"version": "model_version"}
 """Short keys of a model's table, and the settings that they stand for."""
 MOST_MODELS = 256
-"""Most models of one process."""
 VERSIONS = 'Versions of one model are NAME@VERSION=TARGET each, or a table [models."NAME@VERSION"] each.'
 """Hint for two targets under one name."""
 
@@ -27,11 +26,8 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.:/-]{1,128}(@[A-Za-z0-9_.:/@-]{0,128}
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """One model of several, or one version of a model (`name` is the version then).
-
-    `target` is empty if the process runs none, or a Python object. `versions` are those that this process names; empty if there is
-    one, which `model_version` names.
-    """
+    """One model of several, or one version of a model, in which case `name` is the version. `target` is empty if the process runs
+    none, or a Python object. `versions` are those that this process names; empty for a single one, which `model_version` names."""
 
     name: str
     target: str = field(default="", repr=False)
@@ -40,17 +36,15 @@ class ModelSettings:
 
 
 def split_target(text: str) -> tuple[str, str] | None:
-    """Split NAME=TARGET; None for a text that names no model."""
+    """Split NAME=TARGET. Return None for a text that names no model."""
     match = _NAMED.fullmatch(text)
     return None if match is None or "://" in match["name"] else (match["name"], match["target"])
 
 
 def named_targets(texts: Sequence[str], tables: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the targets of a command by model; None for a single one that names no model.
-
-    The name of a table means that model, with its table's target (an empty text here). The name of a model with tables for its
-    versions means all of these. Raises SettingError if a text names no model beside others, or a name comes twice.
-    """
+    """Return the targets of a command by model; None for a single target that names no model. The name of a table stands for its
+    model, and the target in the table (an empty text here). The name of a model with tables for its versions stands for all of
+    these versions. Raises SettingError."""
     known = {*tables, *(table.partition("@")[0] for table in tables)}
     if len(texts) == 1 and texts[0] not in known and split_target(texts[0]) is None:
         return None

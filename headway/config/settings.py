@@ -1,14 +1,15 @@
-"""The table of settings: every field with its default, help, unit and group; and the checks that concern several.
+"""The table of settings, and the checks that concern several of them.
 
-A refusal says which setting, its value, why, and what to do. It names the setting as its user wrote it: `--max-batch-size`,
-`HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`. So checks put field names between backticks, and `sources.load`,
-which knows where each value came from, replaces them.
+A refusal names the setting as its user wrote it: `--max-batch-size`, `HEADWAY_MAX_BATCH_SIZE` or
+`headway.toml: max_batch_size`. So checks put field names between backticks, and `sources.load`, which knows where each value
+came from, replaces them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import os
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -52,19 +53,15 @@ LEDGER_ROWS = ("ended", ALL_ROWS)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 NONE, LOCAL = "none", "local"
 AUTOSCALE = (NONE, LOCAL)
-"""Choices of who sets the number of workers: nobody, or the processes that run them."""
 SCALE_POLICIES = ("rules", "plan")
-"""How the number of workers is chosen."""
 
 MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
 """Longest deadline of a request, its wait and its batch, in ms."""
 MAX_BATCH = 4096
-"""Most inputs of one batch."""
 MOST_WORKERS = 256
 MOST_WORKERS_OF_FLEET = 10_000
 MOST_WEIGHT = weight_estimate.MOST_WEIGHT
 PREFIX = "HEADWAY_"
-"""Prefix of environment variables."""
 CHARS = "chars"
 """Value of `weight` that weighs an input by its characters."""
 
@@ -86,20 +83,19 @@ _SCALING = "Autoscaler"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of one process, built by `load`, or directly in tests. A wrong value raises SettingError."""
+    """Settings of one process. A wrong value raises SettingError."""
 
     max_header_bytes: ClassVar[int] = 16_384
-    """Bytes of the longest request line and header together."""
+    """Most bytes of the request line and header together."""
     max_parameters: ClassVar[int] = 64
-    """Most members of `parameters`."""
     large_payload_bytes: ClassVar[int] = 64 << 10
-    """Size above which an input or output is stored apart from the broker's queue, so that its steps stay short."""
+    """Size above which an input or output is stored apart from the broker's queue, so that the queue's steps stay short."""
     keys_retention_s: ClassVar[float] = 30 * 86_400.0
     """Seconds for which an ended key stays in the ledger's database."""
     arena_bytes: ClassVar[int] = 64 << 20
-    """Most shared memory between a worker process and its host for large inputs and outputs, taken as needed."""
+    """Most shared memory, taken as needed, between a worker process and its host, for large inputs and outputs."""
     least_drain_s: ClassVar[float] = 30.0
-    """Fewest seconds that a shutdown waits for requests in flight; more if a request or batch may take longer."""
+    """Seconds that a shutdown waits for requests in flight, unless a request or batch may take longer."""
     grpc_max_age_s: ClassVar[float] = 300.0
     """Seconds after which a gRPC client is told to reconnect, so that new gateways get their share."""
 
@@ -359,9 +355,9 @@ class Settings:
     # fmt: on
 
     models: tuple[ModelSettings, ...] = ()
-    """Models with settings of their own; empty if there is only the one that `model` names."""
+    """Models with settings of their own; empty if there is only the model that `model` names."""
     weights_file: str = dataclasses.field(default="", compare=False, repr=False)
-    """File to read weights of versions from again; empty if they came from elsewhere."""
+    """File to read the weights of versions from again; empty if they came from elsewhere."""
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -378,11 +374,10 @@ class Settings:
 
     @property
     def default_tier_index(self) -> int:
-        """Index of `default_tier` in `tier_names`."""
         return self.tier_names.index(self.default_tier)
 
     def tier_rate(self, tier: str) -> float:
-        """Requests per minute of all users of a tier together; 0 for no limit."""
+        """Return the requests per minute of all users of a tier together; 0 for no limit."""
         rates = (part.strip().partition("=") for part in self.tier_rates.split(","))
         return next((float(rate) for name, _, rate in rates if name == tier), 0.0)
 
@@ -396,13 +391,13 @@ class Settings:
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """Ids in `devices`, one for each worker; `cpu` alone stands for all workers. Empty if none are named."""
+        """Ids in `devices`, one for each worker. A single `cpu` stands for all workers. Empty if none are named."""
         ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
         return ids * self.workers if ids == ("cpu",) else ids
 
     @property
     def lease_s(self) -> float:
-        """Seconds of silence after which a worker's batch goes to another: a slow call to the broker, and two renewals."""
+        """Seconds of silence after which a worker's batch goes to another. They suffice for a slow call and two renewals."""
         return self.broker_timeout_ms / 1000 + 2
 
     @property
@@ -417,12 +412,10 @@ class Settings:
 
     @property
     def bulk_max_lines(self) -> int:
-        """Most lines of a job."""
         return max(1, self.bulk_max_bytes >> 10)
 
     @property
     def bulk_max_jobs(self) -> int:
-        """Most unfinished jobs of a tenant."""
         return max(1, self.bulk_max_bytes // (100 << 20))
 
     @property
@@ -432,12 +425,11 @@ class Settings:
 
     @property
     def bodies_bytes(self) -> int:
-        """Maximum memory, in bytes, for received bodies and large or unread answers; one request's outputs may take half of it."""
+        """Most memory for received bodies and large or unread answers. The outputs of one request may take half of it."""
         return self.memory_mb << 18
 
     @property
     def scheme(self) -> str:
-        """Scheme of the URLs of all ports."""
         return "https" if self.tls_cert else "http"
 
     @property
@@ -447,10 +439,8 @@ class Settings:
 
     @cached_property
     def runs(self) -> Mapping[str, Settings]:
-        """Settings of the workers of each model, by NAME or, for a model with versions here, by NAME@VERSION.
-
-        Raises SettingError if a model's own setting is wrong; it is named `models.NAME.FIELD`.
-        """
+        """Settings of the workers of each model, by NAME or, for a model with versions here, by NAME@VERSION. A wrong setting of a
+        model raises SettingError, which names it `models.NAME.FIELD`."""
         if not self.models:
             return MappingProxyType({self.model: self})
         runs = {}
@@ -466,7 +456,7 @@ class Settings:
 
     @cached_property
     def served(self) -> Mapping[str, Settings]:
-        """Settings of each model by name: those of the process, overridden by the model's own. See `runs`."""
+        """Settings of each model by name. The model's own override the process's. See `runs`."""
         if not self.models:
             return self.runs
         served = {}
@@ -495,18 +485,16 @@ class Settings:
 
     @cached_property
     def longest_request_s(self) -> float:
-        """Seconds that a request to any model may take overall."""
         return max(model.request_timeout_ms for model in self.served.values()) / 1000
 
     @cached_property
     def drain_s(self) -> float:
-        """Seconds that a shutdown waits for requests in flight: at least as long as a request or a batch may take."""
+        """Seconds that a shutdown waits for requests in flight, which is at least as long as a request or a batch may take."""
         longest_batch = max(run.gpu_timeout_ms for run in self.runs.values()) / 1000
         return max(self.least_drain_s, self.longest_request_s, longest_batch)
 
     @cached_property
     def longest_task_s(self) -> float:
-        """Seconds that a task of any model may take overall."""
         return max(model.task_timeout_ms for model in self.served.values()) / 1000
 
 
@@ -515,9 +503,9 @@ FIELDS: dict[str, Setting] = {
 }
 """Settings by name, in the order of the help."""
 MODEL_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is not Own.PROCESS)
-"""Settings that a model may have of its own."""
+"""Settings that each model may have of its own."""
 VERSION_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is Own.VERSION)
-"""Settings that a version of a model may have of its own."""
+"""Settings that each version of a model may have of its own."""
 
 _KINDS: dict[str, type] = {
     name: next(t for t in (typing.get_args(hint) or (hint,)) if t is not type(None))
@@ -532,15 +520,13 @@ def kind(name: str) -> type:
 
 
 def flag(name: str) -> str:
-    """Return how `name` is written as a flag."""
+    """Return the flag for a setting."""
     return f"--{name.replace('_', '-')}"
 
 
 def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]:
-    """Return settings that were changed but have no effect, each with the setting that it lacks.
-
-    They are not refused, as processes of several roles may share one file. `versions` is True if versions of a model are named.
-    """
+    """Return settings that were changed but have no effect, each with the setting that it lacks. They are not refused, as
+    processes of several roles may share one file. `versions` is True if versions of a model are named."""
     owners = (settings, *settings.served.values())
     versions = versions or any(model.versions for model in settings.models)
     return [
@@ -554,7 +540,7 @@ def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach `host`, a name or an address."""
+    """Return True if only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -562,7 +548,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse(settings: Settings, name: str, reason: str, hint: str) -> NoReturn:
-    """Raise the SettingError for a field's value."""
+    """Raise SettingError for the value of a setting."""
     field: Setting = settings.__dataclass_fields__[name].metadata["setting"]
     raise SettingError(name, field.shown(getattr(settings, name)), reason, hint)
 
@@ -614,15 +600,12 @@ def _min_warm(settings: Settings) -> None:
     room = settings.models_per_gpu * settings.workers
     if not room:
         return
-    if settings.min_warm > settings.workers:
-        reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
-        refuse(settings, "min_warm", reason, "A GPU holds a model once; lower it, or raise `workers`.")
     kept = [int(dict(model.values).get("min_warm", settings.min_warm)) for model in settings.models]
-    for model, least in zip(settings.models, kept, strict=True):
+    names = ["min_warm", *(f"models.{model.name}.min_warm" for model in settings.models)]
+    for name, least in zip(names, [settings.min_warm, *kept], strict=True):
         if least > settings.workers:
             reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
-            hint = "A GPU holds a model once; lower it, or raise `workers`."
-            raise SettingError(f"models.{model.name}.min_warm", least, reason, hint)
+            raise SettingError(name, least, reason, "A GPU holds a model once; lower it, or raise `workers`.")
     if sum(kept) > room or (sum(kept) == room and 0 in kept):
         reason = f"is too few: {settings.workers} GPUs hold {room} models; `min_warm` keeps {sum(kept)} of them loaded"
         refuse(settings, "models_per_gpu", reason, "Raise it or `workers`, or lower `min_warm`.")
@@ -634,16 +617,12 @@ def _min_warm(settings: Settings) -> None:
 
 
 def _times(settings: Settings) -> None:
-    """Refuse times that contradict each other."""
     if settings.queue_timeout_ms > settings.request_timeout_ms:
         reason = f"is longer than `request_timeout_ms` ({settings.request_timeout_ms:g} ms)"
         refuse(settings, "queue_timeout_ms", reason, "Lower it, or raise `request_timeout_ms`.")
     if settings.max_wait_ms is not None and settings.max_wait_ms > settings.queue_timeout_ms:
         reason = f"is longer than `queue_timeout_ms` ({settings.queue_timeout_ms:g} ms)"
         refuse(settings, "max_wait_ms", reason, "Every request would expire before its batch leaves; lower it.")
-
-
-def _policy(settings: Settings) -> None:
     if policies.POLICIES[settings.policy].own_waits and settings.max_wait_ms is not None:
         reason = f"has no effect with `policy` {settings.policy}, which has waits of its own"
         refuse(settings, "max_wait_ms", reason, "Leave it out, or choose another policy.")
@@ -683,9 +662,6 @@ def _files(settings: Settings) -> None:
     ):
         if (path := getattr(settings, name)) != FIELDS[name].default and not is_file(Path(path)):
             refuse(settings, name, "no such file", hint)
-
-
-def _certificates(settings: Settings) -> None:
     for name, cert in (("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert"), ("remote_key", "remote_cert")):
         if getattr(settings, name) and not getattr(settings, cert):
             refuse(settings, name, f"has no effect without `{cert}`", "Name a certificate as well, or leave it out.")
@@ -712,11 +688,8 @@ def _shed_depths(settings: Settings) -> None:
 
 
 def _room(settings: Settings) -> None:
-    """Refuse a `memory_mb` that is too small for the largest body.
-
-    A tenant gets half of the queue's memory, where a character may take four bytes. The quarter for bodies being received must
-    hold two.
-    """
+    """Refuse a `memory_mb` that is too small for the largest body. A tenant gets half of the queue's memory, where a character may
+    take four bytes. The quarter for received bodies must hold two."""
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.memory_mb < least:
         reason = f"has no room for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
@@ -769,14 +742,11 @@ def _scaling(settings: Settings) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Return True if there is such a file, as far as this process can see."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # The name is too long, holds a NUL, or is in a closed folder.
-        return False
+    """Return True if this process can see a file of this name."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises if the name is too long, or in a closed folder
 
 
 CHECKS: tuple[Callable[[Settings], None], ...] = (
-    _tiers, _devices, _versions, _min_warm, _times, _policy, _admin, _grpc_port, _files, _certificates, _urls, _bulk, _shed_depths,
-    _room, _tier_rates, _version_weights, _scale_rules, _scaling,
+    _tiers, _devices, _versions, _min_warm, _times, _admin, _grpc_port, _files, _urls, _bulk, _shed_depths, _room, _tier_rates,
+    _version_weights, _scale_rules, _scaling,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Flags, environment and file, merged into Settings. Errors name a setting as its user wrote it."""
+"""Merge flags, environment and file into Settings. Errors name a setting as its user wrote it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from headway.config.settings import FIELDS, MAX_REQUEST_TIMEOUT_MS, MODEL_FIELDS
 from headway.core.excerpt import nearest
 from headway.errors import SettingError
 
+Targets = Mapping[str, str | None]
 ALIKE = 0.85
-"""How alike two names must be, 0 to 1 by `difflib`, for one to be a misspelling of the other."""
+"""Least similarity, 0 to 1 by `difflib`, of a misspelt name to the right one."""
 
 
 def load(
@@ -25,22 +26,15 @@ def load(
     environ: Mapping[str, str] = os.environ,
     file: Path | None = None,
     spell: Callable[[str], str] = flag,
-    targets: Sequence[str] | Mapping[str, str | None] | None = None,
+    targets: Sequence[str] | Targets | None = None,
 ) -> Settings:
-    """Merge flags, environment and file into Settings.
+    """Merge flags, environment and file into Settings. Raises SettingError if a name is unknown, or a value is wrong.
 
-    Arguments:
-        flags: value or text by field name; None for a flag that was not given.
-        environ: the process environment; `HEADWAY_PORT` sets `port`, and so on. Empty variables don't count.
-            `HEADWAY_CONFIG` names the file when `file` is None.
-        file: a TOML file; None for `headway.toml` in the working directory, if there is one.
-        spell: returns the name under which the caller of a command or function gave a field.
-        targets: texts that the caller gave: one target, or NAME=TARGET or NAME@VERSION=TARGET for each of several, or names
-            of models in the file. A caller with targets of its own passes a mapping with the models as keys. None: all models
-            in the file.
-
-    Raises:
-        SettingError: a name is unknown, or a value is of the wrong type or out of range.
+    `flags` has values or texts by field name, and None for a flag that was not given. `HEADWAY_PORT` in `environ` sets `port`, and
+    so on. Empty variables don't count. Without a `file`, `HEADWAY_CONFIG` names it, or it is `headway.toml` in the working
+    directory, if there is one. `spell` returns the name under which the caller gave a field. `targets` are texts: one target, or
+    NAME=TARGET or NAME@VERSION=TARGET for each of several, or names of models in the file. A caller with targets of its own passes
+    a mapping with the models as keys. None means all models in the file.
     """
     table = _read_named(file, environ, spell)
     tables = model_tables(table)
@@ -54,7 +48,7 @@ def load(
 def spelling_of(
     name: str, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> str:
-    """Return how its user wrote the name of a setting, in flags, environment or file; see `load`."""
+    """Return the name of a setting as its user wrote it, in flags, environment or file; see `load`."""
     variable = f"{PREFIX}{name.upper()}"
     if flags.get(name) is not None or environ.get(variable):
         return flag(name) if flags.get(name) is not None else variable
@@ -63,16 +57,14 @@ def spelling_of(
 
 
 def _read_named(file: Path | None, environ: Mapping[str, str], spell: Callable[[str], str]) -> FileTable:
-    """Read the file that is named, if any."""
     if file is None and environ.get(f"{PREFIX}CONFIG"):
         return read_file(Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG")
     return read_file(file, spell("config"))
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:
-    """Read the weights of versions from the settings file again, by model; "" stands for models without a table. Raises
-    SettingError.
-    """
+    """Read the weights of versions from the settings file again, by model, and under "" those of models without a table. Raises
+    SettingError."""
     table = read_file(Path(settings.weights_file), "config")
     whole = str(values_of(table).get("version_weights", ("", ""))[1])
     weights = {"": whole}
@@ -84,7 +76,7 @@ def read_weights_again(settings: Settings) -> dict[str, str]:
 
 
 def load_arguments(values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a function's arguments, whatever environment and files say; see `load`."""
+    """Return the settings in a function's arguments. Environment and files don't matter."""
     return _merged([_from_flags(values, str)], str)
 
 
@@ -92,14 +84,12 @@ def _merged(
     sources: Sequence[Given],
     spell: Callable[[str], str],
     tables: Mapping[str, ModelTable] = MappingProxyType({}),
-    targets: Mapping[str, str | None] | None = None,
+    targets: Targets | None = None,
     single_target: bool = False,
 ) -> Settings:
-    """Return the settings of several sources. A later source beats an earlier one.
-
-    `targets` are by model, if the caller named models: "" for that of the table, None if the caller has it itself. `single_target`
-    is True if the caller gave one without a name.
-    """
+    """Return the settings of several sources, of which a later one beats an earlier one. `targets` are those of named models: ""
+    for the target in the model's table, None for a target that the caller has itself. `single_target` is True for a target without
+    a name."""
     values: dict[str, Any] = {}
     spelling: dict[str, str] = {name: spell(name) for name in FIELDS}
     for given in sources:
@@ -118,7 +108,7 @@ def _merged(
 def _respelt(
     error: SettingError, values: Mapping[str, Any], spelling: Mapping[str, str], tables: Mapping[str, ModelTable]
 ) -> SettingError:
-    """Return the error with its settings named as their user wrote them. `models.NAME.FIELD` is a model's own setting."""
+    """Return an error with its settings named as their user wrote them. `models.NAME.FIELD` is a model's own setting."""
     model, _, name = error.setting.removeprefix("models.").rpartition(".")
     given = {name: spelling[name] for name in values}
     for table in (model.partition("@")[0], model):
@@ -127,15 +117,13 @@ def _respelt(
         given["model"] = f"model {model!r}"
     if "@" in model:
         given["model_version"] = given["model"]
-    respell = _speller({**spelling, **given})
-    spelt = given.get(name) or f"{spelling[name]} (its default)"
-    return SettingError(spelt, error.value, respell(error.reason), respell(error.hint))
+    names, quoted = {**spelling, **given}, re.compile("`(" + "|".join(FIELDS) + ")`")
+    reason, hint = (quoted.sub(lambda match: names[match[1]], text) for text in (error.reason, error.hint))
+    return SettingError(given.get(name) or f"{spelling[name]} (its default)", error.value, reason, hint)
 
 
-def _chosen(
-    tables: Mapping[str, ModelTable], targets: Mapping[str, str | None] | None, alone: str | None
-) -> tuple[ModelSettings, ...]:
-    """Return the process's models: those that are named, or all with a table. `alone` is the model of a single target."""
+def _chosen(tables: Mapping[str, ModelTable], targets: Targets | None, alone: str | None) -> tuple[ModelSettings, ...]:
+    """Return the models that are named, or all models with a table. `alone` is the model of a single target."""
     if targets is None and alone is not None:
         return (ModelSettings(alone, "", tables[alone].own),) if alone in tables else ()
     no_table = ModelTable("", (), {})
@@ -156,10 +144,8 @@ def _chosen(
     return tuple(models.values())
 
 
-def _with_versions(
-    tables: Mapping[str, ModelTable], targets: Mapping[str, str | None] | None
-) -> Mapping[str, str | None]:
-    """Return targets by model, but by version for a model whose versions have the tables. None means the whole file."""
+def _with_versions(tables: Mapping[str, ModelTable], targets: Targets | None) -> Targets:
+    """Return targets by model, or by version for a model whose versions have tables. None means the whole file."""
     expanded: dict[str, str | None] = {}
     for name, target in (dict.fromkeys(tables, "") if targets is None else targets).items():
         versions = [table for table in tables if table.startswith(f"{name}@")] if target == "" else []
@@ -168,7 +154,6 @@ def _with_versions(
 
 
 def _fitted_model(values: Mapping[str, Any], model: ModelSettings) -> ModelSettings:
-    """Complete the settings of a model and its versions by what follows from them and from the process's."""
     own = dict(model.values)
     versions = tuple(replace(version, values=_fitted(values, own | dict(version.values))) for version in model.versions)
     return replace(model, values=_fitted(values, own), versions=versions)
@@ -184,17 +169,12 @@ def _fitted(values: Mapping[str, Any], own: dict[str, Any]) -> tuple[tuple[str, 
 
 
 def _fit_workers(values: dict[str, Any]) -> None:
-    """Default to one worker per named device, unless the number of workers was given."""
     if devices := values.get("devices"):
         values.setdefault("workers", devices.count(",") + 1)
 
 
 def _fit_times(values: dict[str, Any]) -> None:
-    """Fit times that were left out to those that were given.
-
-    Whoever shortens the overall time should not have to shorten the queue's, too. Whoever lengthens it doesn't want tasks to
-    end before other requests.
-    """
+    """Adjust default times to the overall time, so that the queue's is not longer, and tasks don't end before other requests."""
 
     def default(name: str) -> float:
         value: Any = FIELDS[name].default
@@ -207,18 +187,9 @@ def _fit_times(values: dict[str, Any]) -> None:
         values.setdefault("task_timeout_ms", overall)
 
 
-def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces field names between backticks by what their user wrote."""
-    quoted = re.compile("`(" + "|".join(FIELDS) + ")`")
-    return lambda text: quoted.sub(lambda match: spelling[match[1]], text)
-
-
 def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[str, str]]:
-    """Return variables that look like misspelt ones of Headway's, each with the one that was probably meant.
-
-    Any other variable with the prefix is somebody else's, such as those that Kubernetes sets for a Service. `known` are
-    variables that are no settings.
-    """
+    """Return variables that look like misspelt settings, each with the name that was probably meant. Other variables with the
+    prefix may be somebody else's, such as those that Kubernetes sets for a Service. `known` are variables that are no settings."""
     names = {PREFIX + name.upper() for name in FIELDS} | {f"{PREFIX}CONFIG", *known}
     endings = [name.removeprefix(PREFIX) for name in names]
     misspelt = []
@@ -236,8 +207,7 @@ def _from_environ(environ: Mapping[str, str]) -> Given:
     values: Given = {}
     for name in FIELDS:
         spelt = f"{PREFIX}{name.upper()}"
-        text = environ.get(spelt)
-        if text:
+        if text := environ.get(spelt):
             if text.startswith("tcp://"):
                 hint = "Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod."
                 raise SettingError(spelt, FIELDS[name].shown(text), "is a service link", hint)
@@ -260,7 +230,6 @@ _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 def _parsed(spelt: str, name: str, text: str) -> Any:
-    """Parse the text of a flag or an environment variable as the type of setting `name`."""
     expected = kind(name)
     if expected is str:
         return text

@@ -1,4 +1,4 @@
-"""The text that names what is served, parsed into a frozen spec. No user code is imported here.
+"""Targets: parse the text that names what is served. No user code is imported here.
 
     module:attr              ModuleTarget, importable from the working directory or the Python path
     path/to/file.py:attr     FileTarget
@@ -25,10 +25,8 @@ from headway.errors import TargetError
 
 @dataclass(frozen=True, slots=True)
 class ModuleTarget:
-    """An attribute of an importable module, both dotted. `arguments` are for its class, as `core.arguments` reads them.
-
-    `folder` is the one to import from; empty for the working directory.
-    """
+    """An attribute of an importable module; both names may be dotted. `arguments` are for its class, as `core.arguments` reads
+    them. `folder` is the folder to import from; empty for the working directory."""
 
     module: str
     attribute: str
@@ -58,12 +56,10 @@ class RemoteTarget(msgspec.Struct, frozen=True):
 
     @property
     def secure(self) -> bool:
-        """True if it is called over TLS."""
-        return self.url.partition("://")[0].lower() in _SECURE
+        return self.url.partition("://")[0].lower() in ("https", "grpcs")
 
     @property
     def over_grpc(self) -> bool:
-        """True if it is called over gRPC."""
         return self.url.partition("://")[0].lower() in ("grpc", "grpcs")
 
     def __str__(self) -> str:
@@ -74,10 +70,8 @@ class RemoteTarget(msgspec.Struct, frozen=True):
 
 
 class ObservedTarget(msgspec.Struct, frozen=True, eq=False):
-    """Target of a test that records the inputs of each batch.
-
-    `subject` is a target for a worker process, or a function, class or other object for a thread of this process.
-    """
+    """Target of a test that records the inputs of each batch. `subject` is a target for a worker process, or a function, class or
+    other object for a thread of this process."""
 
     subject: ModuleTarget | FileTarget | Callable[..., Any]
     batches: list[list[Any]]
@@ -90,29 +84,21 @@ class ObservedTarget(msgspec.Struct, frozen=True, eq=False):
 
 Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget
 
-_SECURE = frozenset(["https", "grpcs"])
-"""Schemes that use TLS."""
-
 SCHEMES: Mapping[str, Callable[[str], Target]] = {
     "http": RemoteTarget,
     "grpc": RemoteTarget,
     "grpcs": RemoteTarget,
     "https": RemoteTarget,
 }
-"""Kind of target for each scheme of a URL."""
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(/[!-~]*)?")
 """URL without its scheme."""
-
 _CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")
 """Target with arguments, which include the closing parenthesis."""
 
 
 def parse_target(text: str) -> Target:
-    """Return the spec that `text` names.
-
-    Raises TargetError if it is malformed, names a file that doesn't exist, or its arguments aren't literals.
-    """
+    """Parse the text of a target. Raises TargetError if it is malformed, its file is missing, or an argument is no literal."""
     if (called := _called(text)) is not None:
         named, rest = called
         return _with_own_arguments(text, named, rest)
@@ -133,7 +119,7 @@ def parse_target(text: str) -> Target:
 
 
 def shown_target(text: str) -> str:
-    """Return `text` fit to be printed: a URL without user, password, query and fragment, and no arguments."""
+    """Return the text of a target fit to be printed: a URL without user, password, query and fragment, and no arguments."""
     if (called := _called(text)) is not None:
         return f"{shown_target(called[0])}(…)"
     scheme, colon, rest = text.partition("://")
@@ -151,7 +137,7 @@ def _call(text: str) -> str:
 
 
 def _called(text: str) -> tuple[str, str] | None:
-    """Split a text with arguments into the name and what follows the opening parenthesis; None for one without."""
+    """Split a target at the parenthesis that opens its arguments; None for a target without arguments."""
     match = _CALL.fullmatch(text)
     return None if match is None or "://" in match["named"] else (match["named"], match["arguments"])
 
@@ -177,7 +163,6 @@ def _error(text: str, reason: str, hint: str) -> TargetError:
 
 
 def _nameless(text: str) -> TargetError:
-    """Return the error for a text without a colon."""
     if text.endswith(".py"):
         return _error(text, "does not say which function of the file", f"Write {text}:NAME.")
     module, dot, attribute = text.rpartition(".")

@@ -1,4 +1,4 @@
-"""URLs of brokers and databases: what is wrong with one, and how to print one without its password."""
+"""URLs of brokers and databases: check them, and print them without their passwords."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIONS = {
     "sentinel_username": "user for the Sentinels, if they ask; the one before the host is for the server",
     "sentinel_password": "its password",
 }
-"""Options that may follow a `?`, as NAME=VALUE, joined by `&`, and what they mean."""
+"""Options that may follow a `?`, as NAME=VALUE joined by `&`, and their meanings."""
 LAST_DATABASE = 2**31 - 1
 """Highest database number that a server understands."""
 
@@ -27,11 +27,11 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5})
 _PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
 
 Fault = tuple[str, str]
-"""Reason why a URL is wrong, and what to write instead. Neither quotes the URL."""
+"""Reason why a URL is wrong, and a hint. Neither quotes the URL, which may hold a password."""
 
 
 def broker_fault(url: str) -> Fault | None:
-    """Return what is wrong with a broker's URL; None if nothing is."""
+    """Return the fault of a broker's URL; None for a good one."""
     scheme, colon, _ = url.partition("://")
     if not colon or scheme not in BROKER_FAULTS:
         *others, last = BROKER_FAULTS
@@ -50,10 +50,8 @@ def _redis_fault(url: str) -> Fault | None:
         if match is None or not 1 <= int(match[2] or 1) <= 65_535:
             return "names no host and port", f"{_BROKER_EXAMPLE} In a password / is written %2F, ? %3F, # %23."
     if scheme.endswith("sentinel") and not re.fullmatch(r"[A-Za-z0-9_.-]+(/[0-9]*)?", path):
-        return (
-            "names no service of the Sentinels",
-            "For example redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster.",
-        )
+        hint = "For example redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster."
+        return "names no service of the Sentinels", hint
     if scheme in SCHEMES[:2] and "," in hosts:
         return "names several hosts", f"Begin it with {scheme}+sentinel:// or {scheme}+cluster://, or name one host."
     if scheme in SCHEMES[:2] and not re.fullmatch("[0-9]*", path):
@@ -74,10 +72,8 @@ def _option_fault(scheme: str, rest: str) -> Fault | None:
         if name not in OPTIONS:
             return "has an unknown option", f"Known are {', '.join(OPTIONS)}."
         if name.startswith("ssl_") and not scheme.startswith("rediss"):
-            return (
-                f"has the option {name} but does not speak TLS",
-                f"Begin it with {scheme.replace('redis', 'rediss')}://.",
-            )
+            secure = scheme.replace("redis", "rediss")
+            return f"has the option {name} but does not speak TLS", f"Begin it with {secure}://."
         if name.startswith("sentinel_") and not scheme.endswith("sentinel"):
             return f"has the option {name} but names no Sentinels", "Leave it out."
     return None
@@ -86,11 +82,10 @@ def _option_fault(scheme: str, rest: str) -> Fault | None:
 BROKER_FAULTS: Mapping[str, Callable[[str], Fault | None]] = {
     **dict.fromkeys(SCHEMES, _redis_fault),
 }
-"""Check of a broker's URL, by its scheme."""
 
 
 def database_fault(url: str) -> Fault | None:
-    """Return what is wrong with the URL of a ledger's database; None if nothing is."""
+    """Return the fault of a database's URL; None for a good one."""
     if re.fullmatch(r"sqlite:///.+|postgres(ql)?://.+", url) is None:
         return "is no URL of a database", _DATABASE_EXAMPLE
     scheme, _, rest = url.partition("://")
@@ -108,7 +103,6 @@ def database_fault(url: str) -> Fault | None:
 
 
 def _ports(rest: str) -> Iterator[str]:
-    """Yield every port in the part of a URL after the scheme, as text."""
     place, _, query = rest.partition("?")
     hosts = place.partition("/")[0].rpartition("@")[2].split(",")
     for name, value in parse_qsl(query):
@@ -123,7 +117,7 @@ def _ports(rest: str) -> Iterator[str]:
 
 
 def shown_url(url: str) -> str:
-    """Return `url` without user, password and options, to be printed; only … if it is malformed."""
+    """Return a URL without user, password and options, to be printed, or … for a malformed URL."""
     scheme, colon, rest = url.partition("://")
     if scheme == "sqlite" and rest.isprintable():
         return url.partition("?")[0]  # A path, where no password can be.

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headway.config.tool_options import check_options, tool_option, tool_options_of
+from headway.config.fields import check_options, tool_option, tool_options_of
 from headway.core.tensors import BYTES, JSON, SIZES, count_of, join_elements
 from headway.errors import SettingError
 

@@ -9,8 +9,8 @@ from dataclasses import MISSING, dataclass
 import msgspec
 
 from headway.config import FIELDS
+from headway.config.fields import check_options, check_within, tool_option, tool_options_of
 from headway.config.settings import MAX_BATCH, MOST_WEIGHT
-from headway.config.tool_options import check_options, check_within, tool_option, tool_options_of
 from headway.core import policies
 from headway.core.departure import Load, Policy, Rule
 from headway.core.excerpt import nearest

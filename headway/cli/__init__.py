@@ -1,6 +1,6 @@
-"""The command line. `main` is what the console script runs.
+"""The command line. The console script runs `main`.
 
-A command's module is imported only when the command runs, so that `headway --help` and typing errors answer at once.
+A command's module is imported only when the command runs, so that `headway --help` and errors of usage appear at once.
 
 Exit codes: 0 done · 1 failed (the message says why) · 2 wrong usage · 3 a bad setting · 4 the target cannot be loaded or
 breaks the rules · 130 interrupted.
@@ -26,7 +26,7 @@ EXIT_TARGET = 4
 EXIT_INTERRUPTED = 130
 
 _OF_OUTPUT = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE))
-"""Errors of a full disk, or of a reader that has gone. (Errors of other files name the file.)"""
+"""Errors of a full disk, or of a reader that has gone."""
 
 COMMANDS = {
     "serve": Lazy("headway.cli.roles:serve", "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
@@ -48,13 +48,10 @@ COMMANDS = {
     "plan": Lazy("headway.cli.plan:plan", "Measure and plan", "Find out how many GPUs you need."),
     "simulate": Lazy("headway.cli.simulate:simulate", "Measure and plan", "Try a load and settings without a GPU."),
 }
-"""Commands by name: where each is, the heading that lists it, and what it does in one line."""
-
 _SHELLS = ("bash", "zsh", "fish")
 
 
 def _show_completion(ctx: click.Context, parameter: click.Parameter, shell: str | None) -> None:
-    """Print what a shell evaluates to complete commands and options."""
     if shell is None or ctx.resilient_parsing:
         return
     from click.shell_completion import get_completion_class
@@ -83,7 +80,7 @@ def version() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line on `arguments` (None for those of the process) and exit."""
+    """Run the command line on `arguments` (None for the process's own) and exit."""
     try:
         code = _code(arguments)
         sys.stdout.flush()
@@ -98,7 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _code(arguments: Sequence[str] | None) -> int:
-    """Run a command and return its exit code. An expected error becomes one line."""
     try:
         return program.main(arguments, prog_name="headway", standalone_mode=False) or 0
     except click.ClickException as exc:
@@ -122,6 +118,6 @@ def _code(arguments: Sequence[str] | None) -> int:
 
 
 def _give_up_output() -> None:
-    """Redirect standard output to nowhere: flushing its buffer at exit would fail again and change the exit code."""
+    """Redirect standard output to nowhere. Otherwise flushing its buffer at exit would fail again and change the exit code."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

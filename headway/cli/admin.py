@@ -10,8 +10,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from headway.cli.commands import combined, option
-from headway.cli.own_process import described
-from headway.cli.trust import AUTHORITY, SHOWN, make_context, trusting
+from headway.cli.trust import AUTHORITY, SHOWN, connect, described, make_context, trusting
 from headway.errors import HeadwayError, SettingError
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ _ADMIN = combined((
     trusting,
 ))  # fmt: skip
 as_json = option("--json", is_flag=True, help="Print it as JSON.")
-"""Option of a command that can print JSON."""
 
 _EXAMPLE = "http://127.0.0.1:9000"
 SHORT = 10.0
@@ -41,7 +39,7 @@ LONG = 60.0
 
 
 class AdminError(HeadwayError):
-    """The admin port cannot be reached, or refuses. `status` is the HTTP status, 0 if there was no answer; `answer` is decoded."""
+    """The admin port cannot be reached, or refuses. `status` is 0 if there was no answer. `answer` is decoded."""
 
     def __init__(self, message: str, status: int = 0, answer: Any = None) -> None:
         super().__init__(message)
@@ -52,8 +50,8 @@ class AdminError(HeadwayError):
 class Admin:
     """Client of one admin port. Raises SettingError for a malformed `url` and an unusable file.
 
-    An empty `url` means the process that this environment describes; without `ca`, only that process's certificate is trusted then.
-    `cert` and `cert_key` are the client's own certificate and its key, see `headway.cli.trust.make_context`.
+    An empty `url` means the process that the environment describes. Then only that process's certificate is trusted, unless `ca`
+    names others. See `make_context` for `ca`, `cert` and `cert_key`.
     """
 
     def __init__(self, url: str, token: str, ca: str = "", cert: str = "", cert_key: str = "") -> None:
@@ -76,23 +74,20 @@ class Admin:
         self._header = {"authorization": f"Bearer {first}"} if first else {}
 
     def get(self, path: str, query: Mapping[str, int] | None = None) -> Any:
-        """GET and decode an answer. Raises AdminError, as the methods below do."""
+        """Return the decoded answer of a GET. Raises AdminError, as the methods below do."""
         return self._ask("GET", f"{path}?{urlencode(query)}" if query else path, SHORT)
 
     def text(self, path: str) -> str:
-        """GET a text, such as the metrics."""
         return str(self._ask("GET", path, SHORT, json=False))
 
     def delete(self, path: str) -> Any:
-        """DELETE, and decode the answer; None if it is empty."""
         return self._ask("DELETE", path, SHORT)
 
     def post(self, path: str) -> Any:
-        """POST without a body, and decode the answer."""
         return self._ask("POST", path, LONG)
 
     def stream(self, path: str, fields: Mapping[str, str]) -> Iterator[bytes]:
-        """Yield the lines of a stream until it ends. Gives up after some seconds of silence."""
+        """Yield the lines of a stream until it ends. Give up after SHORT seconds of silence."""
         connection = self._connection(SHORT)
         try:
             response = self._response(connection, "GET", path, fields)
@@ -121,29 +116,23 @@ class Admin:
             raise AdminError(f"{self.url}{target} is not an admin port of Headway: {text[:80]!r}") from None
 
     def _connection(self, timeout: float) -> HTTPConnection:
-        from http.client import HTTPConnection, HTTPSConnection
+        return connect(self._host, self._port, timeout, self._tls)
 
-        if self._tls is None:
-            return HTTPConnection(self._host, self._port, timeout=timeout)
-        return HTTPSConnection(self._host, self._port, timeout=timeout, context=self._tls)
-
-    def _response(
-        self, connection: HTTPConnection, method: str, target: str, fields: Mapping[str, str]
-    ) -> HTTPResponse:
+    def _response(self, connection: HTTPConnection, method: str, path: str, fields: Mapping[str, str]) -> HTTPResponse:
         def ask() -> HTTPResponse:
-            connection.request(method, target, headers={**self._header, **fields})
+            connection.request(method, path, headers={**self._header, **fields})
             return connection.getresponse()
 
         return self._read(ask)
 
     def _read(self, act: Callable[[], T]) -> T:
-        """Do one step of an exchange. Raises AdminError if the port doesn't answer."""
+        """Return the result of `act`, a step of an exchange. Raises AdminError if the port doesn't answer."""
         from http.client import HTTPException
 
         try:
             return act()
         except (OSError, HTTPException) as exc:
-            from headway.client.reaching import tls_fault
+            from headway.client.errors import tls_fault
 
             if fault := tls_fault(exc, AUTHORITY, SHOWN):
                 raise AdminError(f"{self.url}: {fault}") from None
@@ -169,7 +158,7 @@ class Admin:
 
 
 def with_admin(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of an admin port to a command, which gets its client as `port`."""
+    """Add the options of an admin port to a command, whose argument `port` is the port's client."""
 
     @functools.wraps(function)
     def command(admin: str, token: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
@@ -179,7 +168,7 @@ def with_admin(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def decode(body: bytes) -> Any:
-    """Decode an answer. A member with a number out of range, as inputs may have, stays undecoded."""
+    """Decode an answer. A member with a number out of range, such as a client's input, stays undecoded."""
     try:
         return msgspec.json.decode(body)
     except msgspec.ValidationError:
@@ -195,13 +184,13 @@ def _member(raw: msgspec.Raw) -> Any:
 
 
 def letter_path(id: str, tenant: str | None, act: str = "") -> str:
-    """Return the path of a dead letter, or of an act on it. Without `tenant`, only one tenant may have the id."""
+    """Return the path of a dead letter, or of an act on it. A `tenant` is needed if several tenants have a letter with the id."""
     of = "" if tenant is None else f"?{urlencode({'tenant': tenant})}"
     return f"/internal/dlq/{quote(id, safe='')}{act}{of}"
 
 
 def pretty(answer: Any) -> str:
-    """Format JSON for people, with escapes for whatever could control a terminal."""
+    """Format JSON for people. Escape whatever could control a terminal."""
     from headway.runtime.log import escape
 
     text = msgspec.json.format(msgspec.json.encode(answer)).decode()
@@ -209,11 +198,9 @@ def pretty(answer: Any) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Format a table, with escapes for whatever could control a terminal."""
+    """Format a table. Escape whatever could control a terminal."""
     from headway.runtime.log import escape
 
     lines = [head, *(tuple(escape(cell) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -84,7 +84,6 @@ def bench(
 
 
 def _run(spec: LoadSpec, out: Path | None, *, json: bool, quiet: bool) -> NoReturn:
-    """Apply the load, and show the results."""
     from headway.load.connection import Unreachable
     from headway.load.generator import run_load
     from headway.load.report import make_report, show, to_json
@@ -116,7 +115,7 @@ def _content(path: Path | None) -> bytes | None:
 
 
 def _writable(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
-    """Open the file before the load begins, so that no result is lost to a wrong name."""
+    """Open the file for the results before the load begins, so that a wrong name loses none of them."""
     try:
         return nullcontext() if path is None else path.open("wb")
     except OSError as exc:
@@ -141,7 +140,7 @@ def _exit_code(report: Report) -> int:
 
 
 def _without_success(report: Report) -> str:
-    """Say why nothing succeeded; empty if something did, or the load was stopped."""
+    """Say why nothing succeeded; empty if a request did, or the load was interrupted."""
     total = report.total
     if total.answered or report.interrupted:
         return ""
@@ -152,19 +151,11 @@ def _without_success(report: Report) -> str:
 
 
 def _first_refused(report: Report, message: str) -> str:
-    """Return the text of the first error and a hint, if all answers are 4xx; else nothing."""
+    """Return the text of the first error and a hint if all answers are 4xx; empty otherwise."""
     outcomes = report.total.outcomes
     if not message or any(not label.startswith("4") for label in outcomes):
         return ""
-    hint = (
-        ". Give the body that this target takes: --body FILE, or --tensor for arrays"
-        if any(label[:3] in _OF_BODY for label in outcomes)
-        else ""
-    )
+    hint = ""
+    if any(label[:3] in _OF_BODY for label in outcomes):
+        hint = ". Give the body that this target takes: --body FILE, or --tensor for arrays"
     return f"\nheadway: the first says: {message.rstrip('.')}{hint}"
-
-
-if __name__ == "__main__":
-    from headway.cli import main
-
-    main(["bench", *sys.argv[1:]])

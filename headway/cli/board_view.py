@@ -1,4 +1,4 @@
-"""The departure board as text, from its events, in the width of a terminal. No I/O, so that tests can read it."""
+"""The departure board as text, made from its events to fit the width of a terminal. No I/O."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headway.cli.admin import table
-from headway.cli.screen import narrowed
 from headway.cli.status import BY_NAME, Sort, capacity_text, departed_table, members_table, reasons, workers_table
+from headway.cli.terminal import narrowed
 from headway.model.board import ARRIVED, GIVEN_BACK, RUNNING, BatchDeparture
 
 WINDOW = 10.0
-"""Seconds of departures that are shown, and over which rates are taken."""
+"""Seconds of departures to show, and to compute rates over."""
 BEHIND = 1.0
 """Seconds by which the lanes lag, so that the slowest process has reported."""
 SILENT = 4.0
 """Seconds without an event after which the text says so."""
 STRIP = 60
-"""Columns of a lane if nothing limits them."""
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"
 """Marks of a batch by its fill, with and without Unicode."""
 NAMED = 4
-"""Reasons that are named in a line; the others are summed up."""
+"""Most reasons to name in a line. The others are summed up."""
 MOST_EVENTS = 5
-"""Most kills, restarts and failed batches that are shown."""
 KEPT = 180.0
 """Seconds for which batches and changes are kept."""
 
 
 class BoardEvent(NamedTuple):
-    """Event of the stream: `start`, `tick` or `dropped`; or `error`, with its reason as `data`, if the port doesn't answer."""
+    """Event of the stream: `start`, `tick`, `dropped`, or `error` with its reason as `data` if the port doesn't answer."""
 
     kind: str
     data: Any
@@ -41,9 +39,7 @@ class BoardEvent(NamedTuple):
 
 
 class BoardView:
-    """The board, updated event by event. `unicode` is True if the terminal can show BLOCKS; `ready`, once there is something to
-    show.
-    """
+    """The board, updated event by event. `ready` is True once there is something to show."""
 
     def __init__(self, unicode: bool = True) -> None:
         self.ready = False
@@ -57,7 +53,6 @@ class BoardView:
         self._heard_at = 0.0
 
     def take(self, event: BoardEvent, at: float) -> None:
-        """Take an event that came at instant `at`."""
         kind, data, _ = event
         if kind in ("error", "dropped"):
             self._trouble = data if kind == "error" else f"connecting again: {data['reason']}"
@@ -80,7 +75,7 @@ class BoardView:
             del self._batches[key]
 
     def text(self, at: float, width: int = 0, sort: Sort = BY_NAME) -> str:
-        """Return the board at instant `at`, on the clock of `take`. `width` is 0 for no limit."""
+        """Return the board at instant `at`, by the clock of `take`. `width` is 0 for no limit."""
         if not self.ready:
             return textwrap.fill(self._trouble or "connecting …", width or STRIP * 2)
         snapshot, recent = self._latest.get("snapshot"), self._latest.get("recent")
@@ -131,7 +126,6 @@ class BoardView:
         return _listed(lines)
 
     def _tiers(self, recent: Mapping[str, Any], snapshot: Mapping[str, Any] | None, width: int) -> str:
-        """Return a table of the tiers, the rates of several models, and why requests were refused or failed."""
         rows = []
         for tier in recent["tiers"]:
             queues = [queue for queue in (snapshot or {"queues": ()})["queues"] if queue["tier"] == tier["tier"]]
@@ -155,7 +149,6 @@ class BoardView:
         return "\n\n".join(parts)
 
     def _strips(self, snapshot: Mapping[str, Any] | None, width: int) -> str:
-        """Return the rates of the last departures, and a lane for each worker."""
         end = self._latest["now"] - BEHIND
         begin = end - WINDOW
         shown = [batch for batch in self._batches.values() if begin <= batch.left < end]
@@ -177,7 +170,7 @@ class BoardView:
         return "\n".join(lines)
 
     def _strip(self, worker: str, begin: float, columns: int) -> str:
-        """Return a worker's lane: marks where batches run, by their fill; x where one failed, ! where the worker's status changed."""
+        """Return a worker's lane. A mark shows a running batch and its fill, `x` a failed batch, `!` a new status of the worker."""
         cells = [" "] * columns
         by_second = columns / WINDOW
         for batch in self._batches.values():
@@ -195,7 +188,6 @@ class BoardView:
         return "".join(cells)
 
     def _happened(self) -> list[str]:
-        """Return kills, restarts, failed batches and scaling decisions, newest first; empty if there are none."""
         happened = [
             (batch.left + batch.seconds, f"{batch.worker}: a batch of {batch.size} came back {batch.outcome}")
             for batch in self._batches.values()
@@ -222,19 +214,18 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def _wanted(scaling: Mapping[str, Any]) -> str:
-    """Describe the workers that a model should have, and how far that is."""
     late = f", {scaling['late']} late" if scaling["late"] else ""
     trouble = f"; {scaling['trouble']}" if scaling["trouble"] else ""
     return f"{scaling['desired']} workers, {scaling['current']} there, {scaling['coming']} coming{late}{trouble}"
 
 
 def after(restarts: int) -> str:
-    """Return the number of a worker's restarts as the end of a line; empty for none."""
+    """Return the end of a line about a worker that was restarted; empty for no restarts."""
     return f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
 
 
 def largest(rates: Mapping[str, float], form: str) -> str:
-    """Format rates: the largest by name and the others summed up."""
+    """Format the NAMED largest rates, and the sum of the others."""
     ordered = sorted(rates.items(), key=lambda item: -item[1])
     shown = [f"{name} {form.format(rate)}" for name, rate in ordered[:NAMED]]
     others = sum(rate for _, rate in ordered[NAMED:])
@@ -250,7 +241,6 @@ def _listed(lines: Mapping[str, str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape whatever could control a terminal."""
     from headway.runtime.log import escape
 
     return escape(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import secrets
 import sys
@@ -17,10 +18,9 @@ import click
 import msgspec
 
 from headway.cli.admin import as_json, pretty, table
-from headway.cli.bulk_lines import COMPLETIONS, ENDPOINTS, PIECE, BulkError, read_lines
 from headway.cli.commands import CommandGroup, combined, option
-from headway.cli.trust import make_context, trusting
-from headway.errors import SettingError
+from headway.cli.trust import connect, make_context, trusting
+from headway.errors import HeadwayError, SettingError
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -31,8 +31,15 @@ WITHIN = 60.0
 EVERY = 1.0
 """Seconds between two looks at a job."""
 AWAY = 90.0
-"""Seconds for which a service may be out of reach, as in a restart, while a job is waited for."""
-
+"""Seconds for which a service may be out of reach, as in a restart, while a command waits for a job."""
+COMPLETIONS, CHAT, EMBEDDINGS = ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+PIECE = 1 << 16
+"""Bytes of a file that are sent or fetched at a time."""
+LOOKED_AT = 100
+"""Number of non-empty lines that decide whether a file holds requests."""
+_BOM = b"\xef\xbb\xbf"
+_OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_UTF_16 = "is UTF-16, it has to be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it so"
 _NUMBER = re.compile("[0-9]+")
 
 _PUBLIC = combined((
@@ -44,8 +51,12 @@ _PUBLIC = combined((
 _id = click.argument("id", metavar="ID", help="Id of the job, batch_…")
 
 
+class BulkError(HeadwayError):
+    """A bulk job cannot be made, or the public port cannot be reached or refuses."""
+
+
 class Away(BulkError):
-    """The public port doesn't answer, or cannot for now. `why` is what is known, `hint` what to do if that lasts."""
+    """The public port doesn't answer, or cannot for now. `hint` says what to do if that lasts."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why + hint)
@@ -53,11 +64,8 @@ class Away(BulkError):
 
 
 class PublicPort:
-    """Client of a public port, for bulk jobs. Raises SettingError for a malformed `url` and an unusable file.
-
-    `url` includes the path that a proxy adds before the routes. `key` is the API key, or empty. For `ca`, `cert` and `cert_key` see
-    `headway.cli.trust.make_context`.
-    """
+    """Client of a public port, for bulk jobs. `url` includes the path that a proxy adds before the routes. See `make_context` for
+    `ca`, `cert` and `cert_key`. Raises SettingError for a malformed `url` and an unusable file."""
 
     def __init__(self, url: str, key: str, ca: str, cert: str, cert_key: str) -> None:
         parts = urlsplit(url)
@@ -68,7 +76,7 @@ class PublicPort:
         self._header = {"authorization": f"Bearer {key}"} if key else {}
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask for an answer in JSON. Raises BulkError, as the methods below do."""
+        """Send a request, and decode the JSON of its answer. Raises BulkError, as the methods below do."""
         content = None if body is None else msgspec.json.encode(body)
         with closing(self._connection()) as connection:
             answer = self._response(connection, method, path, content, {})
@@ -85,26 +93,19 @@ class PublicPort:
             return str(msgspec.json.decode(answer.read())["id"])
 
     def fetch(self, id: str, file: IO[bytes]) -> None:
-        """Download a file's content piece by piece."""
         with closing(self._connection()) as connection:
             answer = self._response(connection, "GET", f"/v1/files/{id}/content", None, {})
             while piece := answer.read(PIECE):
                 file.write(piece)
 
     def first_line(self, id: str) -> dict[str, Any]:
-        """Return the first line of a file that the service has made, decoded."""
         with closing(self._connection()) as connection:
             answer = self._response(connection, "GET", f"/v1/files/{id}/content", None, {})
             with self._reaching():
                 return dict(msgspec.json.decode(answer.readline()))
 
     def _connection(self) -> HTTPConnection:
-        from http.client import HTTPConnection, HTTPSConnection
-
-        host, port = self._parts.hostname or "", self._parts.port
-        if self._tls is None:
-            return HTTPConnection(host, port, timeout=WITHIN)
-        return HTTPSConnection(host, port, timeout=WITHIN, context=self._tls)
+        return connect(self._parts.hostname or "", self._parts.port, WITHIN, self._tls)
 
     def _response(
         self, connection: HTTPConnection, method: str, path: str, body: Any, fields: Mapping[str, str]
@@ -131,7 +132,6 @@ class PublicPort:
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Raise Away for connection errors."""
         from http.client import HTTPException
 
         try:
@@ -143,7 +143,7 @@ class PublicPort:
 
 
 def with_public(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a public port to a command, which gets its client as `port`."""
+    """Add the options of a public port to a command, whose argument `port` is the port's client."""
 
     @functools.wraps(function)
     def command(url: str, key: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
@@ -273,7 +273,7 @@ def _form(boundary: str, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait for a job to end. On standard error, show its progress, when it should end, and each thing that it waits for once."""
+    """Wait for a job to end. Show its progress on standard error, and once each reason for which it waits."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -298,7 +298,7 @@ def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _look(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return a job as it is now, even if its service is out of reach for a while."""
+    """Return a job as it is now. Try again if its service is out of reach for a while."""
     until = 0.0
     while True:
         try:
@@ -315,24 +315,19 @@ def _look(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, An
 
 
 def _why(job: dict[str, Any]) -> list[str]:
-    """Return why a job has ended as it has, or what it waits for."""
     return [error["message"] for error in (job["errors"] or {"data": []})["data"]]
-
-
-def _status_and_why(job: dict[str, Any]) -> str:
-    return ": ".join((job["status"], *filter(None, ("; ".join(_why(job)),))))
 
 
 def _line(job: dict[str, Any]) -> str:
     from headway.runtime.log import escape
 
     counts = job["request_counts"]
+    status = ": ".join((job["status"], *filter(None, ("; ".join(_why(job)),))))
     lines = f"{counts['completed']} of {counts['total']} lines done, {counts['failed']} failed"
-    return f"{job['id']} {escape(_status_and_why(job))} ({lines})"
+    return f"{job['id']} {escape(status)} ({lines})"
 
 
 def _first_error(port: PublicPort, job: dict[str, Any]) -> str:
-    """Return the first error of a job that has some, and how to see the others."""
     from headway.runtime.log import escape
 
     line = port.first_line(job["error_file_id"])
@@ -345,3 +340,74 @@ def _cells(job: dict[str, Any]) -> tuple[str, ...]:
     until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["expires_at"]))
     numbers = (str(counts[name]) for name in ("total", "completed", "failed"))
     return (job["id"], job["status"], *numbers, job["endpoint"], until)
+
+
+def read_lines(
+    file: IO[bytes], name: str, model: str | None, endpoint: str | None, texts: bool
+) -> tuple[str, Iterator[bytes]]:
+    """Return the route for a file's lines, and the lines as requests, a piece at a time.
+
+    `name` names the file in errors. With `texts`, each line is a text for `model` (None: the default one), whatever it looks like.
+    Without an `endpoint`, the route is that of the first request, or completions for texts.
+
+    Raises BulkError if the file is empty or not UTF-8, or looks like requests but has none. Iterating over the lines may raise it.
+    """
+    begin = file.read(len(_BOM))
+    if begin.startswith(_OTHER_BOMS):
+        raise BulkError(f"{name} {_UTF_16}")
+    start = len(_BOM) if begin == _BOM else 0
+    file.seek(start)
+    head = list(itertools.islice(((at, line) for at, line in enumerate(file, 1) if line.strip()), LOOKED_AT))
+    if not head:
+        raise BulkError(f"{name} has no line: each line is a text, or a request in JSON")
+    for number, line in head:
+        if b"\0" in line:
+            raise BulkError(f"{name}, line {number}, has a zero octet. If the file {_UTF_16}")
+    requests = [] if texts else [request for _, line in head if (request := _request(line)) is not None]
+    file.seek(start)
+    if requests:
+        routes = (request["url"] for request in requests if request.get("url") in ENDPOINTS)
+        return endpoint or next(routes, COMPLETIONS), iter(lambda: file.read(PIECE), b"")
+    if not texts and (number := next((at for at, line in head if line.lstrip().startswith(b"{")), 0)):
+        why = "begins like JSON, and no line near it is a request: that has `custom_id`, `method`, `url` and `body`"
+        hint = "Correct the file, or say --texts if each line is a text for the model"
+        raise BulkError(f"{name}, line {number}, {why}. {hint}")
+    endpoint = endpoint or COMPLETIONS
+    return endpoint, _made(file, name, model, endpoint)
+
+
+def _request(line: bytes) -> dict[str, Any] | None:
+    """Return the object in a line that is meant as a request, even if the request is faulty; None for other lines."""
+    try:
+        parsed = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    is_request = isinstance(parsed, dict) and ("custom_id" in parsed or isinstance(parsed.get("body"), dict))
+    return parsed if is_request else None
+
+
+def _made(file: IO[bytes], name: str, model: str | None, endpoint: str) -> Iterator[bytes]:
+    lines: list[bytes] = []
+    size = 0
+    for number, raw in enumerate(file, 1):
+        request = b""  # Blank lines stay, so that both files have the same line numbers.
+        if raw.strip():
+            try:
+                text = raw.rstrip(b"\r\n").decode()
+            except UnicodeDecodeError:
+                raise BulkError(f"{name}, line {number}, is not UTF-8") from None
+            body = {**({"model": model} if model else {}), **_input(text, endpoint)}
+            asked = {"custom_id": str(number), "method": "POST", "url": endpoint, "body": body}
+            request = msgspec.json.encode(asked)
+        lines.append(request + b"\n")
+        size += len(lines[-1])
+        if size >= PIECE:
+            yield b"".join(lines)
+            lines, size = [], 0
+    yield b"".join(lines)
+
+
+def _input(text: str, endpoint: str) -> dict[str, Any]:
+    if endpoint == CHAT:
+        return {"messages": [{"role": "user", "content": text}]}
+    return {"input" if endpoint == EMBEDDINGS else "prompt": text}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from headway.cli.commands import command, option
 from headway.cli.flags import with_settings
-from headway.cli.waiting import waiting
-from headway.config import Settings, flag
+from headway.cli.terminal import waiting
+from headway.config import FIELDS, Settings, flag
 from headway.config.target import RemoteTarget, shown_target
 from headway.core.deadlines import fitting
 from headway.core.service_model import ServiceModel
@@ -34,14 +34,7 @@ _SETTINGS = (
     "request_timeout_ms",
     "start_timeout_ms",
     "devices",
-    "remote_format",
-    "remote_model",
-    "remote_rate",
-    "remote_token",
-    "remote_headers_file",
-    "remote_ca",
-    "remote_cert",
-    "remote_key",
+    *(name for name in FIELDS if name.startswith("remote_")),
     "log_level",
     "log_json",
 )
@@ -52,7 +45,7 @@ _DEADLINES = {
 }
 """Why each deadline should be as long as advised."""
 _FAR, _TINY_MS = 0.3, 0.5
-"""Relative distance from a median at which a line doesn't fit, and the smallest median in ms that matters."""
+"""Relative distance from a median beyond which the line doesn't fit, and the smallest median in ms that matters."""
 
 
 @command()
@@ -85,29 +78,26 @@ def check(
     """
     import asyncio
 
-    from headway.cli.recording import notes_on, writing
-    from headway.cli.trial_inputs import read_lines
+    from headway.cli.trial_inputs import notes_on, read_lines, writing
     from headway.runtime import log
 
     given = [*(text for text in texts if text), *read_lines(inputs)]
-    order = _Order(target, given, _object(parameters), repeats, records=record is not None)
+    content = _object(parameters)
     with log.running(settings.log_level, json=settings.log_json), writing(record) as recorded:
-        findings = asyncio.run(_try_out(settings, order))
+        findings = asyncio.run(_try_out(settings, target, given, content, repeats, records=record is not None))
         recorded.extend(findings.recorded)
     if recorded:
         findings.notes += notes_on(recorded, bool(given))
     advice = _advice(settings, findings)
-    click.echo(
-        msgspec.json.encode(_as_json(target, settings, findings, advice)).decode()
-        if json
-        else _as_text(target, settings, findings, advice, record)
-    )
+    if json:
+        click.echo(msgspec.json.encode(_as_json(target, settings, findings, advice)).decode())
+    else:
+        click.echo(_as_text(target, settings, findings, advice, record))
     if findings.faults:
         raise click.exceptions.Exit(1)
 
 
 def _object(text: str) -> bytes:
-    """Check and return the text of a JSON object."""
     if not text:
         return b""
     try:
@@ -117,17 +107,9 @@ def _object(text: str) -> bytes:
     return text.encode()
 
 
-class _Order(NamedTuple):
-    """The target to try and how, from the command line."""
-
-    target: str
-    given: list[str]
-    parameters: bytes
-    repeats: int
-    records: bool
-
-
-async def _try_out(settings: Settings, order: _Order) -> Findings:
+async def _try_out(
+    settings: Settings, target: str, given: list[str], parameters: bytes, repeats: int, *, records: bool
+) -> Findings:
     from functools import partial
 
     from headway.app.backends import (
@@ -138,34 +120,28 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
         make_weights,
         worker_name,
     )
-    from headway.cli.recording import batches_to_record
     from headway.cli.trial import Trial
-    from headway.cli.trial_inputs import choose_inputs
+    from headway.cli.trial_inputs import batches_to_record, choose_inputs
     from headway.config.target import parse_target
     from headway.runtime.counters import TlsCounts
 
-    spec = parse_target(order.target)
+    spec = parse_target(target)
     devices = make_devices(settings, spec)
     weights = make_weights(settings, spec, 0)
     name = worker_name(settings, spec, devices, 0)
-    certificates = make_remote_certificates(settings, [spec], TlsCounts())
-    plan = SlotPlan(
-        settings, name, devices.of(0), warms_up=False, cuts=False, weights=weights, certificates=certificates
-    )
+    tls = make_remote_certificates(settings, [spec], TlsCounts())
+    plan = SlotPlan(settings, name, devices.of(0), warms_up=False, cuts=False, weights=weights, certificates=tls)
     backend = make_backend(spec, plan)
     try:
-        record = None
-        if order.records:
-            record = partial(batches_to_record, order.given, settings.max_batch_size, order.repeats)
         trial = Trial(
             backend,
-            choose=partial(choose_inputs, order.given, settings.max_batch_size),
-            parameters=order.parameters,
+            choose=partial(choose_inputs, given, settings.max_batch_size),
+            parameters=parameters,
             timeout=settings.gpu_timeout_ms / 1000,
             model=settings.model,
-            repeats=order.repeats,
+            repeats=repeats,
             limits={name: getattr(settings, name) for name in _DEADLINES},
-            record=record,
+            record=partial(batches_to_record, given, settings.max_batch_size, repeats) if records else None,
             weights=weights,
         )
         with waiting(f"trying {spec}"):
@@ -187,14 +163,13 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
 
 
 def _retried(retries: int, rested: float) -> str:
-    """Return a note on the calls that a remote API made necessary besides the successful ones."""
     rest = f", and it asked for {rested:.3g} s of rest" if rested else ""
     tries = "1 call was repeated" if retries == 1 else f"{retries} calls were repeated"
     return f"{tries}, as the API failed{rest}; the times include that"
 
 
 async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
-    """Return the name of a format in which a remote API answers, if none was set; empty if there is none."""
+    """Return the name of a format in which a remote API answers; empty if there is none, or one was set."""
     from dataclasses import replace
 
     from headway.app.backends import make_backend
@@ -216,16 +191,14 @@ async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
 
 
 def _advice(settings: Settings, findings: Findings) -> list[str]:
-    """Return advice on settings from the measured times; none for a target with a fault."""
     if not findings.runs or findings.faults:
         return []
     model, largest = findings.model, settings.max_batch_size
     full = max(model.seconds(largest), *(run.seconds for run in findings.runs)) * 1000
-    advice = [
-        f"--max-batch-size {largest}: about {_rounded(largest / model.seconds(largest))} {findings.unit}s/s from each worker"
-        if model.seconds(largest) > 0
-        else f"--max-batch-size {largest}"
-    ]
+    advice = [f"--max-batch-size {largest}"]
+    if model.seconds(largest) > 0:
+        rate = float(f"{largest / model.seconds(largest):.2g}")  # An estimate deserves no more digits.
+        advice[0] += f": about {rate:,.10g} {findings.unit}s/s from each worker"
     if model.beta > 0 and model.alpha < model.beta * largest / 2 and findings.cost.shape is CostShape.NUMBER:
         knee = max(1, round(model.alpha / model.beta * 2))
         advice.append(
@@ -233,17 +206,10 @@ def _advice(settings: Settings, findings: Findings) -> list[str]:
         )
     advice += _weight_advice(settings, findings)
     for name, needed in fitting(full / 1000).items():
-        value = getattr(settings, name)
-        advice.append(
-            f"{flag(name)} {value:g}: {'fits' if value >= needed else f'tight, better {needed}'}; "
-            f"{_DEADLINES[name].format(f'{full:.0f} ms' if full >= 10 else f'{full:.2g} ms')}"
-        )
+        value, time = getattr(settings, name), f"{full:.0f} ms" if full >= 10 else f"{full:.2g} ms"
+        fits = "fits" if value >= needed else f"tight, better {needed}"
+        advice.append(f"{flag(name)} {value:g}: {fits}; {_DEADLINES[name].format(time)}")
     return advice
-
-
-def _rounded(number: float) -> str:
-    """Round to the two digits that an estimate deserves."""
-    return f"{float(f'{number:.2g}'):,.10g}"
 
 
 def _ms(milliseconds: float) -> str:
@@ -257,7 +223,7 @@ _SHAPES = {CostShape.NUMBER: "number", CostShape.WEIGHT: "length", CostShape.PAD
 
 
 def _cost_line(settings: Settings, findings: Findings, record: Path | None) -> list[str]:
-    """Say whether the time of a call depends on the number of its inputs, their length, or number × longest, if that is clear."""
+    """Say what the time of a call depends on, if that is clear: the number of inputs, their length, or number × longest."""
     cost, shape = findings.cost, findings.cost.shape
     errors = [f"{error:.0%} by {_SHAPES[other]}" for other, error in cost.errors.items()]
     if len({round(error, 2) for error in cost.errors.values()}) == 1:
@@ -276,7 +242,6 @@ def _cost_line(settings: Settings, findings: Findings, record: Path | None) -> l
 
 
 def _weight_advice(settings: Settings, findings: Findings) -> list[str]:
-    """Return advice on the target's weight function."""
     if not findings.weight:
         return []
     model, largest = findings.model, settings.max_batch_weight
@@ -295,18 +260,8 @@ def _misfit(model: ServiceModel, medians: list[tuple[int, float]]) -> str:
     predicted = model.seconds(size) * 1000
     if abs(predicted - ms) <= _FAR * max(ms, _TINY_MS):
         return ""
-    return (
-        f"  the line does not fit: {_ms(predicted)} ms for {size}, where the median is {_ms(ms)} ms. Go by the table, or set "
-        "--repeats higher"
-    )
-
-
-def _medians(findings: Findings) -> list[tuple[int, float]]:
-    """Return the median run time in ms of each batch size."""
-    return [
-        (size, statistics.median([run.seconds for run in findings.runs if run.size == size]) * 1000)
-        for size in sorted({run.size for run in findings.runs})
-    ]
+    hint = "Go by the table, or set --repeats higher"
+    return f"  the line does not fit: {_ms(predicted)} ms for {size}, where the median is {_ms(ms)} ms. {hint}"
 
 
 def _as_json(target: str, settings: Settings, findings: Findings, advice: list[str]) -> dict[str, Any]:
@@ -345,13 +300,14 @@ def _as_text(target: str, settings: Settings, findings: Findings, advice: list[s
     from headway.cli.trial_inputs import brief
     from headway.runtime.log import escape
 
-    medians = _medians(findings)
+    medians = [
+        (size, statistics.median([run.seconds for run in findings.runs if run.size == size]) * 1000)
+        for size in sorted({run.size for run in findings.runs})
+    ]
     rows = [(str(size), _ms(ms), _ms(ms / size)) for size, ms in medians]
-    warm = (
-        f"warm-up batch in {findings.warm_up * 1000:.1f} ms"
-        if findings.warm_up
-        else "no warm-up batch, as it has no example"
-    )
+    warm = "no warm-up batch, as it has no example"
+    if findings.warm_up:
+        warm = f"warm-up batch in {findings.warm_up * 1000:.1f} ms"
     columns = ("ROWS", "MS A BATCH", "MS A ROW") if findings.unit == "row" else ("SIZE", "MS A BATCH", "MS AN INPUT")
     lines = [f"{shown_target(target)}: {warm}"]
     if rows:

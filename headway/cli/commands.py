@@ -1,6 +1,6 @@
-"""Commands and options: click's, with options under headings and commands that are imported only when they run.
+"""Commands and options of click, with options under headings, and commands that are imported only when they run.
 
-The help of a command with many settings shows the common ones; `--help-all` shows all.
+The help of a command with many settings shows only the common ones. `--help-all` shows them all.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from click.shell_completion import CompletionItem
 F = TypeVar("F", bound=Callable[..., Any])
 
 MANY = 40
-"""Number of options from which a command's help shows only the common ones."""
+"""Number of options above which a command's help shows only the common ones."""
 _SINGULAR = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
 OPTIONS = "Options"
-"""Heading of options without a heading of their own."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 
 
 def default_text(default: Any, unit: str = "") -> str:
-    """Return how the help shows a default; empty if there is none."""
+    """Return the text that shows a default in the help; empty if there is none."""
     if default is None or default is False or default == "":
         return ""
     shown = f"{default:.15g}" if isinstance(default, float) else str(default)
@@ -33,7 +32,7 @@ def default_text(default: Any, unit: str = "") -> str:
 
 
 class Option(click.Option):
-    """Option under a heading of the help, which shows its default. The short help leaves `rare` ones out."""
+    """Option under a heading of the help, with its default. The short help leaves `rare` options out."""
 
     def __init__(self, names: Sequence[str], group: str = OPTIONS, rare: bool = False, **others: Any) -> None:
         others["help"] = others.get("help", "") + default_text(others.get("default"))
@@ -57,30 +56,25 @@ def _show_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> N
         ctx.exit()
 
 
-_HELP_ALL = Option(
-    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_show_all
-)  # fmt: skip
+_HELP_ALL = Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_show_all)
 
 
 class Command(click.Command):
-    """Command whose help has headings, and whose errors say which command takes what this one doesn't."""
+    """Command whose help has headings. Its errors say which other command takes an option or target that it doesn't take."""
 
     def __init__(self, name: str | None, **others: Any) -> None:
         super().__init__(name, context_settings=CONTEXT, **others)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, including those of the help."""
         return [*super().get_params(ctx), _HELP_ALL]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and explain options and targets that belong to another command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as exc:
             raise _explained(exc, self.name) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings, in the order of the first option of each."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
@@ -91,7 +85,6 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Say how to see what a short help leaves out."""
         if self._is_short(ctx):
             rare = sum(getattr(parameter, "rare", False) for parameter in self.params)
             formatter.write(f"\n{rare} more settings: {ctx.command_path} --help-all\n")
@@ -124,22 +117,18 @@ class CommandGroup(click.Group):
         self.commands.update(dict.fromkeys(self._lazy))  # type: ignore[arg-type]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, including those of the help."""
         return [*super().get_params(ctx), _HELP_ALL]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the help."""
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command with this name."""
         if cmd_name in self._lazy and self.commands[cmd_name] is None:
             module, _, name = self._lazy[cmd_name].place.partition(":")
             self.commands[cmd_name] = getattr(importlib.import_module(module), name)
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands under their headings, without importing them."""
         if not self._lazy:
             super().format_commands(ctx, formatter)
             return
@@ -151,7 +140,6 @@ class CommandGroup(click.Group):
                 formatter.write_dl(records, col_max=20)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete a name, without importing commands."""
         names = [CompletionItem(name) for name in self.commands if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -168,7 +156,7 @@ def combined(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
 
 
 def _explained(error: click.UsageError, command: str | None) -> click.UsageError:
-    """Add to a parser error of a role's command which command does take the option or target; else return it unchanged."""
+    """Add to a usage error of a role's command which command takes the option or target. Return other errors unchanged."""
     from headway.app.roles import ROLES  # Imports all settings, which only a usage error needs.
 
     role = next((role for role in ROLES if role.value == command), None)
@@ -191,7 +179,6 @@ def _explained(error: click.UsageError, command: str | None) -> click.UsageError
 
 
 def _takers_of(option: str) -> list[str]:
-    """Return the roles' commands that take an option."""
     from headway.app.roles import ROLES
     from headway.config import FIELDS, flag
 

@@ -41,8 +41,7 @@ def list_letters(port: Admin, limit: int, json: bool) -> None:
         click.echo("no dead letters")
     else:
         head = ("ID", "DIED AT", "TENANT", "TIER", "MODEL", "WORKER", "TRIES", "CAUSE", "ERROR")
-        rows = [(*_cells(letter), _short(letter["error"])) for letter in letters]
-        click.echo(table(head, rows))
+        click.echo(table(head, [_cells(letter) for letter in letters]))
         if answer["count"] > len(letters):
             click.echo(f"{answer['count']} in all; --limit shows more")
 
@@ -94,7 +93,6 @@ def purge(port: Admin, ids: Sequence[str], all_: bool, tenant: str | None, yes: 
 
 
 def _chosen(port: Admin, ids: Sequence[str], everything: bool, tenant: str | None) -> list[tuple[str, str | None]]:
-    """Return the chosen dead letters by id, with their tenants as far as known."""
     if bool(ids) == everything:
         raise click.BadParameter("name ids, or give --all for every letter: one of the two")
     if ids:
@@ -104,10 +102,8 @@ def _chosen(port: Admin, ids: Sequence[str], everything: bool, tenant: str | Non
 
 
 def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | None], None]) -> None:
-    """Act on every dead letter, even after one has failed, unless the error concerns them all.
-
-    Each reason is shown with the first id that failed for it, and counted for the others.
-    """
+    """Act on every dead letter, even after one has failed, unless the error concerns all of them. Show each reason with the first
+    id that failed for it, and count the others."""
     failed = dict[str, list[str]]()
     for id, tenant in chosen:
         try:
@@ -126,10 +122,5 @@ def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | No
 
 
 def _cells(letter: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(
-        str(letter[name]) for name in ("id", "died_at", "tenant", "tier", "model", "worker", "attempts", "cause")
-    )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    names, error = ("id", "died_at", "tenant", "tier", "model", "worker", "attempts", "cause"), letter["error"]
+    return (*(str(letter[name]) for name in names), error if len(error) <= _SHOWN else error[: _SHOWN - 1] + "…")

@@ -1,4 +1,4 @@
-"""`headway drain` and `headway undrain`: have workers stop claiming, so that their host can be patched, and claim again."""
+"""`headway drain` and `headway undrain`: take workers out of service, so that their host can be patched, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.errors import SettingError
 LOOK_AT_DRAIN_EVERY = 0.25
 """Seconds between two looks at the workers."""
 HEARD_WITHIN = 10.0
-"""Seconds for a worker to hear of a drain; its heartbeats come each second."""
+"""Seconds in which a worker surely hears of a drain, as it sends a heartbeat each second."""
 DRAINED = "drained"
 
 _name = click.argument("name", metavar="WORKER|PROCESS|HOST", help="Id of a worker or a process, or name of a host.")
@@ -78,7 +78,7 @@ def _workers(answer: Any) -> set[str]:
 
 
 def _wait_for(port: Admin, ids: Collection[str], *, drained: bool, seconds: float) -> list[dict[str, Any]]:
-    """Return these workers once all are drained, or none is any more, or the time is up."""
+    """Return the workers with these ids once none of them has to be waited for, or the time is up."""
     until = time.monotonic() + seconds
     while True:
         workers = [worker for worker in port.get("/internal/workers")["workers"] if worker["worker_id"] in ids]

@@ -161,17 +161,14 @@ def init(name: str, numpy: bool) -> None:
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """Write new files; none if any of them exists."""
     try:
         taken = [file for file in files if (folder / file).exists() or (folder / file).is_symlink()]
         if taken:
-            raise InitError(
-                f"{folder}: {', '.join(taken)} {'is' if len(taken) == 1 else 'are'} there already; nothing was written. "
-                "Choose another NAME, or move what is there."
-            )
+            there, hint = "is" if len(taken) == 1 else "are", "Choose another NAME, or move what is there."
+            raise InitError(f"{folder}: {', '.join(taken)} {there} there already; nothing was written. {hint}")
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
             with (folder / file).open("x", encoding="utf-8") as new:
                 new.write(text)
     except OSError as exc:
-        raise InitError(f"{exc.filename or folder}: {exc.strerror}. Choose another NAME, or mend that.") from None
+        raise InitError(f"{exc.filename or folder}: {exc.strerror}. Choose another NAME, or correct that.") from None

@@ -6,9 +6,9 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -27,12 +27,12 @@ _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
 _REMOVED = 10_000
-"""Most keys, ended long ago, that a command removes while it changes another, since services may only be allowed to read."""
+"""Most long ended keys that a command removes besides its own work. Services may be unable to, with read-only access."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
 _REVOKED = 0.0
-"""End of a revoked key: invalid on every host, whatever its clock says."""
+"""Unix time at which a revoked key ends, so that it is invalid whatever a host's clock says."""
 
 _key_id = click.argument("id", metavar="ID", help="Id of a key, as keys list shows it.")
 _expires = option("--expires", default="", metavar="DURATION", help="How long the new key is valid: 90d, 12h, 30m or 45s.")  # fmt: skip
@@ -45,20 +45,6 @@ def keys() -> None:
 
 class KeysError(HeadwayError):
     """A key cannot be changed as asked for."""
-
-
-class _Rights(NamedTuple):
-    """Rights of a new key, from the command line."""
-
-    user: str
-    tenant: str
-    tier: str
-    rate: str
-    burst: str
-    models: str
-    model_rates: Sequence[str]
-    model_bursts: Sequence[str]
-    expires: str
 
 
 @keys.command()
@@ -86,35 +72,34 @@ def create(settings: Settings, service: bool, **given: Any) -> None:
             raise click.BadParameter("a service token has no attributes; give --service alone")
         _hand_out(generate(SERVICE, os.urandom(NOISE)), "Set HEADWAY_ADMIN_TOKEN to it where the service runs.")
         return
-    rights = _Rights(**given)
     missing = [f"--{name}" for name in ("user", "tenant", "tier") if not given[name]]
     if missing:
-        tiers = f"The tiers are {', '.join(settings.tier_names)}. " if not rights.tier else ""
+        tiers = f"The tiers are {', '.join(settings.tier_names)}. " if not given["tier"] else ""
         hint = f"{tiers}Or give --service alone, for a service token."
         raise SettingError(", ".join(missing), "", "must be given", hint)
-    if rights.tier not in settings.tier_names:
-        raise SettingError("--tier", rights.tier, "is not a tier", f"Use {' or '.join(settings.tier_names)}.")
-    text, key = _fresh(_new_key(rights))
+    if given["tier"] not in settings.tier_names:
+        raise SettingError("--tier", given["tier"], "is not a tier", f"Use {' or '.join(settings.tier_names)}.")
+    text, key = _fresh(_new_key(given))
     _with(settings, _changing(lambda store: store.add(key)), create=True)
     _hand_out(text, f"Kept in {_place(settings)}. Running gateways know it in a second or two.")
 
 
-def _new_key(rights: _Rights) -> ApiKey:
-    """Make a key with these rights, without id and digest."""
-    now = time.time()
-    only = tuple(_name("--models", part.strip()) for part in rights.models.split(",")) if rights.models else ()
+def _new_key(given: Mapping[str, Any]) -> ApiKey:
+    """Make a key from the options of `create`, without id and digest."""
+    now, rate, expires, models = time.time(), given["rate"], given["expires"], given["models"]
+    only = tuple(_name("--models", part.strip()) for part in models.split(",")) if models else ()
     return ApiKey(
         id="",
         digest=b"",
-        user=_name("--user", rights.user),
-        tenant=_name("--tenant", rights.tenant),
-        tier=rights.tier,
+        user=_name("--user", given["user"]),
+        tenant=_name("--tenant", given["tenant"]),
+        tier=given["tier"],
         models=only,
-        rate=_rate(rights.rate) if rights.rate else None,
-        burst=_burst(rights.burst, rights.rate),
+        rate=_rate(rate) if rate else None,
+        burst=_burst(given["burst"], rate),
         created_at=now,
-        expires_at=now + duration("--expires", rights.expires, least=1.0) if rights.expires else None,
-        model_limits=_model_limits(rights.model_rates, rights.model_bursts, only),
+        expires_at=now + duration("--expires", expires, least=1.0) if expires else None,
+        model_limits=_model_limits(given["model_rates"], given["model_bursts"], only),
     )
 
 
@@ -178,15 +163,13 @@ def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
         old = await _existing(store, known)
         everything = await store.keys()
         _check_rotation(old, everything, now)
-        if lifetime is None and old.expires_at is not None and (before := _replacement(old, everything)):
+        before = next((key.id for key in reversed(everything) if key.replaces == old.id), "")
+        if lifetime is None and old.expires_at is not None and before:
             reason = f"{old.id} was replaced by {before} and ends at {_instant(old.expires_at)}"
             raise KeysError(f"{reason}; say with --expires how long the new one is to live")
         span = lifetime if lifetime or old.expires_at is None else old.expires_at - old.created_at
-        text, new = _fresh(
-            msgspec.structs.replace(
-                old, created_at=now, expires_at=None if span is None else now + span, replaces=old.id
-            )
-        )
+        end = None if span is None else now + span
+        text, new = _fresh(msgspec.structs.replace(old, created_at=now, expires_at=end, replaces=old.id))
         try:
             await store.add(new)
         except ValueError as exc:  # Another rotation was faster.
@@ -228,7 +211,6 @@ def _model_limits(rates: Sequence[str], bursts: Sequence[str], models: Sequence[
 
 
 def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
-    """Parse `MODEL=VALUE` texts."""
     values: dict[str, str] = {}
     for text in given:
         model, _, value = text.rpartition("=")
@@ -241,7 +223,7 @@ def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
 
 
 def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
-    """Return the requests per minute in `1000`, `1000/min` or `20/s`. `typed` is what an error quotes instead of `text`."""
+    """Return the requests per minute in `1000`, `1000/min` or `20/s`. Errors quote `typed`, if given, instead of `text`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
     rate = float(match[1]) * (60.0 if match[2] == "/s" else 1.0) if match else -1.0
     if not 0 <= rate <= 1e9:
@@ -250,7 +232,7 @@ def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
 
 
 def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> float | None:
-    """Return the requests at once, or None for no text. `typed` is what an error quotes instead of `text`."""
+    """Return the requests at once, or None for no text. Errors quote `typed`, if given, instead of `text`."""
     if not text:
         return None
     if not rate:
@@ -275,9 +257,8 @@ def _id(text: str) -> str:
     parsed = parse(text.encode(errors="replace"))
     id = parsed[0] if parsed else text.removeprefix(LIVE.decode())
     if not is_id(id):  # Not shown, because it may be part of a secret.
-        raise SettingError(
-            "ID", "…", "is not an id of a key", "headway keys list shows the ids: 12 letters and digits."
-        )
+        hint = "headway keys list shows the ids: 12 letters and digits."
+        raise SettingError("ID", "…", "is not an id of a key", hint)
     return id
 
 
@@ -289,7 +270,7 @@ async def _existing(store: KeyStore, id: str) -> ApiKey:
 
 
 def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None:
-    """Check that at most two keys that replace each other are live."""
+    """Raise KeysError unless `old` is live and is the only live one of the keys that replace each other."""
     if not _live(old, now):
         raise KeysError(f"{old.id} is {_state(old, now)}; make another with headway keys create")
     family = {old.id}
@@ -305,11 +286,6 @@ def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None
         raise KeysError(f"{' and '.join(live)} both live, which is the most; wait until one ends, or revoke it")
 
 
-def _replacement(old: ApiKey, all_keys: Sequence[ApiKey]) -> str:
-    """Return the id of a key that replaces another; empty if there is none."""
-    return next((key.id for key in reversed(all_keys) if key.replaces == old.id), "")
-
-
 def _state(key: ApiKey, now: float) -> str:
     if _live(key, now):
         return "live"
@@ -321,7 +297,6 @@ def _live(key: ApiKey, now: float) -> bool:
 
 
 def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
-    """Make the text of a new key, and the key to store."""
     text = generate(LIVE, os.urandom(NOISE))
     parsed = parse(text.encode())
     assert parsed is not None  # noqa: S101 - it was made just now; for the type checker
@@ -329,7 +304,7 @@ def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
 
 
 def _hand_out(text: str, note: str) -> None:
-    """Print a secret alone on standard output, and a note on standard error."""
+    """Print the secret on standard output, where nothing else is, and the note on standard error."""
     click.echo(text)
     click.echo(f"{note} It is shown this once.", err=True)
 
@@ -356,13 +331,13 @@ def _instant(seconds: float) -> str:
 
 
 def _limit_text(limit: dict[str, float | None]) -> str:
-    """Format the rate of a limit, with its burst if one was given: `60 (burst 5)`."""
+    """Format a limit, such as `60 (burst 5)`."""
     burst = limit["burst"]
     return f"{limit['rate']:g}" if burst is None else f"{limit['rate']:g} (burst {burst:g})"
 
 
 def _rate_text(rate: float | None, user_rate: float) -> str:
-    """Format the rate that applies to a key: its own, or that of all keys of its user together."""
+    """Format the rate that applies to a key: its own, or the rate that all keys of its user share."""
     text = f"{user_rate if rate is None else rate:g}"
     return f"{'no limit' if text == '0' else text}{' (user)' if rate is None else ''}"
 
@@ -382,7 +357,7 @@ def _place(settings: Settings) -> str:
 
 
 def _changing(work: Callable[[KeyStore], Awaitable[_T]]) -> Callable[[KeyStore], Coroutine[Any, Any, _T]]:
-    """Wrap `work` to remove keys that ended long ago after it, if possible."""
+    """Wrap `work` so that it then tries to remove keys that ended long ago."""
 
     async def both(store: KeyStore) -> _T:
         result = await work(store)
@@ -394,7 +369,6 @@ def _changing(work: Callable[[KeyStore], Awaitable[_T]]) -> Callable[[KeyStore],
 
 
 def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:
-    """Run `work` on the store of keys."""
     import asyncio
 
     from headway.app import stores

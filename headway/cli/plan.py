@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 from headway.cli.commands import command, option
 from headway.cli.flags import with_fields
 from headway.cli.simulate import scenario_values, with_lengths
-from headway.cli.waiting import waiting
+from headway.cli.terminal import waiting
 from headway.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ _FIELDS = (
     "rate", "alpha", "times", "max_batch", "beta", "padded", "weights", "max_weight", "jitter", "overhead", "trace", "policy", "max_wait",
     "seed",
 )  # fmt: skip
-"""Fields of a scenario that a plan uses."""
 
 
 @command()
@@ -84,44 +82,34 @@ def plan(
 def _show(plan: Plan, arrivals: str) -> None:
     from headway.load.report import standard_console
 
-    print_line = standard_console().print
-    print_line(
-        f"[bold]{_gpus(plan.gpus)}[/] for {plan.rate:,.15g} requests/s ({arrivals}, "
-        f"variation of gaps {plan.arrivals_cv:.2f})"
-    )
-    print_line(f"  latency    {_percentiles(plan)}")
-    print_line(
-        f"  load       {plan.load:.1%} of their {plan.capacity:,.0f} requests/s; "
-        f"batches {plan.fill:.0%} full, GPUs {plan.utilisation:.1%} busy"
-    )
+    show = standard_console().print
+    gaps, busy = f"variation of gaps {plan.arrivals_cv:.2f}", f"GPUs {plan.utilisation:.1%} busy"
+    show(f"[bold]{_gpus(plan.gpus)}[/] for {plan.rate:,.15g} requests/s ({arrivals}, {gaps})")
+    show(f"  latency    {_percentiles(plan)}")
+    show(f"  load       {plan.load:.1%} of their {plan.capacity:,.0f} requests/s; batches {plan.fill:.0%} full, {busy}")
     if plan.unanswered:
-        print_line(f"  unanswered {plan.unanswered:.3%} of the requests")
-    print_line(f"  headroom   the targets are met up to about {plan.meets_up_to:,.0f} requests/s")
+        show(f"  unanswered {plan.unanswered:.3%} of the requests")
+    show(f"  headroom   the targets are met up to about {plan.meets_up_to:,.0f} requests/s")
     if plan.with_room > plan.gpus:
         share = plan.load * plan.gpus / plan.with_room
-        print_line(f"  with room  {plan.with_room} GPUs: the load is {share:.0%} of their capacity")
+        show(f"  with room  {plan.with_room} GPUs: the load is {share:.0%} of their capacity")
     if plan.first_come is not None:
-        print_line(f"  inputs that ride as they come, all in one call, would need {_gpus(plan.first_come)}")
+        show(f"  inputs that ride as they come, all in one call, would need {_gpus(plan.first_come)}")
     if plan.bulk is not None:
-        print_line(f"  bulk       {plan.bulk:,.0f} lines/s of bulk jobs beside that, in seats that stay empty")
+        show(f"  bulk       {plan.bulk:,.0f} lines/s of bulk jobs beside that, in seats that stay empty")
     if plan.on_the_edge:
-        print_line("  on the edge: so near to the promise, a real run may miss it")
+        show("  on the edge: so near to the promise, a real run may miss it")
     if plan.one_more is not None:
-        print_line(f"  one more   {_percentiles(plan.one_more)}")
+        show(f"  one more   {_percentiles(plan.one_more)}")
     if plan.one_less is None:
-        print_line("  one less   could not carry the load")
+        show("  one less   could not carry the load")
     else:
-        print_line(f"  one less   {_percentiles(plan.one_less)}")
-    if plan.cost is not None:
-        print_line(
-            f"  cost       {plan.cost.per_hour:,.2f} an hour, {plan.cost.per_million_requests:,.2f} for a million "
-            "requests"
-        )
-    print_line(
-        f"  sureness   ± is the 95 % confidence interval over {plan.seeds} seeds, {plan.requests:,} requests in all"
-    )
+        show(f"  one less   {_percentiles(plan.one_less)}")
+    if (cost := plan.cost) is not None:
+        show(f"  cost       {cost.per_hour:,.2f} an hour, {cost.per_million_requests:,.2f} for a million requests")
+    show(f"  sureness   ± is the 95 % confidence interval over {plan.seeds} seeds, {plan.requests:,} requests in all")
     if arrivals != "Poisson":
-        print_line("             (of this record only, begun at different places: other days may be burstier)")
+        show("             (of this record only, begun at different places: other days may be burstier)")
 
 
 def _gpus(count: int) -> str:
@@ -138,9 +126,3 @@ def _percentiles(prediction: Prediction) -> str:
         ("p99", prediction.p99_ms, doubt.p99),
     )
     return ", ".join(f"{name} {figure(value)} ± {figure(error)} ms" for name, value, error in pairs)
-
-
-if __name__ == "__main__":
-    from headway.cli import main
-
-    main(["plan", *sys.argv[1:]])

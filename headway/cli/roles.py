@@ -26,13 +26,13 @@ targets_argument = click.argument(
 
 
 def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a flag for each setting of a role to a command; see `with_settings`."""
+    """Add a flag for each setting of a role to a command."""
     parts = ROLES[role]
     return with_settings(parts.settings) if parts.gateway else with_settings(parts.settings, port=0)
 
 
 def run_targets(settings: Settings, role: Role, targets: Sequence[str] | None) -> None:
-    """Run the models that the targets or the settings file name until a signal comes, and exit."""
+    """Run the models that the targets or the settings file name. Exit when a signal comes."""
     if not targets and not settings.models:
         raise click.BadParameter("it is missing, and no settings file has a table [models.NAME]", param_hint="TARGET")
     alone = targets[0] if targets and len(targets) == 1 else ""
@@ -41,7 +41,7 @@ def run_targets(settings: Settings, role: Role, targets: Sequence[str] | None) -
 
 
 def run(settings: Settings, role: Role, target: str = "") -> None:
-    """Run until a signal comes, and exit."""
+    """Run a role. Exit when a signal comes."""
     import asyncio
 
     import uvloop
@@ -49,7 +49,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     from headway.app import runner, signals
     from headway.runtime import log
 
-    # What is imported by now stays: the collector need not look at it again.
+    # Modules imported by now stay, so the collector need not look at them again.
     gc.freeze()
     gc.enable()
     signals.ignore_until_ready()
@@ -65,7 +65,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
 
 
 def _flushed() -> bool:
-    """Return True if the last output was accepted. Otherwise Python would exit with 120, whatever became of the service."""
+    """Return True if the last output was accepted. If it wasn't, Python would exit with 120, whatever became of the service."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -75,7 +75,7 @@ def _flushed() -> bool:
 
 
 def _open_missing_streams() -> None:
-    """Open /dev/null in place of standard streams that are closed, because a socket would otherwise get their numbers."""
+    """Open /dev/null in place of closed standard streams. Otherwise a socket would get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

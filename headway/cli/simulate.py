@@ -12,26 +12,23 @@ import click
 
 from headway.cli.commands import command, option
 from headway.cli.flags import fields_from, with_fields
-from headway.cli.waiting import waiting
+from headway.cli.terminal import waiting
 from headway.errors import SettingError
 from headway.simulator.scenario import EVERYBODY, LENGTHS_HINT, POLICIES, USUAL_MIX, Scenario, parse_kills, parse_steps
 
 _SCALING = "Autoscaler"
 _SETTLING = 75.0
-"""Default warm-up in batch times: a fleet that starts in step near saturation needs that long to spread."""
-
+"""Default warm-up in batch times. A fleet near saturation starts in step, and needs that long to spread its batches."""
 
 with_lengths = option("--lengths", metavar="LOW-HIGH|FILE", group="Load",
     help="Lengths of inputs, for a model that pads: evenly between two whole numbers, or as in FILE, with one length per "
     "line or written by `headway check --record`.")  # fmt: skip
 """Option for the lengths of inputs, which are the weights of entries for a model that pads."""
 
-
 _DAY_ONLY = {"cold_start_s", "scale_rules", "scale_to_zero_after_s"}
 _DAY_TAKES = _DAY_ONLY | {
     "autoscale", "rate", "alpha", "beta", "overhead", "max_batch", "promise", "trace", "seed", "json",
 }  # fmt: skip
-"""Parameters of a day under the autoscaler."""
 
 
 @command()
@@ -93,7 +90,7 @@ def simulate(
 
 
 def scenario_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the values of options to those of Scenario's fields, reading files and texts with parts."""
+    """Return the values of Scenario's fields from those of options, some of which name files."""
     from headway.simulator.batch_times import read_batch_times
     from headway.simulator.traffic import read_trace, read_weights
 
@@ -102,11 +99,8 @@ def scenario_values(given: Mapping[str, Any]) -> dict[str, Any]:
     values["alpha"] = values["alpha"] or 0.0
     weights, lengths, trace = given["weights"], given["lengths"], given["trace"]
     if lengths and (weights or not (given["padded"] or times)):
-        hint = (
-            "Leave --weights out."
-            if weights
-            else "Give --padded or, of a model whose time goes by weight, --weights instead."
-        )
+        other = "Give --padded or, of a model whose time goes by weight, --weights instead."
+        hint = "Leave --weights out." if weights else other
         raise SettingError("--lengths", lengths, "is for models that pad", hint)
     if given["padded"] and times:
         raise SettingError("--padded", True, "cannot go with --batch-times, which tell it", "Leave one of them out.")
@@ -135,14 +129,14 @@ def _scenario(given: Mapping[str, Any]) -> Scenario:
 
 
 def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrivals: str, *, json: bool) -> None:
-    """Simulate a scenario under each policy, and show the results. `arrivals` names what its requests follow."""
+    """Simulate a scenario under each policy, and print the results. `arrivals` names the source of its requests."""
     import msgspec
 
     from headway.simulator.engine import simulate as run
     from headway.simulator.report import describe, make_report, show
 
     if plot is not None:
-        from headway.simulator.plot import check
+        from headway.simulator.plot import check, draw
 
         check(plot)
     records, reports = [], []
@@ -151,8 +145,6 @@ def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrival
             records.append(run(replace(scenario, policy=name)))
             reports.append(make_report(records[-1]))
     if plot is not None:
-        from headway.simulator.plot import draw
-
         draw(records, plot)
     if json:
         result = {"command": ["headway", *sys.argv[1:]], "scenario": describe(scenario), "reports": reports}
@@ -162,7 +154,7 @@ def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrival
 
 
 def _refuse_idle(ctx: click.Context, *, autoscale: bool, to_zero: bool) -> None:
-    """Raise SettingError for the first given option that has no effect on this kind of run."""
+    """Raise SettingError for the first option on the command line that has no effect on this kind of run."""
     of_day = _DAY_TAKES | ({"timeout"} if to_zero else set())
     for parameter in ctx.command.params:
         name = parameter.name or ""
@@ -182,7 +174,6 @@ def _refuse_idle(ctx: click.Context, *, autoscale: bool, to_zero: bool) -> None:
 def _simulate_day(
     given: Mapping[str, Any], cold_start_s: float, scale_rules: str, zero_after_s: float, *, json: bool
 ) -> None:
-    """Run a day under each policy of the autoscaler, and print the results."""
     import msgspec
 
     from headway.core.scaling import rules
@@ -225,9 +216,3 @@ def _simulate_day(
     else:
         arrivals = Path(trace).name if trace else "Poisson"
         show_day(reports, f"A day of {day.rate:g} requests/s ({arrivals}), starts of {cold_start_s:g} s")
-
-
-if __name__ == "__main__":
-    from headway.cli import main
-
-    main(["simulate", *sys.argv[1:]])

@@ -9,11 +9,10 @@ import click
 
 from headway.cli.admin import Admin, AdminError, as_json, pretty, table, with_admin
 from headway.cli.commands import command
-from headway.cli.screen import narrowed
+from headway.cli.terminal import narrowed
 
 _AWAY = 503
 STARTING = "starting"
-"""Status of a process that is not up yet."""
 SORTS: dict[str, tuple[str, bool]] = {
     "WORKER": ("worker_id", False),
     "STATUS": ("status", False),
@@ -21,15 +20,15 @@ SORTS: dict[str, tuple[str, bool]] = {
     "IN FLIGHT": ("in_flight", True),
     "RESTARTS": ("restarts", True),
 }
-"""Columns by which workers can be sorted: the field in an answer, and True if the largest comes first."""
+"""Columns by which workers can be sorted, each with its field in an answer, and True if the largest value comes first."""
 FAILED = 0.02
-"""Share of failed inputs from which the table of workers shows it."""
+"""Share of failed inputs from which the table of workers has a column for it."""
 STALE = 10.0
 """Seconds after which a published capacity is no longer current."""
 
 
 class Sort(NamedTuple):
-    """Order of the workers: a column of SORTS, and True to reverse it."""
+    """Order of the workers, by a column of SORTS."""
 
     column: str = "WORKER"
     reverse: bool = False
@@ -55,7 +54,7 @@ def status(port: Admin, json: bool) -> None:
 
 
 def look(port: Admin) -> dict[str, Any]:
-    """Ask an admin port for its process and the fleet; while the broker is out of reach, as last known. Raises AdminError."""
+    """Return the state of a port's process and of the fleet, as last known if the broker is out of reach. Raises AdminError."""
     state = {**_health(port), "workers": [], "members": [], "capacities": []}
     try:
         if state["status"] == STARTING:  # The broker may not have been checked yet.
@@ -76,7 +75,7 @@ def look(port: Admin) -> dict[str, Any]:
 
 
 def _health(port: Admin) -> dict[str, Any]:
-    """Return the health of a process, even if it doesn't serve because its broker is out of reach."""
+    """Return the health of a process, even if it doesn't serve for want of its broker."""
     try:
         health: dict[str, Any] = port.get("/internal/health")
     except AdminError as exc:
@@ -144,24 +143,19 @@ def _summary(state: dict[str, Any]) -> str:
 
 
 def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
-    filled = {_queue(queue) for queue in queues if queue["depth"]}
+    filled = [queue for queue in queues if queue["depth"]]
     versions = {_queue(queue) for queue in queues if queue.get("version")}
-    several = max(map(len, (filled, versions, {queue["model"] for queue in queues}))) > 1
-    return [
-        f"{queue['depth']} {queue['tier']}{' of ' + _queue(queue) if several else ''}"
-        for queue in queues
-        if queue["depth"]
-    ]
+    several = max(map(len, (set(map(_queue, filled)), versions, {queue["model"] for queue in queues}))) > 1
+    return [f"{queue['depth']} {queue['tier']}{' of ' + _queue(queue) if several else ''}" for queue in filled]
 
 
 def _queue(queue: dict[str, Any]) -> str:
-    """Name the model of a queue, and the version that it is for."""
     version = queue.get("version")  # Processes of earlier versions lack it.
     return f"{queue['model']}{f' version {version}' if version else ''}"
 
 
 def missing_text(model: str, scaling: dict[str, Any]) -> str:
-    """Describe the workers that a model should have and that have not come."""
+    """Describe the workers that a model wants and doesn't have yet."""
     late = ", longer than a start should take" if scaling["late"] else ""
     return f"{model}: {scaling['desired']} wanted, on the way for {scaling.get('awaited_seconds', 0.0):.0f} s{late}"
 
@@ -188,10 +182,8 @@ def capacity_text(capacity: dict[str, Any]) -> str:
 
 
 def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapping[str, float] | None = None) -> str:
-    """Return a table of the processes.
-
-    `width` is that of the terminal, 0 for no limit; `rates` has requests per second by process id, None to use the members' own.
-    """
+    """Return a table of the processes. `width` is the terminal's, 0 for no limit. `rates` has requests per second by process id;
+    None to use the members' own figures."""
     head = ("PROCESS", "ROLE", "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
     rows = [
         (member["id"], member["role"], member["host"], str(member["pid"]), str(member["pending"]),
@@ -203,7 +195,7 @@ def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapp
 
 
 def departed_table(departed: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table of the processes that ended lately, newest first; an empty list if none has."""
+    """Return a table of the processes that ended lately, newest first. The list is empty if none has."""
     rows = [
         (gone["id"], gone["ending"], f"{gone['age_seconds']:.0f} s ago", gone["role"], gone["host"], str(gone["pid"] or "-"),
          gone["reason"])
@@ -213,18 +205,16 @@ def departed_table(departed: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the reasons why workers are not healthy, as one text; an empty list if there are none."""
+    """Return the reasons why workers are not healthy, as one text. The list is empty if there are none."""
     from headway.runtime.log import escape
 
-    unhealthy = sorted(
-        (str(worker["worker_id"]), worker["status"], why) for worker in workers if (why := worker.get("reason"))
-    )
-    lines = [f"{worker} is {status}: {escape(why)}" for worker, status, why in unhealthy]
+    states = sorted((str(worker["worker_id"]), worker["status"], worker.get("reason") or "") for worker in workers)
+    lines = [f"{worker} is {status}: {escape(why)}" for worker, status, why in states if why]
     return ["\n".join(lines)] if lines else []
 
 
 def costs(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Describe the calls whose time depends on more than the number of inputs, as one text; an empty list if there are none."""
+    """Describe calls whose time depends on more than the number of inputs, as one text. The list is empty without such calls."""
     units = {
         "weight": "for each unit of the inputs' weight",
         "padded": "for each input and unit of the longest's weight, up to which it fills all; inputs of like length ride together",
@@ -241,7 +231,7 @@ def costs(workers: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def gpus_table(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table of the workers' GPUs; an empty list if no figures are known."""
+    """Return a table of the workers' GPUs. The list is empty if no figures are known."""
     # Processes of earlier versions lack them.
     gpus = [(worker["worker_id"], gpu) for worker in workers if (gpu := worker.get("gpu_figures"))]
     head = ("WORKER", "GPU", "MEMORY", "COMPUTES", "POWER", "TEMPERATURE", "ECC ERRORS", "XIDS")
@@ -264,7 +254,7 @@ def _figure(value: float | None, form: str, unit: str = "") -> str:
 
 
 def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort = BY_NAME) -> str:
-    """Return a table of the workers. `width` is that of the terminal, 0 for no limit."""
+    """Return a table of the workers. `width` is the terminal's, 0 for no limit."""
     name, descending = SORTS[sort.column]
     workers = sorted(workers, key=lambda worker: str(worker["worker_id"]))
     workers.sort(key=lambda worker: worker[name], reverse=descending is not sort.reverse)

@@ -17,8 +17,8 @@ import msgspec
 from headway.cli.admin import Admin, AdminError, with_admin
 from headway.cli.board_view import BoardEvent, BoardView, taken
 from headway.cli.commands import command, option
-from headway.cli.screen import HELP, fit, key_within, keyboard
 from headway.cli.status import BY_NAME, SORTS, Sort, look, overview, serves
+from headway.cli.terminal import HELP, fit, key_within, keyboard
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +61,7 @@ def top(port: Admin, interval: float, once: bool) -> None:
 
 
 def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
-    """Yield the events of a port's stream, from the one after the id `last` if the port still has it. Raises AdminError at its end."""
+    """Yield the events of a port's stream, after the id `last` if the port still has it. Raises AdminError at the stream's end."""
     fields: dict[str, str] = {}
     header = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
     for line in port.stream(PATH, header):
@@ -75,18 +75,16 @@ def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
 
 
 class BoardFollower:
-    """Follows a port's stream in a thread, and opens it again, after a `sleep`, when it ends."""
+    """Reader of a port's stream, in a thread that opens the stream again when it ends."""
 
     def __init__(self, port: Admin, sleep: Callable[[float], None] = time.sleep) -> None:
         self._port, self._sleep = port, sleep
         self._queue: SimpleQueue[BoardEvent] = SimpleQueue()
 
     def start(self) -> None:
-        """Follow until this process ends."""
         threading.Thread(target=self._follow, name="board events", daemon=True).start()
 
     def heard(self) -> Iterator[BoardEvent]:
-        """Yield the events since the last call."""
         with contextlib.suppress(Empty):
             while True:
                 yield self._queue.get_nowait()
@@ -104,7 +102,7 @@ class BoardFollower:
 
 
 class Keys:
-    """View that the user has chosen by keys: the order of the workers, and whether help is shown instead of the board."""
+    """View that the user has chosen by keys. With `helps`, help is shown instead of the board."""
 
     def __init__(self) -> None:
         self.sort = BY_NAME

@@ -1,4 +1,4 @@
-"""Trial of a target in batches of every size: check it against the rules, and fit the cost of a batch. Only `check` runs it."""
+"""Trial of a target in batches of every size, for `headway check`. It checks the rules and fits the cost of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from headway.cli.recording import weights_of
+from headway.cli.trial_inputs import weights_of
 from headway.core import call_parameters, deadlines
 from headway.core.batch_cost import BatchCost
 from headway.core.service_model import ServiceModel
@@ -27,11 +27,10 @@ from headway.simulator.batch_times import RecordedBatch
 log = get_logger(__name__)
 
 MOST_ANSWERS = 5
-"""Most inputs whose answers are kept."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A batch of the trial: its size in rows (inputs without rows count as one), and its run time in seconds."""
+    """A batch of the trial. `size` counts rows, and one for an input without rows."""
 
     size: int
     seconds: float
@@ -40,15 +39,10 @@ class Run(msgspec.Struct, frozen=True):
 class Findings(msgspec.Struct):
     """Findings of a trial. Times are in seconds.
 
-    Attributes:
-        runs: batches that succeeded.
-        recorded: run times of the batches to record; all or none.
-        answers: some different inputs, each with its output in the largest batch that ran.
-        cost: fitted to the lengths or weights of the inputs. Nothing is learnt about rows.
-        weight: mean weight of the inputs by a weight function; 0 if there is none.
-        faults: broken rules; none if the target is fit to serve.
-        unit: what sizes count: `input`, or `row` if an input has several.
-        per_call: parameters that a call has only once.
+    `runs` are batches that succeeded. `recorded` has all batches to record, or none. `answers` are some inputs, each with its
+    output in the largest batch that ran. `cost` is fitted to the lengths or weights of inputs without rows. `weight` is the mean
+    weight by a weight function; 0 if there is none. A target without `faults` is fit to serve. `unit` is `input`, or `row` if an
+    input has several rows. `per_call` are parameters that a call has only once.
     """
 
     warm_up: float = 0.0
@@ -64,13 +58,12 @@ class Findings(msgspec.Struct):
     per_call: PerCall = ()
 
     def fault(self, text: str) -> None:
-        """Add a fault, once."""
         if text not in self.faults:
             self.faults.append(text)
 
 
 def _fitted(runs: Sequence[Run]) -> ServiceModel:
-    """Fit a line to the medians of the sizes, so that a run that was held up once doesn't matter."""
+    """Fit a line to the median of each size, so that a single slow run doesn't matter."""
     model = ServiceModel()
     times: dict[int, list[float]] = {}
     for run in runs:
@@ -86,16 +79,12 @@ def sizes(largest: int) -> list[int]:
 
 
 class Trial:
-    """Trial of one backend. Starts it, and leaves stopping it to its owner.
+    """Trial of one backend, which it starts but leaves its owner to stop.
 
-    Arguments:
-        choose: returns the inputs of the largest batch for the target's signature.
-        parameters: parameters of every input as JSON, or empty.
-        timeout: longest run of a batch in seconds.
-        repeats: batches of each size.
-        limits: deadlines in ms by setting, which a slow model is advised to raise.
-        record: returns the batches to record if the target breaks no rule; None to record none.
-        weights: has the weights of the last batch's inputs; None if their lengths are their weights.
+    `choose` returns the inputs of the largest batch for the target's signature. `parameters` are JSON, or empty. `timeout` is the
+    longest run of a batch in seconds. `repeats` is the number of batches of each size. `limits` are deadlines in ms by setting,
+    which a slow model is advised to raise. `record` returns the batches to record if the target breaks no rule; None to record
+    none. `weights` has the weights of the last batch's inputs; None if their lengths are their weights.
     """
 
     def __init__(
@@ -103,16 +92,10 @@ class Trial:
         repeats: int, clock: Callable[[], float] = time.monotonic, limits: Mapping[str, float] = MappingProxyType({}),
         record: Callable[[Signature], Iterable[Sequence[Value]]] | None = None, weights: WeightEstimate | None = None,
     ) -> None:  # fmt: skip
-        self._backend = backend
-        self._choose = choose
-        self._inputs: Sequence[Value] = ()
-        self._parameters = parameters
-        self._timeout = timeout
-        self._model = model
-        self._repeats = repeats
+        self._backend, self._choose, self._record, self._weights = backend, choose, record, weights
+        self._parameters, self._timeout, self._model, self._repeats = parameters, timeout, model, repeats
         self._clock = clock
-        self._record = record
-        self._weights = weights
+        self._inputs: Sequence[Value] = ()
         self._limits = {"gpu_timeout_ms": timeout * 1000, **limits}
         self._findings = Findings()
         # Reason, and True if user code raised, to the sizes of the batches that failed; each is one fault.
@@ -159,7 +142,7 @@ class Trial:
         return findings
 
     async def _record_times(self, batches: Iterable[Sequence[Value]]) -> None:
-        """Time batches, unless one of them fails."""
+        """Record the times of batches, or none if one of them fails."""
         recorded = []
         for batch in batches:
             timed = await self._run_batch(batch)
@@ -169,11 +152,9 @@ class Trial:
         self._findings.recorded = recorded
 
     def _weighed(self, batch: Sequence[Value]) -> list[int]:
-        """Return the weights of the inputs in the last batch."""
         return weights_of(batch) if self._weights is None else list(self._weights.latest)
 
     def _check_alone(self, alone: Value, whole: list[Value]) -> None:
-        """Compare the first input's output alone and in the largest batch."""
         if alone == whole[0]:
             return
         if alone in whole:
@@ -182,11 +163,9 @@ class Trial:
             self._findings.notes.append("an input alone and the same input in a batch have different outputs")
 
     async def _check_order(self, whole: list[Value]) -> None:
-        """Send the largest batch in other orders: every output must move with its input.
-
-        The orders are a rotation by one and an exchange of the first two. They generate all orders, so one of them exposes a
-        target that rearranges its outputs in any fixed way.
-        """
+        """Send the largest batch in other orders, in which every output must move with its input. The orders are a rotation by one
+        and an exchange of the first two. They generate all orders, so one of them exposes any target that rearranges its outputs
+        in a fixed way."""
         positions = list(range(len(whole)))
         if len(set(whole)) == 1 and len(set(self._inputs)) > 1:
             self._findings.notes.append("all outputs are equal, so their order cannot be checked; try --input")
@@ -202,7 +181,7 @@ class Trial:
                 self._findings.notes.append(_DEPENDS)
 
     async def _batch(self, inputs: Sequence[Value]) -> list[Value] | None:
-        """Run a batch and return its outputs; None if it doesn't have one for each input, which becomes a finding."""
+        """Run a batch and return its outputs. Return None, and add a fault, if an input has none."""
         timed = await self._run_batch(inputs)
         if timed is None:
             return None
@@ -212,7 +191,7 @@ class Trial:
         return self._outputs(inputs, timed[1])
 
     async def _run_batch(self, inputs: Sequence[Value]) -> tuple[float, Sequence[ItemResult]] | None:
-        """Run a batch and return its seconds and results; None if it failed, which becomes a finding."""
+        """Run a batch and return its seconds and results. Return None, and note the reason, if it failed."""
         begun = self._clock()
         try:
             items = await self._backend.run(self._entries(inputs), self._timeout)
@@ -233,10 +212,8 @@ class Trial:
         return seconds, items
 
     def _entries(self, inputs: Sequence[Value]) -> list[Entry]:
-        return [
-            Entry(new_id(), self._model, text, 0, "check", "check", self._timeout, self._timeout, self._parameters)
-            for text in inputs
-        ]
+        model, timeout, parameters = self._model, self._timeout, self._parameters
+        return [Entry(new_id(), model, text, 0, "check", "check", timeout, timeout, parameters) for text in inputs]
 
     def _failed(self, size: int, error: BackendError) -> bool:
         """Note a failed batch. Return True if it is the first with this reason."""
@@ -246,7 +223,6 @@ class Trial:
         return sizes == [size]
 
     async def _tell_failures(self) -> None:
-        """Add a fault for each reason why batches failed, with the sizes of those batches."""
         for (reason, raised), failed in self._failures.items():
             *some, last = map(str, failed)
             of = f"batches of {', '.join(some)} and {last}" if some else f"a batch of {last}"
@@ -255,7 +231,7 @@ class Trial:
             self._findings.fault(f"{of} failed: {reason}{culprit}{hint}")
 
     async def _culprit(self, reason: str) -> str:
-        """Name the first of several inputs that alone makes the target raise; empty if none does."""
+        """Name the first of several inputs that makes the target raise even alone; empty if none does."""
         inputs = list(dict.fromkeys(self._inputs))
         for value in inputs if len(inputs) > 1 else ():
             try:
@@ -268,7 +244,7 @@ class Trial:
         return ""
 
     def _late(self, size: int) -> str:
-        """Describe a batch that missed its deadline, and the settings that would fit the largest batch, if known."""
+        """Describe a batch that missed its deadline, and name settings for the largest batch if its time is known."""
         seconds = self._findings.warm_up
         if self._findings.runs:
             seconds = max(self._findings.model.seconds(size), self._findings.model.seconds(_rows(self._inputs)))
@@ -280,7 +256,6 @@ class Trial:
         )
 
     def _trace(self, exc: TargetError | BackendError) -> None:
-        """Log the traceback of what user code raised."""
         if exc.trace:
             log.error("the target raised", error=str(exc), exception=exc.trace)
 
@@ -292,7 +267,7 @@ class Trial:
         return None if bad else outputs
 
     def _add_first(self, inputs: Sequence[Value], items: Sequence[ItemResult], bad: Sequence[int]) -> None:
-        """Add a fault for the first bad output of a batch; the others most likely have the same reason."""
+        """Add a fault for the first bad output of a batch. Other bad outputs most likely have the same reason."""
         position = bad[0]
         error = items[position].error
         if items[position].fault:
@@ -305,7 +280,6 @@ class Trial:
 
 
 def _first_apart(inputs: Sequence[Value], outputs: Sequence[Value]) -> list[tuple[Value, Value]]:
-    """Return the first few distinct inputs, each with its output."""
     answers: dict[Value, Value] = {}
     for value, output in zip(inputs, outputs, strict=True):
         if len(answers) < MOST_ANSWERS:

@@ -1,16 +1,7 @@
 """Clients of a running service: `Client` for threads, `AsyncClient` for asyncio.
 
 A call is one logical request. It is sent as often as needed, under one idempotency key, until it is answered or its time is
-up. What to send, when to retry and what an answer means is decided without I/O, in one place for both clients.
-
-    client         Client and Task
-    async_client   AsyncClient and AsyncTask
-    call           one call: attempts, pauses, time; and the polls for a task's outcome
-    messages       requests and answers
-    arrays         requests and answers with arrays
-    service        address of the service, and what both clients share
-    reaching       errors of connections
-    errors         the tree of errors
+up. Code without I/O, which both clients share, decides what to send and when to retry, and reads the answers.
 """
 
 from __future__ import annotations

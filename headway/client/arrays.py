@@ -1,9 +1,7 @@
 """Numpy arrays in requests and answers, in the binary form of the Open Inference Protocol. No I/O.
 
-    a JSON object: name, datatype and shape of each array    its length is in Inference-Header-Content-Length
-    the data of each array, little-endian and row-major      follow the object
-
-Functions import numpy themselves, so that only programs that send arrays need it.
+A JSON object has the name, datatype and shape of each array. Its length is in Inference-Header-Content-Length. The data of the
+arrays follow, little-endian and row-major. Functions import numpy themselves, so that only programs that send arrays need it.
 """
 
 from __future__ import annotations
@@ -30,10 +28,9 @@ from headway.client.messages import (
 
 LENGTH = "Inference-Header-Content-Length"
 INPUT = "INPUT"
-"""Name of an unnamed array: a model with one input takes it under any name."""
+"""Name of an unnamed array. A model with one input takes it under any name."""
 _LENGTH_BYTES = 4
 _OWN = ("priority", "timeout", "binary_data_output", "triton_enable_empty_final_response")
-"""Parameters that the protocol itself defines."""
 
 _DTYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
@@ -43,13 +40,13 @@ _DATATYPES = {dtype.lstrip("<"): name for name, dtype in _DTYPES.items()} | {"b1
 
 
 def is_array(value: object) -> bool:
-    """Return True for a numpy array, or another library's that numpy accepts."""
+    """Return True for a numpy array, or an array of another library that numpy accepts."""
     kind = type(value)  # numpy's scalars have no length.
     return hasattr(kind, "__array__") and hasattr(kind, "__len__") and not isinstance(value, str | bytes)
 
 
 def holds_arrays(input: object) -> bool:
-    """Return True if an input must be sent as arrays: it is one, or a dict or list that holds one."""
+    """Return True if an input is an array, or a dict or list with an array in it, and so must be sent as arrays."""
     if is_array(input):
         return True
     held = input.values() if isinstance(input, Mapping) else input if isinstance(input, list | tuple) else ()
@@ -57,19 +54,13 @@ def holds_arrays(input: object) -> bool:
 
 
 def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
-    """Split `inputs`, and return them with a function for each result. Raises InvalidInput if they are no collection.
-
-    Each row of an array is an input. It is sent as an array of one row, and the function takes the row out of the result.
-    """
+    """Return the inputs, and a function to apply to each result. Each row of an array is an input. It is sent as an array of one
+    row, and the function takes the row out of the result. Raises InvalidInput if `inputs` is no collection."""
     if not is_array(inputs):
-        return check_inputs(inputs), _whole
+        return check_inputs(inputs), lambda result: result
     array = as_array("inputs", inputs)
     _check_rows("inputs", array)
     return [array[place : place + 1] for place in range(len(array))], _only_row
-
-
-def _whole(result: Result) -> Result:
-    return result
 
 
 def _only_row(result: Result) -> Result:
@@ -81,26 +72,20 @@ def _only_row(result: Result) -> Result:
 def inference_of(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
 ) -> tuple[Request, Callable[[Answer], Result]]:
-    """Build the request for one inference, with arrays or JSON, and return it with the function that reads its answer.
-
-    Raises InvalidInput if the input, parameters or output names cannot be sent.
-    """
+    """Return the request for one inference, with arrays or JSON, and the function that reads its answer. Raises InvalidInput."""
     if holds_arrays(input):
         return array_inference(input, model, parameters, key, outputs), read_arrays
     if outputs is not None:
-        raise InvalidInput(
-            f"outputs = {outputs!r}: are named for arrays, and the input is of type {type(input).__name__}."
-        )
+        kind = type(input).__name__
+        raise InvalidInput(f"outputs = {outputs!r}: are named for arrays, and the input is of type {kind}.")
     return inference(input, model, parameters, key), read_result
 
 
 def array_inference(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
 ) -> Request:
-    """Build the request for one inference with an array, or several by name. `outputs` names those to return; None for all.
-
-    Raises InvalidInput if the arrays or parameters cannot be sent, or numpy is missing.
-    """
+    """Build the request for one inference with an array, or with several by name. Raises InvalidInput if the arrays or parameters
+    cannot be sent, or numpy is missing."""
     arrays = {name: as_array(label, value) for name, value, label in _named(input)}
     heads, data = [], []
     for name, array in arrays.items():
@@ -110,13 +95,13 @@ def array_inference(
         data.append(content)
     own = json_parameters(parameters) if parameters is not None else {}
     if clashes := [name for name in own if name in _OWN]:
-        raise InvalidInput(
-            f"parameters with `{clashes[0]}`: the protocol for arrays has a parameter of this name. Rename it, or send "
-            "input.tolist()."
-        )
+        reason = "the protocol for arrays has a parameter of this name. Rename it, or send input.tolist()."
+        raise InvalidInput(f"parameters with `{clashes[0]}`: {reason}")
     body: dict[str, Any] = {"inputs": heads, "parameters": {**own, "binary_data_output": True}}
     if outputs is not None:
-        body["outputs"] = [{"name": name} for name in _checked(outputs)]
+        if isinstance(outputs, str) or not outputs or not all(isinstance(name, str) for name in outputs):
+            raise InvalidInput(f"outputs = {outputs!r}: are not names of outputs. For example ['scores'].")
+        body["outputs"] = [{"name": name} for name in outputs]
     text = as_json(body)
     header = {"Content-Type": "application/octet-stream", LENGTH: str(len(text))}
     if key:
@@ -126,17 +111,12 @@ def array_inference(
 
 
 def as_array(what: str, value: Any) -> Any:
-    """Convert a value to a numpy array, without copying if possible. `what` names it in messages.
-
-    Raises InvalidInput if numpy doesn't accept it, or is missing.
-    """
+    """Convert a value, which messages call `what`, to a numpy array, if possible without copying. Raises InvalidInput."""
     try:
         import numpy
     except ImportError:
-        raise InvalidInput(
-            f"{what} of type {type(value).__name__}: arrays are sent by numpy, which is not installed. Run pip install numpy, or send "
-            ".tolist()."
-        ) from None
+        reason = "arrays are sent by numpy, which is not installed. Run pip install numpy, or send .tolist()."
+        raise InvalidInput(f"{what} of type {type(value).__name__}: {reason}") from None
     try:
         return numpy.asarray(value)
     except Exception as exc:  # Whatever a library raises, for example for a tensor on a GPU or with a gradient.
@@ -144,7 +124,7 @@ def as_array(what: str, value: Any) -> Any:
 
 
 def read_arrays(answer: Answer) -> Result:
-    """Read the answer to `array_inference`: an array, or several by name, which the caller may modify. Raises ApiError."""
+    """Read the answer to `array_inference`: an array, or several by name. The caller may modify them. Raises ApiError."""
     try:
         length = int(answer.header.get(LENGTH.lower()) or answer.header[LENGTH])
         parsed = _decode(answer.body[:length])
@@ -188,29 +168,19 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def _named(input: Any) -> list[tuple[str, Any, str]]:
-    """Return an input's arrays, each with its name and the label that error messages use for it."""
+    """Return the name of each array of an input, the array, and the label for it in messages."""
     if is_array(input):
         return [(INPUT, input, "input")]
     if not isinstance(input, Mapping):
-        raise InvalidInput(
-            "input with arrays in a list: is not an array. Put those of one shape into one by numpy.stack, or call infer_many, which "
-            "asks for each by itself."
-        )
+        hint = "Put those of one shape into one by numpy.stack, or call infer_many, which asks for each by itself."
+        raise InvalidInput(f"input with arrays in a list: is not an array. {hint}")
     for name, value in input.items():
         if not isinstance(name, str):
             raise InvalidInput(f"input with the key {name!r}: arrays are named by text, as in {{'x': array}}.")
         if not is_array(value):
-            raise InvalidInput(
-                f"input[{name!r}] of type {type(value).__name__}: others in the input are arrays. Make it one by numpy.asarray, with "
-                "its dtype."
-            )
+            reason = "others in the input are arrays. Make it one by numpy.asarray, with its dtype."
+            raise InvalidInput(f"input[{name!r}] of type {type(value).__name__}: {reason}")
     return [(name, value, f"input[{name!r}]") for name, value in input.items()]
-
-
-def _checked(outputs: Sequence[str]) -> Sequence[str]:
-    if isinstance(outputs, str) or not outputs or not all(isinstance(name, str) for name in outputs):
-        raise InvalidInput(f"outputs = {outputs!r}: are not names of outputs. For example ['scores'].")
-    return outputs
 
 
 def _check_rows(what: str, array: Any) -> None:
@@ -219,7 +189,7 @@ def _check_rows(what: str, array: Any) -> None:
 
 
 def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:
-    """Return an array's datatype and data, copied only if their layout in memory differs. Raises InvalidInput."""
+    """Return an array's datatype and its data, which are copied only if their layout in memory differs. Raises InvalidInput."""
     import numpy
 
     _check_rows(what, array)
@@ -230,10 +200,8 @@ def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:
         return "BF16", _octets(numpy.ascontiguousarray(array).view(numpy.uint16).astype("<u2", copy=False))
     datatype = _DATATYPES.get(f"{kind}{array.dtype.itemsize}")
     if datatype is None:
-        raise InvalidInput(
-            f"{what} of dtype {array.dtype}: cannot be sent. Send bool, int8 to int64, uint8 to uint64, float16, float32, float64, "
-            "text or bytes."
-        )
+        hint = "Send bool, int8 to int64, uint8 to uint64, float16, float32, float64, text or bytes."
+        raise InvalidInput(f"{what} of dtype {array.dtype}: cannot be sent. {hint}")
     return datatype, _octets(numpy.ascontiguousarray(array, _DTYPES[datatype]))
 
 
@@ -242,7 +210,7 @@ def _octets(array: Any) -> bytes | memoryview:
 
 
 def _elements(what: str, array: Any) -> bytes:
-    """Return the data of texts or bytes, each after its length."""
+    """Return texts or bytes as data, each element after its length."""
     pieces: list[bytes] = []
     for value in array.ravel().tolist():
         if not isinstance(value, str | bytes):
@@ -284,7 +252,7 @@ def _texts(count: int, data: bytes) -> Any:
 
 
 def _brain_floats(bits: Any) -> Any:
-    """Return an array of bfloat16 if a library has registered it with numpy, else of float32, which holds the same values."""
+    """Return an array of bfloat16 if a library has registered that with numpy, or of float32, which holds the same values."""
     import numpy
 
     try:

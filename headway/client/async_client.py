@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from headway.client.arrays import inference_of, several
 from headway.client.call import Attempt, Call, Polling
 from headway.client.client import CONCURRENCY
-from headway.client.errors import ClientError, NotFound
+from headway.client.errors import ClientError, NotFound, lost, unreachable
 from headway.client.messages import Answer, Request, Result, State, forget, poll, read_outcome, read_task, task
-from headway.client.reaching import lost, unreachable
-from headway.client.service import AnyClient, AnyTask, check_seconds
+from headway.client.service import AnyClient, AnyTask
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 
 class AsyncClient(AnyClient):
-    """Client of a Headway service for asyncio. Arguments and methods are those of `Client`.
+    """Client of a Headway service for asyncio, with the arguments and methods of `Client`. Use it in one event loop only.
 
         async with headway.AsyncClient("http://127.0.0.1:8000") as client:
             print((await client.infer("hello")).output)
-
-    It belongs to the event loop that first uses it.
     """
 
     def _begin(self) -> None:
@@ -120,20 +117,17 @@ class AsyncClient(AnyClient):
         idempotency_key: str | None = None,
     ) -> AsyncTask:  # fmt: skip
         """Submit an input as a task; see `Client.submit`."""
-        if timeout is not None:
-            check_seconds("timeout", timeout)
         request = task(input, model, parameters, self._service.key(idempotency_key), timeout)
         return AsyncTask(self, read_task(await self._send(request, self._service.timeout)))
 
     def task(self, id: str) -> AsyncTask:
-        """Return a task that was submitted earlier, perhaps by another process. Makes no request."""
+        """Return a task that was submitted earlier, perhaps by another process. This makes no request."""
         return AsyncTask(self, id)
 
     async def _send(self, request: Request, timeout: float) -> Answer:
         return await self._run(self._service.call(request, timeout))
 
     async def _run(self, call: Call) -> Answer:
-        """Make attempts until the call is answered."""
         while True:
             attempt = call.attempt(time.monotonic())
             pause: float | None
@@ -148,7 +142,6 @@ class AsyncClient(AnyClient):
             await asyncio.sleep(pause)
 
     async def _exchange(self, call: Call, attempt: Attempt) -> Answer:
-        """Make one attempt. Raises Unreachable or TimedOut if there is no answer."""
         import aiohttp
         import yarl
 
@@ -172,7 +165,7 @@ class AsyncClient(AnyClient):
             raise lost(service.url, exc) from exc
 
     def _open(self) -> ClientSession:
-        """Return the session of the running loop. Raises RuntimeError if the client is closed, or belongs to another loop."""
+        """Return the session. Raises RuntimeError if the client is closed, or belongs to another event loop."""
         import aiohttp
 
         if self._closed:
@@ -188,7 +181,7 @@ class AsyncClient(AnyClient):
 
 
 class AsyncTask(AnyTask["AsyncClient"]):
-    """Task: an input whose result is fetched later. `client.task(id)` finds it from any client of the tenant."""
+    """An input whose result is fetched later. `task(id)` of any client of the tenant returns it again."""
 
     async def status(self) -> State:
         """Return the state of the task; see `Task.status`."""
@@ -197,8 +190,6 @@ class AsyncTask(AnyTask["AsyncClient"]):
 
     async def result(self, timeout: float | None = None) -> Result:
         """Wait for the result of the task; see `Task.result`."""
-        if timeout is not None:
-            check_seconds("timeout", timeout)
         polling = Polling(self.id, timeout, time.monotonic())
         while True:
             request, seconds = polling.next(time.monotonic())

@@ -1,11 +1,11 @@
-"""One call of a client: what to try, when to retry, and when to give up. No I/O.
+"""One call of a client: its attempts, its pauses, and its end. No I/O.
 
     attempt ──answer──▶ done
       ▲        │ refused, failed, or the connection was lost
       └─pause──┘ while there are retries and time left; then the last error is the call's
 
 An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits that long and a bit more, so
-that clients that are refused together don't come back together. A task's outcome is fetched by long polls.
+that clients refused at the same time don't come back at the same time. Long polls fetch the outcome of a task.
 """
 
 from __future__ import annotations
@@ -15,32 +15,30 @@ from collections.abc import Callable
 import msgspec
 
 from headway.client.errors import ApiError, ClientError, TimedOut
-from headway.client.messages import Answer, Request, Result, milliseconds, poll, read_error, read_outcome
+from headway.client.messages import Answer, Request, Result, check_seconds, milliseconds, poll, read_error, read_outcome
 
 RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 """Statuses after which the same request may succeed."""
 REFUSED = frozenset((429, 503))
-"""Statuses of a request that the service has not started."""
+"""Statuses for requests that the service has not started."""
 CONNECT = 5.0
-"""Most seconds of an attempt to connect."""
 GRACE = 0.25
 """Seconds to wait beyond the caller's time, so that the service's own 504 arrives."""
 FIRST_PAUSE = 0.1
-"""Seconds before the first retry if the service doesn't say; each further pause is four times as long."""
+"""Seconds before the first retry if the service names none. Each further pause is four times as long."""
 LONGEST_PAUSE = 8.0
 SPREAD = 0.25
-"""Share by which a pause that the service asks for is stretched at most."""
-
+"""Largest share by which a pause that the service asks for is stretched."""
 LONGEST_WAIT = 20.0
-"""Most seconds that a poll waits: proxies cut silent connections, usually after a minute."""
+"""Most seconds that a poll waits, as proxies cut silent connections, usually after a minute."""
 SPARE = 5.0
 """Seconds that a poll may take beyond its wait and the caller's time."""
 PAUSE = 1.0
-"""Seconds between polls if the service answered early that the task is still running."""
+"""Seconds between polls if the service didn't wait before it answered that the task is still running."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt: the header fields it adds, and the seconds for connecting and for the answer."""
+    """One attempt. `header` is added to the request's. `connect` and `read` are seconds for connecting and for the answer."""
 
     header: dict[str, str]
     connect: float
@@ -48,11 +46,8 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """A call over all its attempts.
-
-    `timeout` is in seconds from `now`. `retries` are the most attempts beyond the first; if the call is `patient`, a refusal that
-    says when to come back doesn't count as one. `rng` is uniform in [0, 1), for pauses.
-    """
+    """All attempts of a call, which ends `timeout` seconds from `now`. `retries` limits the attempts beyond the first. A retry after
+    a refusal that says when to come back doesn't count if the call is `patient`. `rng` is uniform in [0, 1), for pauses."""
 
     def __init__(
         self, request: Request, timeout: float, retries: int, now: float, rng: Callable[[], float], *, patient: bool = False,
@@ -75,7 +70,7 @@ class Call:
         return Attempt(header, min(CONNECT, left + GRACE), left + GRACE)
 
     def answered(self, answer: Answer, now: float) -> float | None:
-        """Return None if an answer is a success, else the seconds until the next attempt. Raises its ApiError if there is none."""
+        """Return None for a success, else the seconds until the next attempt. Raises ApiError if there is no next attempt."""
         if 200 <= answer.status < 300:
             return None
         error = read_error(answer)
@@ -86,13 +81,12 @@ class Call:
         return self._pause(error, error.retry_after, now)
 
     def failed(self, error: ClientError, now: float) -> float:
-        """Return the seconds to wait before retrying an attempt that got no answer. Raises `error` if there is no next attempt."""
+        """Return the seconds until the next attempt after one without an answer. Raises `error` if there is no next attempt."""
         if error.hopeless:
             raise error
         return self._pause(error, None, now)
 
     def overdue(self) -> TimedOut:
-        """Return the error for a call whose time is up."""
         return TimedOut(f"no answer within {self._timeout:g} s")
 
     def _pause(self, error: ClientError, asked: float | None, now: float) -> float:
@@ -111,9 +105,11 @@ class Call:
 
 
 class Polling:
-    """A caller's wait for the outcome of a task, for `timeout` seconds from `now`; None for ever."""
+    """A caller's wait for the outcome of a task, for `timeout` seconds from `now`, or for ever. Raises InvalidArgument."""
 
     def __init__(self, task_id: str, timeout: float | None, now: float) -> None:
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         self._id = task_id
         self._timeout = timeout
         self._until = None if timeout is None else now + timeout
@@ -121,17 +117,15 @@ class Polling:
         self._asked_at = now
 
     def next(self, now: float) -> tuple[Request, float]:
-        """Return the next poll, and the seconds that it may take including its retries."""
+        """Return the next poll, and the seconds for it and its retries."""
         left = 2 * LONGEST_WAIT if self._until is None else max(self._until - now, 0.0)
         self._wait = min(left, LONGEST_WAIT)
         self._asked_at = now
         return poll(self._id, self._wait), left + SPARE
 
     def answered(self, answer: Answer, now: float) -> Result | float:
-        """Return the task's result, or the seconds until the next poll.
-
-        Raises ApiError if the task failed, and TimedOut if the caller's time is up and the task still runs.
-        """
+        """Return the task's result, or the seconds until the next poll. Raises ApiError if the task failed, and TimedOut if it
+        still runs when the caller's time is up."""
         _, outcome = read_outcome(answer)
         if isinstance(outcome, Result):
             return outcome

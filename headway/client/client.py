@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from headway.client.arrays import inference_of, several
 from headway.client.call import Attempt, Call, Polling
-from headway.client.errors import ClientError, NotFound
+from headway.client.errors import ClientError, NotFound, lost, unreachable
 from headway.client.messages import Answer, Request, Result, State, forget, poll, read_outcome, read_task, task
-from headway.client.reaching import lost, unreachable
-from headway.client.service import AnyClient, AnyTask, check_seconds
+from headway.client.service import AnyClient, AnyTask
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 CONCURRENCY = 64
-"""Default number of concurrent requests in `infer_many`."""
 
 
 class Client(AnyClient):
@@ -31,19 +29,16 @@ class Client(AnyClient):
             print(client.infer("hello").output)
 
     Each request has its own idempotency key, so a retry after a refusal or a lost connection never runs it twice. If a
-    refusal says when to come back, the client waits until then.
+    refusal says when to come back, the client waits until then. An unusable argument raises InvalidArgument.
 
     Arguments:
         url: address of the service, with the path that a proxy adds before its routes.
         api_key: API key or JSON Web Token, or None.
         timeout: seconds for a call in total, including retries and pauses. The service is told, and may allow less.
         retries: maximum number of retries per call. With 0 a request is sent once, without an idempotency key.
-        connections: maximum number of open connections; further calls wait for one.
+        connections: maximum number of open connections. Further calls wait for one.
         headers: header fields to add to every request.
         ssl_context: certificates to trust, instead of the system's.
-
-    Raises:
-        InvalidArgument: an argument is unusable.
     """
 
     def _begin(self) -> None:
@@ -80,7 +75,7 @@ class Client(AnyClient):
 
         Arguments:
             input: a string, or any JSON value that the target takes. Or a numpy array, or a dict of several by name, with one row
-                per item on the first axis; the output then is an array or a dict of several.
+                per item on the first axis. The output then is an array or a dict of several.
             model: None for the service's only or default model.
             parameters: a JSON object for this input.
             timeout: seconds for the call in total; None for the client's.
@@ -113,22 +108,20 @@ class Client(AnyClient):
         timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: bool = False,
         outputs: Sequence[str] | None = None,
     ) -> list[Result] | list[Result | ClientError]:  # fmt: skip
-        """Run the model on several inputs, one request each, and return the results in their order.
+        """Run the model on several inputs, one request each, and return the results in their order. See `infer` for `model`,
+        `parameters` and `outputs`.
 
         Arguments:
-            inputs: an iterable of inputs. Of an array each row is an input, and its output is one row, without the row axis.
-            model: None for the service's only or default model.
-            parameters: a JSON object for each input.
+            inputs: an iterable of inputs. Each row of an array is an input, and its output is one row, without the row axis.
             timeout: seconds for each input from its first attempt; None for the client's. If a refusal says when to come back, as
                 a rate limit does, the client waits within that time, and doesn't count it towards `retries`.
             concurrency: most requests at once.
             return_errors: True to return the error of a failed input in its place. Otherwise the first error ends the call once
-                the requests in flight are done; no others are sent.
-            outputs: names of the output arrays to return; None for all.
+                the requests in flight are done, and no others are sent.
 
         Raises:
-            ClientError: an input failed and `return_errors` is False; of several, the first in input order. Its `input_index`
-                says which.
+            ClientError: an input failed and `return_errors` is False. It is the first error in the order of the inputs, and its
+                `input_index` says which input failed.
             InvalidInput: `inputs` is a text, bytes or a dict; nothing was sent.
             ValueError: `concurrency` is below 1; nothing was sent.
         """
@@ -153,10 +146,8 @@ class Client(AnyClient):
             finished = True
         finally:  # An interrupted caller must not wait for the requests in flight.
             threads.shutdown(wait=finished, cancel_futures=True)
-        if return_errors:
-            return [_outcome(future) for future in futures]
-        _raise_first(futures)
-        return [future.result() for future in futures]
+        # The threads take the inputs in order, so an input that failed comes before all that were cancelled.
+        return [_outcome(future) for future in futures] if return_errors else [future.result() for future in futures]
 
     def submit(
         self,
@@ -167,33 +158,27 @@ class Client(AnyClient):
         *,
         idempotency_key: str | None = None,
     ) -> Task:
-        """Submit an input as a task. Returns as soon as it is queued.
+        """Submit an input as a task, and return as soon as it is queued. See `infer` for the other arguments, but arrays cannot be
+        submitted.
 
         Arguments:
-            input: a string, or any JSON value that the target takes.
-            model: None for the service's only or default model.
-            parameters: a JSON object for this input.
             timeout: seconds that the task may take in total; None for as many as the service allows.
-            idempotency_key: your own key, for requests that another process may send again.
 
         Raises:
             ClientError: the task was not accepted.
             InvalidInput: the input or the parameters are not JSON (also a TypeError and a ValueError).
         """
-        if timeout is not None:
-            check_seconds("timeout", timeout)
         request = task(input, model, parameters, self._service.key(idempotency_key), timeout)
         return Task(self, read_task(self._send(request, self._service.timeout)))
 
     def task(self, id: str) -> Task:
-        """Return a task that was submitted earlier, perhaps by another process. Makes no request."""
+        """Return a task that was submitted earlier, perhaps by another process. This makes no request."""
         return Task(self, id)
 
     def _send(self, request: Request, timeout: float) -> Answer:
         return self._run(self._service.call(request, timeout))
 
     def _run(self, call: Call) -> Answer:
-        """Make attempts until the call is answered."""
         while True:
             attempt = call.attempt(time.monotonic())
             pause: float | None
@@ -208,7 +193,6 @@ class Client(AnyClient):
             time.sleep(pause)
 
     def _exchange(self, call: Call, attempt: Attempt) -> Answer:
-        """Make one attempt. Raises Unreachable or TimedOut if there is no answer."""
         import urllib3
         from urllib3 import exceptions
 
@@ -229,7 +213,7 @@ class Client(AnyClient):
         return Answer(response.status, response.headers, response.data)
 
     def _connections(self) -> PoolManager:
-        """Return this process's connections: a forked process must not use its parent's."""
+        """Return this process's connections. A forked process must not use its parent's."""
         pool = self._pool
         if pool is not None and self._pid == os.getpid():
             return pool
@@ -252,25 +236,16 @@ class Client(AnyClient):
 
 
 class Task(AnyTask["Client"]):
-    """Task: an input whose result is fetched later. `client.task(id)` finds it from any client of the tenant."""
+    """An input whose result is fetched later. `task(id)` of any client of the tenant returns it again."""
 
     def status(self) -> State:
-        """Return the state of the task. Raises NotFound if it is unknown, or its outcome is no longer kept."""
+        """Return the state of the task. Raises NotFound if the task is unknown, or its outcome is no longer kept."""
         status, _ = read_outcome(self._client._send(poll(self.id, 0.0), self._client._service.timeout))
         return status
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result of the task.
-
-        Arguments:
-            timeout: seconds after which to stop waiting; the task goes on. None to wait for the outcome.
-
-        Raises:
-            ApiError: the task failed, or is not known or no longer kept (NotFound).
-            TimedOut: there is no outcome yet.
-        """
-        if timeout is not None:
-            check_seconds("timeout", timeout)
+        """Wait for the result of the task. Raises TimedOut after `timeout` seconds, though the task goes on, NotFound if the task
+        is unknown or its outcome no longer kept, and another ApiError if it failed."""
         polling = Polling(self.id, timeout, time.monotonic())
         while True:
             request, seconds = polling.next(time.monotonic())
@@ -281,7 +256,7 @@ class Task(AnyTask["Client"]):
             time.sleep(result)
 
     def cancel(self) -> None:
-        """Cancel the task and forget its outcome, if it is known. If it isn't on a GPU yet, it never will be."""
+        """Cancel the task and forget its outcome. A task that doesn't run on a GPU yet never will. An unknown task is no error."""
         with contextlib.suppress(NotFound):
             self._client._send(forget(self.id), self._client._service.timeout)
 
@@ -291,9 +266,3 @@ def _outcome(future: Future[Result]) -> Result | ClientError:
         return future.result()
     except ClientError as error:
         return error
-
-
-def _raise_first(futures: list[Future[Result]]) -> None:
-    for future in futures:
-        if future.done() and not future.cancelled() and (error := future.exception()) is not None:
-            raise error

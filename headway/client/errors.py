@@ -1,29 +1,18 @@
-"""Errors of the clients.
+"""Errors of the clients, and explanations of connection errors.
 
     ClientError
-    ├── InvalidArgument         an argument of a client or call is unusable (a SettingError and a ValueError)
-    ├── InvalidInput            the input cannot be sent; nothing was (a TypeError and a ValueError)
-    ├── Unreachable             no connection to the service, or it was lost before the answer (a ConnectionError)
-    ├── TimedOut                the call's own time is up (a TimeoutError)
-    └── ApiError                the service answered with an error: `status`, `code`, `request_id`, `retry_after`
-        ├── BadRequest          the request is malformed
-        ├── Unauthenticated     no API key, or a bad one
-        ├── Forbidden           a good key that is not for this
-        ├── NotFound            no such model or task
-        ├── Conflict            the idempotency key was used for another request
-        ├── PayloadTooLarge     the input is too large
-        ├── RejectedByModel     the model fails on this input, even alone
-        ├── RejectedByPolicy    a rule of the service refuses this input
-        ├── RateLimited         over the rate of the key
-        ├── Overloaded          no capacity in time: too much load, no worker, or shutting down
-        ├── ModelFailed         the model failed for reasons of its own
-        └── DeadlineExceeded    a deadline of the service passed (a TimeoutError)
+    ├── InvalidArgument     also a SettingError and a ValueError
+    ├── InvalidInput        also a TypeError and a ValueError
+    ├── Unreachable         also a ConnectionError
+    ├── TimedOut            also a TimeoutError
+    └── ApiError            the service answered with an error; its subclasses are kinds of errors
 
 Any other error of the service is a plain ApiError. Clients raise what remains after their retries.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sized
 
 from headway import errors
@@ -31,12 +20,8 @@ from headway.errors import HeadwayError, SettingError
 
 
 class ClientError(HeadwayError):
-    """Root of all errors that a client raises for a call.
-
-    Attributes:
-        hopeless: True if the same call will fail again.
-        input_index: index of the input of `infer_many` that failed; None for other calls.
-    """
+    """Root of all errors that a client raises for a call. `hopeless` is True if the same call will fail again. `input_index` is the
+    index of the input of `infer_many` that failed."""
 
     hopeless: bool = False
     input_index: int | None = None
@@ -46,7 +31,7 @@ class ClientError(HeadwayError):
         return self._place + super().__str__()
 
     def locate(self, index: int, inputs: object) -> None:
-        """Note that the input at `index` failed; the error's text then begins with that."""
+        """Note that the input at `index` failed. The error's text then begins with that."""
         self.input_index = index
         count = f" of {len(inputs)}" if isinstance(inputs, Sized) else ""
         self._place = f"input {index}{count}, counted from 0: "
@@ -73,16 +58,8 @@ class TimedOut(ClientError, TimeoutError):
 
 
 class ApiError(ClientError):
-    """The service answered with an error.
-
-    Arguments:
-        message: what happened, in the service's words.
-        status: HTTP status.
-        code: error code, for example `RATE_LIMITED`; empty if the answer isn't Headway's.
-        request_id: id of the request, for the operators; empty if the answer has none.
-        retry_after: seconds until a retry makes sense; None if not known.
-        hopeless: True if the service says that the same request will fail again.
-    """
+    """The service answered with an error. `code`, such as `RATE_LIMITED`, is empty if the answer isn't Headway's. Operators can
+    look up the `request_id`. `retry_after` is the seconds until a retry makes sense; None if unknown."""
 
     def __init__(
         self, message: str, *, status: int = 0, code: str = "", request_id: str = "", retry_after: float | None = None,
@@ -175,3 +152,50 @@ BY_STATUS: dict[int, type[ApiError]] = {
     504: DeadlineExceeded,
 }
 """Class for the status of an answer that isn't Headway's, such as a proxy's."""
+
+_NO_TLS = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"))
+"""OpenSSL's reasons if the other side doesn't speak TLS. They depend on OpenSSL's version."""
+_ASKED = ("ALERT_CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE")
+"""Ends of OpenSSL's reasons if the client must show a certificate. TLS 1.2 only has the second."""
+_NOT_TAKEN = ("ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN", "ALERT_CERTIFICATE_EXPIRED")
+
+
+def unreachable(url: str, exc: BaseException) -> Unreachable:
+    """Return the error for a connection that could not be made."""
+    hint = "Is the service running, and is this its address?"
+    return _of_tls(url, exc) or Unreachable(f"no connection to {url}: {exc}. {hint}")
+
+
+def lost(url: str, exc: BaseException) -> Unreachable:
+    """Return the error for a connection that broke before the answer."""
+    return _of_tls(url, exc) or Unreachable(f"the connection to {url} was lost: {exc}")
+
+
+def tls_fault(exc: BaseException, authority: str, own: str) -> str:
+    """Return why a TLS handshake would fail again; empty for any other error. Hints in it use `authority` and `own` as the names of
+    the options for an authority to trust and for the caller's certificate."""
+    cause: ssl.SSLError | None = None
+    step: BaseException | None = exc
+    while step is not None:  # The last SSLError is Python's own. Libraries may wrap it and lose its reason.
+        cause = step if isinstance(step, ssl.SSLError) else cause
+        step = step.__cause__ or step.__context__
+    reason = (cause.reason or "") if cause is not None else ""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}. Name its authority by {authority}."
+    if reason in _NO_TLS:
+        return f"it does not speak TLS ({reason}). Is it http://?"
+    if reason.endswith(_ASKED):
+        return f"it asks its clients for a certificate. Name one by {own}."
+    if reason.endswith(_NOT_TAKEN):
+        return f"it does not take the certificate that it was shown ({reason}). Name another by {own}."
+    return ""
+
+
+def _of_tls(url: str, exc: BaseException) -> Unreachable | None:
+    """Return the error for a handshake that would fail again; None for any other error."""
+    why = tls_fault(exc, "ssl_context", "ssl_context")
+    if not why:
+        return None
+    error = Unreachable(f"no connection to {url}: {why}")
+    error.hopeless = True
+    return error

@@ -1,17 +1,18 @@
-"""Requests to the service, and what its answers mean. No I/O."""
+"""Requests to the service, and the meaning of its answers. No I/O."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from headway.client.errors import BY_CODE, BY_STATUS, ApiError, InvalidInput
+from headway.client.errors import BY_CODE, BY_STATUS, ApiError, InvalidArgument, InvalidInput
 
+T = TypeVar("T")
 State = Literal["PENDING", "SUCCESS", "FAILED"]
-"""States of a task."""
 
 ROUTE = "/v1/inference"
 """Path of inferences and tasks, relative to the service's address."""
@@ -26,12 +27,12 @@ class Result(msgspec.Struct, frozen=True):
     """Answer of the model to one input.
 
     Attributes:
-        output: a string, or any JSON value the target returns. For arrays: a numpy array, or a dict of several by name;
-            texts in it are UTF-8 bytes.
+        output: a string, or any JSON value the target returns. For arrays: a numpy array, or a dict of several by name, in which
+            texts are UTF-8 bytes.
         request_id: id of the request in the service's log and ledger.
         latency_ms: milliseconds in the service, from the complete request to its answer; None for tasks and arrays.
-        tokens_used: tokens used, if the target reports them.
-        model_version: version of the model that ran; empty if the service doesn't report it.
+        tokens_used: None if the target doesn't report them.
+        model_version: empty if the service doesn't report it.
     """
 
     output: Any
@@ -42,10 +43,8 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """HTTP request of one call, the same for each attempt, without what all requests of a client share.
-
-    `timed` is True if `X-Request-Timeout-Ms` tells the service how long the caller waits.
-    """
+    """HTTP request of a call, the same for each attempt. With `timed`, each attempt tells the service by `X-Request-Timeout-Ms` how
+    long the caller waits."""
 
     method: str
     path: str
@@ -63,7 +62,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def inference(input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str) -> Request:
-    """Build the request for one inference; `key` is its idempotency key, or empty. Raises InvalidInput if it cannot be JSON."""
+    """Build the request for one inference. The idempotency `key` may be empty. Raises InvalidInput for values that are not JSON."""
     return Request("POST", ROUTE, _json_header(key), _body(input, model, parameters), timed=True)
 
 
@@ -73,6 +72,7 @@ def task(
     """Build the request that submits a task, which may take `timeout` seconds in total."""
     header = {**_json_header(key), "Prefer": "respond-async"}
     if timeout is not None:
+        check_seconds("timeout", timeout)
         header["X-Request-Timeout-Ms"] = milliseconds(timeout)
     return Request("POST", ROUTE, header, _body(input, model, parameters))
 
@@ -88,20 +88,19 @@ def forget(task_id: str) -> Request:
 
 
 def check_inputs(inputs: Iterable[Any]) -> Iterable[Any]:
-    """Return `inputs` if it is a collection of inputs, not a single input that happens to be iterable.
-
-    Raises InvalidInput if it is a text, bytes, a mapping, or not iterable.
-    """
-    kind = type(inputs).__name__
+    """Return `inputs`. Raises InvalidInput if it is not iterable, or is one input: a text, bytes or a mapping."""
+    kind, hint = type(inputs).__name__, "For a single input call infer, or give a list: [input]."
     if isinstance(inputs, str | bytes | bytearray | memoryview | Mapping):
-        raise InvalidInput(
-            f"inputs of type {kind} would be sent piece by piece. For a single input call infer, or give a list: [input]."
-        )
+        raise InvalidInput(f"inputs of type {kind} would be sent piece by piece. {hint}")
     if not isinstance(inputs, Iterable):
-        raise InvalidInput(
-            f"inputs of type {kind} are not a list of inputs. For a single input call infer, or give a list: [input]."
-        )
+        raise InvalidInput(f"inputs of type {kind} are not a list of inputs. {hint}")
     return inputs
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raise InvalidArgument if an argument in seconds is not a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise InvalidArgument(name, value, "must be a number of seconds above 0", "For example 10.")
 
 
 def milliseconds(seconds: float) -> str:
@@ -189,10 +188,7 @@ _outcome = msgspec.json.Decoder(_Outcome).decode
 
 def read_result(answer: Answer) -> Result:
     """Read the answer to `inference`."""
-    try:
-        parsed = _inferred(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _odd(answer) from None
+    parsed = _decoded(_inferred, answer)
     return _result(parsed.output, parsed.request_id, parsed.metadata)
 
 
@@ -201,19 +197,13 @@ def _result(output: Any, id: str, metadata: _Metadata) -> Result:
 
 
 def read_task(answer: Answer) -> str:
-    """Read the task id in the answer to `task`."""
-    try:
-        return _submitted(answer.body).task_id
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _odd(answer) from None
+    """Read the task's id from the answer to `task`."""
+    return _decoded(_submitted, answer).task_id
 
 
 def read_outcome(answer: Answer) -> tuple[State, Result | ApiError | None]:
-    """Read the state of a task, and its outcome if there is one, in the answer to `poll`."""
-    try:
-        parsed = _outcome(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _odd(answer) from None
+    """Read the state of a task, and its outcome if there is one, from the answer to `poll`."""
+    parsed = _decoded(_outcome, answer)
     if parsed.error is not None:
         return "FAILED", _error(parsed.error, parsed.error.status, hopeless=False)
     if parsed.status != "SUCCESS":
@@ -222,7 +212,7 @@ def read_outcome(answer: Answer) -> tuple[State, Result | ApiError | None]:
 
 
 def read_error(answer: Answer) -> ApiError:
-    """Read an answer that isn't a success."""
+    """Return the error in an answer that isn't a success."""
     hopeless = answer.header.get("x-should-retry", "").lower() == "false"
     try:
         problem = _problem(answer.body)
@@ -231,9 +221,8 @@ def read_error(answer: Answer) -> ApiError:
         kind = BY_STATUS.get(answer.status, ApiError)
         return kind(text or "no content", status=answer.status, retry_after=_pause(answer), hopeless=hopeless)
     if not problem.status:  # An Open Inference Protocol error: its body has only the message.
-        problem = _Problem(
-            answer.header.get("x-headway-error", ""), problem.error, request_id=answer.header.get("x-request-id", "")
-        )
+        code, id = (answer.header.get(name, "") for name in ("x-headway-error", "x-request-id"))
+        problem = _Problem(code, problem.error, request_id=id)
     error = _error(problem, answer.status, hopeless)
     pause = _pause(answer)
     error.retry_after = error.retry_after if pause is None else pause
@@ -249,7 +238,7 @@ def _error(problem: _Problem, status: int, hopeless: bool) -> ApiError:
 
 
 def _pause(answer: Answer) -> float | None:
-    """Return the seconds that the header asks to wait, if they are a number."""
+    """Return the seconds that an answer's header asks to wait; None if it names no number."""
     for field, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return max(float(answer.header[field]) * unit, 0.0)
@@ -258,5 +247,8 @@ def _pause(answer: Answer) -> float | None:
     return None
 
 
-def _odd(answer: Answer) -> ApiError:
-    return ApiError(ODD, status=answer.status, hopeless=True)
+def _decoded(decode: Callable[[bytes], T], answer: Answer) -> T:
+    try:
+        return decode(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ApiError(ODD, status=answer.status, hopeless=True) from None

@@ -1,9 +1,8 @@
-"""The service's address, what every request to it carries, and what both clients share."""
+"""The address of a service, the header fields of every request to it, and the code that both clients share."""
 
 from __future__ import annotations
 
 import ipaddress
-import math
 import random
 import ssl
 import time
@@ -16,11 +15,11 @@ from urllib.parse import urlsplit
 
 from headway.client.call import Call
 from headway.client.errors import InvalidArgument
-from headway.client.messages import ROUTE, Request
+from headway.client.messages import ROUTE, Request, check_seconds
 from headway.version import __version__
 
 URL = "http://127.0.0.1:8000"
-"""Default address of `headway serve`."""
+"""Address of `headway serve` by default."""
 TIMEOUT = 60.0
 RETRIES = 3
 CONNECTIONS = 100
@@ -28,7 +27,7 @@ CONNECTIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """The service and how to call it, checked when built; see `Client` for the fields."""
+    """The service and how to call it; see `Client` for the fields. Building it checks them."""
 
     url: str = URL
     api_key: str | None = field(default=None, repr=False)
@@ -42,10 +41,9 @@ class Service:
         self._check_url()
         if self.api_key == "":
             raise InvalidArgument("api_key", "", "is empty", "Give the key as it was printed, or None to send none.")
-        if self.api_key is not None and not _fits_header(self.api_key):
-            raise InvalidArgument(
-                "api_key", "…", "must be printable ASCII without spaces", "Give the key as it was printed."
-            )
+        if (key := self.api_key) is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            reason = "must be printable ASCII without spaces"
+            raise InvalidArgument("api_key", "…", reason, "Give the key as it was printed.")
         check_seconds("timeout", self.timeout)
         for name, value, least in (("retries", self.retries, 0), ("connections", self.connections, 1)):
             if type(value) is not int or value < least:
@@ -53,12 +51,10 @@ class Service:
 
     @property
     def base(self) -> str:
-        """The address without a trailing slash."""
         return self.url.rstrip("/")
 
     @property
     def header(self) -> dict[str, str]:
-        """Header fields of every request."""
         header = {"User-Agent": f"headway-python/{__version__}", "Accept": "application/json", **(self.headers or {})}
         if self.api_key is not None:
             header["Authorization"] = f"Bearer {self.api_key}"
@@ -75,14 +71,14 @@ class Service:
         return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
     def seconds(self, given: float | None) -> float:
-        """Return the seconds for a call: as given, or the client's default. Raises InvalidArgument unless they are above 0."""
+        """Return the seconds for a call, by default the client's. Raises InvalidArgument unless they are above 0."""
         if given is None:
             return self.timeout
         check_seconds("timeout", given)
         return given
 
     def key(self, given: str | None) -> str:
-        """Return the given idempotency key, or a new one; empty if requests are sent only once."""
+        """Return an idempotency key: the given one, or a new one, which is empty if requests are sent only once."""
         if given is not None:
             return given
         return str(uuid.uuid4()) if self.retries else ""
@@ -141,16 +137,6 @@ class AnyTask(Generic[AClient]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"
-
-
-def check_seconds(name: str, value: object) -> None:
-    """Check an argument in seconds. Raises InvalidArgument if it is not a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise InvalidArgument(name, value, "must be a number of seconds above 0", "For example 10.")
-
-
-def _fits_header(text: str) -> bool:
-    return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def _is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from headway.client.reaching import tls_fault
+from headway.client.errors import tls_fault
 from headway.errors import HeadwayError
 
 IDLE = -1  # Number of a connection without a request in flight.

@@ -1,4 +1,4 @@
-"""Tests of targets: a target under the real queue, batcher and checks.
+"""Tests of targets under the real queue, batcher and checks.
 
     from headway.testing import batched
 
@@ -8,8 +8,8 @@
             assert run.many(["b", "c"]) == ["B", "C"]
             assert run.batches == [["a"], ["b", "c"]]
 
-Everything is as in `headway serve`, except that requests come over connections in memory instead of a port. So a test gets the
-outputs and errors that a client would get.
+Everything is as in `headway serve`, except that requests come through memory instead of a port. So a test gets the outputs and
+errors that a client would get.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import asyncio
 import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 from headway.app.python_target import TargetLike, target_of
 from headway.app.serving import Value, refuse_in_worker, start
@@ -42,23 +42,19 @@ __all__ = ["BatchedTarget", "batched"]
 
 
 def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> BatchedTarget:
-    """Run a target under the real batcher, in a `with` block.
-
-        with batched(upper, max_batch_size=4) as run:
-            assert run("a") == "A"
+    """Run a target under the real batcher, in a `with` block; see the example in `headway.testing`.
 
     Arguments:
-        target: function, class, `functools.partial` of a class, other callable, or text as `headway serve` takes it. Text
+        target: function, class, `functools.partial` of a class, other callable, or text as `headway serve` takes it. A text
             always runs in a worker process.
         process: True to run the target in a worker process, as it will be served. It is imported there by name, so a script
-            must make this call under `if __name__ == "__main__":`. Otherwise it runs in a thread of this process: any
-            function will do, and a test can replace what it uses, but a deadline cannot end it.
-        settings: settings by name, for example `max_batch_size=4`. The environment and `headway.toml` are ignored, and
-            time-outs are 60 s unless given.
+            must make this call under `if __name__ == "__main__":`. Otherwise the target runs in a thread of this process. Then
+            any function will do, and a test can replace what the target uses, but a deadline cannot end it.
+        settings: settings by name. The environment and `headway.toml` are ignored, and time-outs are 60 s unless given.
 
     Raises:
         SettingError: a setting is unknown or wrong.
-        TargetError: the target cannot be loaded or breaks the rules; raised when the block begins.
+        TargetError: the target cannot be loaded or breaks the rules. This is raised when the block begins.
     """
     values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     if "request_timeout_ms" in values:
@@ -68,7 +64,6 @@ def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> 
 
 
 def _subject(target: TargetLike, process: bool) -> Any:
-    """Return the target for a worker process, or the object for a thread."""
     if process or isinstance(target, str):
         refuse_in_worker("headway.testing.batched")
         parsed: Target = target_of(target)
@@ -84,7 +79,7 @@ def _subject(target: TargetLike, process: bool) -> Any:
 
 
 def _with_arguments(cls: type, arguments: Sequence[Any], named: Mapping[str, Any]) -> type:
-    """Return a class that is built without arguments, as `cls` is with these."""
+    """Return a subclass of `cls` that passes these arguments on, and takes none."""
 
     def built(self: Any) -> None:
         cls.__init__(self, *arguments, **named)  # type: ignore[misc]
@@ -93,12 +88,8 @@ def _with_arguments(cls: type, arguments: Sequence[Any], named: Mapping[str, Any
 
 
 class BatchedTarget:
-    """Target under the batcher, made by `batched`. Call it with an input within a `with` block.
-
-    Attributes:
-        batches: inputs of each batch so far in the order of their runs, without the warm-up batch. An input of a failed batch
-            appears again with each further run.
-    """
+    """Target under the batcher, made by `batched`. Call it with an input within a `with` block. `batches` has the inputs of each
+    batch in the order of their runs, without the warm-up batch. An input of a failed batch appears again with each further run."""
 
     def __init__(self, settings: Settings, subject: Any) -> None:
         self.batches: list[list[Any]] = []
@@ -116,29 +107,14 @@ class BatchedTarget:
         """Return the output for an input. Raises the ApiError that a client would get, such as RejectedByModel."""
         return self.many([input], parameters)[0]
 
-    @overload
-    def many(
-        self,
-        inputs: Iterable[Any],
-        parameters: Mapping[str, Any] | None = None,
-        *,
-        return_errors: Literal[False] = False,
-    ) -> list[Any]: ...
-
-    @overload
-    def many(
-        self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool
-    ) -> list[Any | ApiError]: ...
-
     def many(
         self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool = False
     ) -> list[Any]:
-        """Return the outputs for several inputs that arrive together, in their order; each has the same `parameters`.
-
-        Errors are put into the list with `return_errors`; else the first one is raised, an ApiError as a client would get it.
-        """
+        """Return the outputs for several inputs that arrive together, in their order. All have the same `parameters`. Raises the
+        first ApiError that a client would get, unless `return_errors` asks for errors in the list."""
         requests = [inference(input, None, parameters, "") for input in check_inputs(inputs)]
-        outcomes = [_outcome(answer) for answer in self._service.call(self._ask(requests))]
+        answers = self._service.call(self._ask(requests))
+        outcomes = [read_result(answer).output if answer.status == 200 else read_error(answer) for answer in answers]
         if not return_errors:
             for outcome in outcomes:
                 if isinstance(outcome, ApiError):
@@ -148,11 +124,5 @@ class BatchedTarget:
     async def _ask(self, requests: Sequence[Request]) -> list[Answer]:
         listener = self._service.process.public
         assert isinstance(listener, MemoryListener)  # noqa: S101 - it was built with one
-        calls = [
-            listener.ask(request.method, request.path, request.header, request.body or b"") for request in requests
-        ]
-        return [Answer(answer.status, answer.header, answer.body) for answer in await asyncio.gather(*calls)]
-
-
-def _outcome(answer: Answer) -> Any:
-    return read_result(answer).output if answer.status == 200 else read_error(answer)
+        sent = [listener.ask(request.method, request.path, request.header, request.body or b"") for request in requests]
+        return [Answer(answer.status, answer.header, answer.body) for answer in await asyncio.gather(*sent)]

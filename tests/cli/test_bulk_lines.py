@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from headway.cli.bulk_lines import CHAT, COMPLETIONS, EMBEDDINGS, PIECE, BulkError, read_lines
+from headway.cli.bulk import CHAT, COMPLETIONS, EMBEDDINGS, PIECE, BulkError, read_lines
 
 REQUEST = b'{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a"}}\n'
 NO_ID = b'{"method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}\n'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.own_process import described
+from headway.cli.trust import described
 from headway.errors import SettingError
 from tests.authority import Authority
 from tests.cli.command import code_of

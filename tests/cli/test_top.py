@@ -10,8 +10,8 @@ import pytest
 
 from headway.cli.admin import Admin, AdminError
 from headway.cli.board_view import BoardEvent, BoardView, largest, milliseconds, taken
-from headway.cli.screen import HELP, fit, narrowed
 from headway.cli.status import Sort
+from headway.cli.terminal import HELP, fit, narrowed
 from headway.cli.top import BoardFollower, Keys, events
 from headway.model import InferenceRequest, RequestOptions
 from headway.runtime.request_id import new_id

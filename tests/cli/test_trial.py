@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from headway.cli.recording import batches_to_record, weights_of
 from headway.cli.trial import MOST_ANSWERS, Findings, Trial, sizes
-from headway.cli.trial_inputs import brief, choose_inputs
+from headway.cli.trial_inputs import batches_to_record, brief, choose_inputs, weights_of
 from headway.core import tensor_json
 from headway.core.tensors import rows_of
 from headway.errors import BatchRaised, BatchTimeout, SettingError, TargetError, WorkerCrashed

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from headway.cli import waiting as module
-from headway.cli.waiting import waiting
+from headway.cli import terminal as module
+from headway.cli.terminal import waiting
 
 
 class Stream(io.StringIO):

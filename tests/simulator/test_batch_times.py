@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headway.cli.recording import batches_to_record
+from headway.cli.trial_inputs import batches_to_record
 from headway.errors import SettingError
 from headway.model import Signature
 from headway.simulator.batch_times import BatchTimes, RecordedBatch, read_batch_times

@@ -1,0 +1,116 @@
+"""The terminal of a command: show that it works, fit text into the terminal, and read single keys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+SILENT = 2.0
+"""Seconds of silence before the first line."""
+EVERY = 0.5
+"""Seconds between updates on a terminal, where a line replaces the one before."""
+_CLEAR = "\r\x1b[K"
+
+HELP = """Keys
+  q      quit
+  ?      this help, and back
+  s      sort the workers by the next column
+  r      sort the other way round"""
+
+
+class Waiting:
+    """Work that `waiting` shows as `text`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def tell(self, text: str) -> None:
+        self.text = text
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[Waiting]:
+    """Show what a command does while the block runs, from SILENT seconds on. A terminal gets one line, which disappears at the end.
+    Elsewhere, lines come at growing intervals."""
+    work, ended = Waiting(text), threading.Event()
+    thread = threading.Thread(target=_show, args=(work, ended), daemon=True)
+    thread.start()
+    try:
+        yield work
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _show(work: Waiting, ended: threading.Event) -> None:
+    began, live = time.monotonic(), sys.stderr.isatty()
+    pause, shown = SILENT, False
+    while not ended.wait(pause):
+        seconds = time.monotonic() - began
+        shown = True
+        _write(f"{_CLEAR}{work.text} … {seconds:.0f} s" if live else f"{work.text} … {seconds:.0f} s\n")
+        pause = EVERY if live else seconds  # So at 2, 4, 8 … seconds.
+    if live and shown:
+        _write(_CLEAR)
+
+
+def _write(text: str) -> None:
+    """Write if possible. A command doesn't fail for want of a progress line."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def fit(text: str, width: int, height: int) -> str:
+    """Cut a text to `width` columns and `height` lines. Its last line says how many lines were cut."""
+    lines = [line if len(line) <= width else f"{line[: max(width - 1, 0)]}…" for line in text.splitlines()]
+    if len(lines) > height:
+        left = len(lines) - height + 1
+        lines = [*lines[: max(height - 1, 0)], f"… {left} more lines: the terminal is too low"[:width]]
+    return "\n".join(lines)
+
+
+def narrowed(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int, spare: Sequence[str]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Drop columns of a table, in the order of their headings in `spare`, until it fits `width` (0 for no limit)."""
+    kept = list(range(len(head)))
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in kept]
+    for name in spare:
+        if not width or sum(widths[column] for column in kept) + 2 * (len(kept) - 1) <= width:
+            break
+        kept = [column for column in kept if head[column] != name]
+    return tuple(head[column] for column in kept), [tuple(row[column] for column in kept) for row in rows]
+
+
+@contextlib.contextmanager
+def keyboard() -> Iterator[bool]:
+    """Have standard input deliver single keys, without echo. Yields False if there is no keyboard."""
+    import termios
+    import tty
+
+    try:
+        number = sys.stdin.fileno()
+        before = termios.tcgetattr(number)
+    except (OSError, ValueError, termios.error):
+        yield False
+        return
+    tty.setcbreak(number)
+    try:
+        yield True
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+def key_within(seconds: float, has_keys: bool) -> str:
+    """Return the key that is pressed within some seconds; empty if none is."""
+    if not has_keys:
+        time.sleep(seconds)
+        return ""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return os.read(sys.stdin.fileno(), 1).decode("latin-1") if ready else ""

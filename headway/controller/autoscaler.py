@@ -1,8 +1,8 @@
 """Decide how many workers each model should have, while this process's controller leads.
 
-`core/scaling` makes the decision; this module feeds it what the fleet reports. Each number is published together with its
-reason in the model's capacity. A new leader resumes from it, and processes with workers each take their share of it. A
-process that is alone resizes its own pools.
+The decisions are made in `core/scaling`, from the reports of the fleet that this module collects. A model's capacity is published
+with the number of workers and its reason. A new leader resumes from that number, and each process with workers takes its share
+of it. A single process resizes its own pools.
 """
 
 from __future__ import annotations
@@ -26,25 +26,20 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 SETTLES_AFTER = 3.0
-"""Seconds in which a new leader only listens, as workers and hosts report one by one, before it makes up or bounds a number."""
+"""Seconds for which a new leader only listens, as workers and hosts report one by one, before it invents or bounds a number."""
 YIELDS_AFTER = 2.0
-"""Seconds without requests after which a model gives up its last worker, if another model waits for the GPU."""
+"""Seconds without requests after which a model gives up its last worker if another model waits for the GPU."""
 LEFT_FOR = 30.0
-"""Seconds after which a model whose workers were all stopped is forgotten. If a host restarts sooner, its model gets as many as before."""
+"""Seconds for which a model is remembered after all its workers were stopped, as when its host restarts."""
 
 
 class ScaledModel(msgspec.Struct):
-    """State of one model's scaling in this process. Times are monotonic seconds.
+    """State of one model's scaling in this process, since the instant `since`.
 
-    Attributes:
-        since: when scaling it began here.
-        there_at: when it last had a worker that wasn't told to stop.
-        scaler: makes the decisions; None until the number to start from is known.
-        live: workers that are not offline, at the last look.
-        follows: True while nothing was decided, so that the number follows the workers that turn up elsewhere.
-        published: what the previous leader published last; None if unknown.
-        warned: True once the log says that it keeps a worker.
-        short: True while it wants more workers than its processes have room for.
+    `there_at` is the last instant at which it had a worker that wasn't told to stop. `scaler` is None until the number to start
+    from is known. `live` counts the workers that are not offline. While nothing was decided, `follows` is True, and the number
+    follows the workers that turn up. `published` is the previous leader's last scaling. `warned` is True once the log says that the
+    model keeps a worker, and `short` while it wants more workers than its processes have room for.
     """
 
     since: float
@@ -58,14 +53,9 @@ class ScaledModel(msgspec.Struct):
 
 
 class Autoscaler:
-    """Autoscaler of one controller.
-
-    Arguments:
-        pools: pools of this process to resize; None if other processes follow what is published.
-        limits: returns the bounds of a model; None for a model that is not scaled.
-        name: driver of the scaling, as the setting names it.
-        named: models to scale with or without workers; any other is forgotten once all its workers have left.
-    """
+    """Autoscaler of one controller. `pools` are this process's, to be resized; None if other processes follow the published
+    numbers. `limits` returns the bounds of a model; None for a model that is not scaled. `name` is the driver of the scaling, as
+    the setting names it. Models that are not `named` are forgotten once all their workers have left."""
 
     def __init__(
         self, pools: LocalScaling | None, limits: Callable[[str], ScaleLimits | None], counters: ControllerCounts,
@@ -74,11 +64,11 @@ class Autoscaler:
         self._pools, self._limits, self._counters, self._clock, self._name = pools, limits, counters, clock, name
         self._named = named
         self._own_scalings: dict[str, Scaling] = {}
-        """Scaling that this process last published for each model, until another controller leads."""
+        """Scaling that this process published last for each model, until another controller leads."""
         self._models: dict[str, ScaledModel] = {}
 
     def forget(self) -> None:
-        """Forget all decisions: another controller leads."""
+        """Forget all decisions, as another controller leads."""
         self.interrupt()
         self._own_scalings.clear()
 
@@ -87,16 +77,12 @@ class Autoscaler:
         self._models.clear()
 
     def begin(self, published: Collection[Capacity]) -> None:
-        """Start to lead from the published numbers or, if the broker has lost them, from this process's own."""
+        """Start to lead from the published numbers or, if the broker has lost them, from the last ones of this process."""
         scalings = {capacity.model: capacity.scaling for capacity in published if capacity.scaling is not None}
-        now = self._clock()
-        self._models = {
-            model: ScaledModel(now, now, published=scaling)
-            for model, scaling in (scalings or self._own_scalings).items()
-        }
+        last, now = scalings or self._own_scalings, self._clock()
+        self._models = {model: ScaledModel(now, now, published=scaling) for model, scaling in last.items()}
 
     def drop(self, model: str) -> None:
-        """Forget a model."""
         self._models.pop(model, None)
         self._own_scalings.pop(model, None)
 
@@ -104,11 +90,8 @@ class Autoscaler:
         self, capacity: Capacity, load: Load | None, queue: int, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo],
         bulk: int = 0,
     ) -> Capacity:  # fmt: skip
-        """Decide on one model, and return its capacity with the scaling to publish.
-
-        `queue` counts the model's waiting entries, `bulk` its waiting lines of bulk jobs. `workers` and `members` are all of the
-        fleet.
-        """
+        """Decide on one model, and return its capacity with the scaling to publish. `queue` counts the model's waiting entries, and
+        `bulk` its waiting lines of bulk jobs. `workers` and `members` are the whole fleet's."""
         model = capacity.model
         limits = self._bounded(model, members)
         kept = [worker for worker in workers if worker.model == model and not _left(worker)]
@@ -129,7 +112,7 @@ class Autoscaler:
         if scaler is None:
             return capacity
         limits = self._kept_alive(model, state, limits)
-        if now < state.since + SETTLES_AFTER:  # Not all hosts have told how many devices they have.
+        if now < state.since + SETTLES_AFTER:  # Not all hosts have reported their devices yet.
             limits = replace(limits, most=max(limits.most, scaler.desired))
         scaler.limits = limits
         if state.follows and state.live > scaler.desired:
@@ -159,7 +142,7 @@ class Autoscaler:
         return replace(capacity, scaling=scaling)
 
     def _kept_alive(self, model: str, state: ScaledModel, limits: ScaleLimits) -> ScaleLimits:
-        """Keep a last worker for a model that no setting names: without workers nobody would know that it exists."""
+        """Keep a last worker for a model that no setting names. Without workers nobody would know that it exists."""
         if not limits.idle_after or model in self._named:
             return limits
         if not state.warned:
@@ -169,7 +152,7 @@ class Autoscaler:
         return replace(limits, idle_after=0.0)
 
     def _bounded(self, model: str, members: Sequence[ProcessInfo]) -> ScaleLimits | None:
-        """Return a model's limits within what its processes can do: each keeps a worker, and has room for a few."""
+        """Return a model's limits, narrowed to the workers that its processes have room for. Each process keeps one."""
         limits = self._limits(model)
         room = [member.scalable[model] for member in members if model in member.scalable]
         if limits is None or not room:
@@ -181,7 +164,7 @@ class Autoscaler:
         return replace(limits, most=most, least=min(max(limits.least, len(room)), most))
 
     def _may_run_lines(self, model: str, scaler: Scaler, members: Sequence[ProcessInfo]) -> bool:
-        """Return True if bulk lines may keep a model's workers or start one, as no other model wants their places."""
+        """Return True if bulk lines may keep or start a model's workers, as no other model wants the places of these."""
         homes = [member.scalable for member in members if model in member.scalable]
         if homes and not any(home[model][1] for home in homes):
             return False
@@ -215,19 +198,17 @@ class Autoscaler:
         )
 
     def _order(self, model: str, state: ScaledModel, decision: ScaleDecision) -> None:
-        """Count, show and log a decision."""
         state.follows = False
         self._counters.scaling_decisions[model, decision.direction] += 1
-        self._counters.departures.scaled(
-            ScalingChange(model, decision.before, decision.desired, decision.direction, decision.reason)
-        )
+        change = ScalingChange(model, decision.before, decision.desired, decision.direction, decision.reason)
+        self._counters.departures.scaled(change)
         log.info(
             "workers are wanted" if self._name == NONE else "workers are scaled", model=model, workers=decision.desired,
             before=decision.before, direction=decision.direction, reason=decision.reason, driver=self._name,
         )  # fmt: skip
 
     def _begin(self, model: str, state: ScaledModel, limits: ScaleLimits) -> Scaler | None:
-        """Make the scaler from the published number, or from the workers that run; None while that is too early."""
+        """Make the scaler from the published number, or from the workers that run. Return None while that is too early."""
         published, now = state.published, self._clock()
         current = 0 if self._pools is None else self._pools.current(model)
         if published is not None:
@@ -242,7 +223,7 @@ class Autoscaler:
 
 
 def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
-    """Return True if all workers of a model were told to stop. A lost worker has a reason, and has not left."""
+    """Return True if all workers of a model were told to stop. A lost worker, which has a reason, has not left."""
     own = [worker for worker in workers if worker.model == model]
     return bool(own) and all(map(_left, own))
 
@@ -268,16 +249,14 @@ def retry_in(workers: Sequence[WorkerInfo]) -> float:
 
 
 def offered(model: str, load: Load | None, members: Sequence[ProcessInfo]) -> float:
-    """Return the entries per second that clients send to a model, refused ones included.
-
-    The broker's count stands in where no gateway reports any: it misses clients that left before they could be answered.
-    """
+    """Return the entries per second that clients send to a model, including refused ones. The broker's rate stands in if no gateway
+    reports any, but it misses clients that left before they could be answered."""
     arrivals = [member.arrivals[model] for member in members if model in member.arrivals]
     return sum(map(sum, arrivals)) if arrivals or load is None else load.rate
 
 
 def batch_cost(load: Load | None) -> BatchCost | None:
-    """Return the cost of a model's batches, counted in entries; None before the first measured batch."""
+    """Return the cost of a model's batches in entries; None before the first measured batch."""
     if load is None or load.alpha + load.beta <= 0.0 or load.largest <= 0.0:
         return None
     size = load.entry_size

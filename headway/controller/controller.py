@@ -31,17 +31,17 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 PUBLISH_EVERY = 0.5
-"""Seconds between two publications while there are requests: the age of the limits made from them, besides a heartbeat's."""
+"""Seconds between two publications while there are requests. Limits lag behind by as much, as they follow publications."""
 GONE_AFTER = OFFLINE_AFTER
 """Seconds without a worker or a setting that names a model, after which its capacity is withdrawn."""
 LEADS_FOR = 2.5
 """Seconds for which the lead lasts. Each look renews it."""
 ENDS_SOON = 1.25
-"""Once another's lead is this near its end, in seconds, ask for it twice a second: it should have been renewed by then."""
+"""Once another controller's lead ends within so many seconds, ask for it twice a second. It should have been renewed by then."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The fleet at one look. The last three are only read when the autoscaler or a rollout needs them."""
+    """The fleet at one look. Attributes with a default are only read when the autoscaler or a rollout needs them."""
 
     workers: Sequence[WorkerInfo]
     loads: Mapping[QueueName, Load]
@@ -54,16 +54,10 @@ class _Seen(msgspec.Struct, frozen=True):
 class Controller:
     """Controller of one process, which leads if no other does.
 
-    Arguments:
-        id: id of its process in the fleet.
-        target_utilisation: share of the measured capacity above which the lowest tier is held back, 0 to 1.
-        pace: pace of the process, kept up while it leads.
-        alone: True if there can be no other controller, so that leading isn't worth a log line.
-
-    Attributes:
-        leads: True if it led when it last asked.
-        autoscaler: decides how many workers there should be; None to leave them as they are.
-        models: returns the models that the fleet serves, besides those with workers; None for all that the broker knows.
+    `id` is the process's. Above `target_utilisation`, a share of the measured capacity, the lowest tier is held back. The `pace` of
+    the process is kept up while it leads. `alone` is True if there can be no other controller, so that leading isn't worth a log
+    line. `leads` is True if it led when it last asked. `models` returns the models that the fleet serves, besides those with
+    workers; None for all models that the broker knows.
     """
 
     def __init__(
@@ -76,15 +70,11 @@ class Controller:
         self._clock, self._pace = clock, pace
         self._led_until = -math.inf
         self._ends_in = math.inf
-        """Seconds that another's lead had left at the last look; infinite if unknown."""
+        """Seconds that another controller's lead had left at the last look; infinite if unknown."""
         self._say = log.debug if alone else log.info
-        self._id = id
-        self._broker = broker
-        self._fleet = fleet
-        self._target_utilisation = target_utilisation
+        self._id, self._broker, self._fleet, self._target_utilisation = id, broker, fleet, target_utilisation
         self._rollouts = RolloutLeader(fleet, counters or ControllerCounts(), clock)
         self._published: dict[str, float] = {}
-        """Instants of the last publications, by model."""
         self._last: dict[str, Capacity] = {}
         """Capacity last published for each model while leading; see `_steady`."""
         self._unchanged: list[Capacity] = []
@@ -92,7 +82,7 @@ class Controller:
         self._calm = False
         """True if the fleet had nothing to do at the last look."""
         self._logged_estimate: dict[str, bool] = {}
-        """Per model, True if the capacity last logged was an estimate."""
+        """True if the capacity that was logged last was an estimate, by model."""
         self._periodic = Periodic("controller", self._control, clock, every=self.every)
 
     @property
@@ -101,28 +91,26 @@ class Controller:
         return self.leads and self._clock() < self._led_until
 
     def every(self) -> float:
-        """Return the seconds until the next look: fewer while leading a busy fleet, or about to lead."""
+        """Return the seconds until the next look. They are fewer while it leads a busy fleet, or is about to lead."""
         if self.leads:
             return REST_EVERY if self._calm else PUBLISH_EVERY
         return PUBLISH_EVERY if self._ends_in < ENDS_SOON else self._pace.every()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start to ask for the lead."""
         self._periodic.start(supervisor)
 
     def soon(self) -> None:
-        """Look at the fleet now."""
         self._periodic.soon()
 
     async def stop(self) -> None:
-        """Stop asking. Leaving the fleet gives the lead up."""
+        """Stop asking for the lead. Leaving the fleet gives it up."""
         await self._periodic.stop()
 
     async def _control(self) -> None:
         try:
             until = self._clock() + LEADS_FOR
             asked, led = self._fleet.acquire_leadership(self._id, LEADS_FOR), self.leads
-            if led:  # Probably still, so look and publish in the same round trip.
+            if led:  # It probably still leads, so look and publish in the same round trip.
                 self._ends_in, seen, _ = await asyncio.gather(asked, self._look(), self._publish_again())
             else:
                 self._ends_in = await asked
@@ -144,7 +132,6 @@ class Controller:
             raise
 
     def _begin(self, published: Sequence[Capacity]) -> None:
-        """Start to lead from what was published last."""
         self._published = dict.fromkeys((capacity.model for capacity in published), self._clock())
         self._last.clear()
         self._unchanged.clear()
@@ -152,7 +139,6 @@ class Controller:
             self.autoscaler.begin(published)
 
     async def _look(self) -> _Seen:
-        """Read what the next decisions need, in one round trip."""
         broker, fleet = self._broker, self._fleet
         asked: dict[str, Awaitable[Any]] = {
             "workers": broker.workers(), "loads": broker.loads(), "rollouts": fleet.rollouts(),
@@ -170,7 +156,7 @@ class Controller:
         loads_by_model: dict[str, Load] = {}
         rates: dict[str, float] = {}
         for queue, load in loads.items():
-            # Versions of a model mostly cost the same; the one that has run most is known best.
+            # Versions of a model mostly cost the same. The one that has run most is known best.
             rates[queue.model] = rates.get(queue.model, 0.0) + load.rate
             if queue.model not in loads_by_model or load.departures > loads_by_model[queue.model].departures:
                 loads_by_model[queue.model] = load
@@ -191,7 +177,7 @@ class Controller:
                 measured = self.autoscaler.look(measured, all_versions, waiting, workers, seen.members, bulk)
             capacities.append(replace(measured, rollout=rollouts.get(model)))
         for measured in capacities:
-            if not self.leads_now:  # The process stood still, and another may lead by now.
+            if not self.leads_now:  # The process stood still, and another controller may lead by now.
                 return
             if self._calm and _steady(measured) == self._last.get(measured.model):
                 self._unchanged.append(measured)
@@ -203,14 +189,13 @@ class Controller:
         await self._withdraw_except(models)
 
     async def _publish_again(self) -> None:
-        """Publish what the last look found unchanged, unless another may lead by now."""
+        """Publish the capacities that had not changed at the last look, unless another controller may lead by now."""
         unchanged, self._unchanged = self._unchanged, []
         if self.leads_now:
             self._published.update(dict.fromkeys((capacity.model for capacity in unchanged), self._clock()))
             await asyncio.gather(*map(self._fleet.publish, unchanged))
 
     async def _withdraw_except(self, models: Collection[str]) -> None:
-        """Withdraw the capacities of models that have been gone for GONE_AFTER seconds."""
         for model, at in [*self._published.items()]:
             if model not in models and self._clock() - at >= GONE_AFTER and self.leads_now:
                 await self._fleet.withdraw_capacity(model)
@@ -221,18 +206,14 @@ class Controller:
                     self.autoscaler.drop(model)
 
     def _log_capacity(self, capacity: Capacity) -> None:
-        """Log a capacity when it is first known, and when a measurement replaces an estimate or the reverse."""
         if capacity.items_per_second and self._logged_estimate.get(capacity.model) is not capacity.estimated:
             self._logged_estimate[capacity.model] = capacity.estimated
-            log.info(
-                "capacity is estimated" if capacity.estimated else "capacity is measured",
-                model=capacity.model,
-                items_per_second=round(capacity.items_per_second, 1),
-                workers=capacity.healthy,
-            )
+            event = "capacity is estimated" if capacity.estimated else "capacity is measured"
+            rate = round(capacity.items_per_second, 1)
+            log.info(event, model=capacity.model, items_per_second=rate, workers=capacity.healthy)
 
     def _become(self, leader: bool, known: bool = True) -> None:
-        """Note whether this controller leads. `known` is False if nobody knows who does."""
+        """Note whether this controller leads. `known` is False if the leader is unknown."""
         if not leader and self.autoscaler is not None:
             (self.autoscaler.forget if known else self.autoscaler.interrupt)()
         if leader is not self.leads:
@@ -241,14 +222,14 @@ class Controller:
 
 
 def _calm(seen: _Seen) -> bool:
-    """Return True if nothing waits and all workers rest. A fleet without workers is not calm: its first ones are expected."""
+    """Return True if nothing waits and all workers rest. A fleet without workers isn't calm, as it expects its first ones."""
     healthy = [worker for worker in seen.workers if worker.status is WorkerStatus.HEALTHY]
     rests = bool(healthy) and all(worker.every >= REST_EVERY for worker in healthy)
     return rests and not any(load.depth for load in seen.loads.values())
 
 
 def _steady(capacity: Capacity) -> Capacity:
-    """Return a capacity without the figures that fade by themselves."""
+    """Return a capacity without the figures that fade over time."""
     if capacity.scaling is None:
         return capacity
     return replace(capacity, scaling=replace(capacity.scaling, utilisation=None, rate=0.0))

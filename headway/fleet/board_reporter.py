@@ -1,7 +1,7 @@
-"""Post what a process does to the departure board: once a second, four times while somebody watches, never while idle.
+"""Post notices of a process's work to the departure board: once a second, four times while somebody watches, never while idle.
 
-The fleet's figures are read while a notice is posted, and travel with the next notice: one round trip serves both.
-Nothing is retried. If the board is out of reach, that notice is lost and the next one carries on.
+The fleet's figures are read while a notice is posted, in the same round trip, and travel with the next notice. Nothing is
+retried. If the board is out of reach, the notice is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from headway.runtime.periodic import Periodic, PeriodicResource
 PERIOD = 1.0
 """Seconds between two notices, and between two readings of the fleet's figures."""
 WATCHED_PERIOD = 0.25
-"""Seconds between two notices while somebody watches the board."""
 UNHEARD = Posted(watched=False, records=False)
 
 K = TypeVar("K")
@@ -38,7 +37,6 @@ class FlowMeter:
         self._retries: dict[str, int] = {}
 
     def read(self) -> RequestFlow | None:
-        """Return the traffic since the last call, or None if there was none."""
         counters, now = self._counters, self._clock()
         requests = _grown(self._requests, counters.gateway.requests)
         refusals = _grown(self._refusals, counters.gateway.refusals)
@@ -78,7 +76,7 @@ class FlowMeter:
 
 
 class BoardReporter(PeriodicResource):
-    """Report one process to the board; a resource, see `headway.app.lifecycle.Resource`. Without a `pace` it never rests."""
+    """Reporter of one process to the board, and a `headway.app.lifecycle.Resource`. Without a `pace` it never rests."""
 
     def __init__(
         self, process: str, board: Board, registry: Registry, fleet: Fleet, counters: Counters, clock: Callable[[], float],
@@ -90,17 +88,14 @@ class BoardReporter(PeriodicResource):
         self._standing = UNHEARD
         self._recorded_at = clock()
         self._fleet_figures: FleetFigures | None = None
-        """Figures that go out with the next notice."""
         super().__init__(Periodic("board reporter", self.report, clock, what="", every=self._every))
 
     def _every(self) -> float:
         return WATCHED_PERIOD if self._standing.watched else PERIOD
 
     async def report(self) -> None:
-        """Post one notice, unless there is nothing to say. A resting process leaves the fleet's figures to others.
-
-        Raises BrokerUnavailable if the board does not answer.
-        """
+        """Post one notice, unless it would be empty. A resting process leaves the fleet's figures to others. Raises
+        BrokerUnavailable if the board does not answer."""
         departures, changes, untold = self._counters.departures.take()
         scalings = self._counters.departures.take_scalings()
         figures, self._fleet_figures = self._fleet_figures, None
@@ -118,9 +113,8 @@ class BoardReporter(PeriodicResource):
             self._standing = await posting
 
     async def _figures(self) -> FleetFigures:
-        depths, workers, capacities = await asyncio.gather(
-            self._registry.depths(), self._registry.workers(), self._fleet.capacities()
-        )
+        registry, fleet = self._registry, self._fleet
+        depths, workers, capacities = await asyncio.gather(registry.depths(), registry.workers(), fleet.capacities())
         waiting, oldest = [0] * self._tiers, [0.0] * self._tiers
         for depth in depths:
             if depth.tier < self._tiers:
@@ -138,5 +132,5 @@ class BoardReporter(PeriodicResource):
 
 
 def _grown(before: Mapping[K, int], now: Mapping[K, int]) -> dict[K, int]:
-    """Return by how much each count has grown, without those that have not."""
+    """Return the growth of each count that has grown."""
     return {key: count - before.get(key, 0) for key, count in now.items() if count != before.get(key, 0)}

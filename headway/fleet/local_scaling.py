@@ -1,6 +1,6 @@
-"""Resize the worker pools of this process, by order of its own controller or of a leader elsewhere.
+"""Resize the worker pools of this process, as its own controller or a leader elsewhere decides.
 
-A slot that is taken away finishes its batch first. A slot that fails to start is tried again for as long as it is wanted.
+A slot finishes its batch before it is taken away. A slot that fails to start is tried again for as long as it is wanted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Pool(Protocol):
         """True once the pool can be resized."""
 
     async def resize(self, size: int) -> None:
-        """Serve with `size` slots. Return once the slots taken away have finished."""
+        """Serve with `size` slots. Return once the slots that are taken away have finished."""
 
 
 class LocalScaling:
-    """The pools of this process by model, and the size last asked of each."""
+    """The pools of this process by model, and the size that each was asked for last."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self._pools = pools
@@ -47,15 +47,13 @@ class LocalScaling:
         self._resizing: set[asyncio.Task[None]] = set()
 
     def current(self, model: str) -> int:
-        """Return the size last asked for, or else the pool's own; 0 for a model without a pool."""
+        """Return the size that was asked for last, or else the pool's size; 0 for a model without a pool."""
         pool = self._pools.get(model)
         return 0 if pool is None else self._asked.get(model, pool.size)
 
     def scale(self, model: str, workers: int) -> None:
-        """Start to resize a model's pool, to no more workers than there are devices.
-
-        A pool that has not started yet is left alone: the caller asks again shortly.
-        """
+        """Start to resize a model's pool, to no more workers than there are devices. Leave a pool alone that has not started yet,
+        as the caller asks again shortly."""
         pool = self._pools.get(model)
         if pool is None or not pool.serving or (workers := min(workers, pool.most)) == self.current(model):
             return
@@ -72,7 +70,7 @@ class LocalScaling:
 
 
 class ScalingFollower(PeriodicResource):
-    """Follow the published numbers of workers of `models` in one process; a resource, see `headway.app.lifecycle.Resource`."""
+    """Resource that resizes the pools of `models` by the published numbers; see `headway.app.lifecycle.Resource`."""
 
     def __init__(
         self, process: str, models: Collection[str], pools: LocalScaling, fleet: Fleet, clock: Callable[[], float]
@@ -80,7 +78,7 @@ class ScalingFollower(PeriodicResource):
         self._process, self._models, self._pools, self._fleet = process, models, pools, fleet
         self._clock, self._freshness = clock, Freshness(clock())
         self._warned: set[tuple[str, str]] = set()
-        """Pairs of a model and its controller's driver that were warned about."""
+        """Pairs of a model and a driver that the log has warned about."""
         super().__init__(Periodic("scaling follower", self._follow, clock, every=PERIOD))
 
     async def _follow(self) -> None:
@@ -96,7 +94,7 @@ class ScalingFollower(PeriodicResource):
             self._pools.scale(model, shares(scaling.desired, scalable)[self._process])
 
     def _warn_of_other(self, model: str, driver: str) -> None:
-        """Warn once about a controller that doesn't know that processes scale their own workers."""
+        """Warn once about a controller whose driver is another, as it doesn't know that processes scale their own workers."""
         if driver in ("", LOCAL) or (model, driver) in self._warned:
             return
         self._warned.add((model, driver))

@@ -1,4 +1,4 @@
-"""A process's place in the fleet: a heartbeat each second, every other second while it rests, and a farewell."""
+"""A process's place in the fleet: a heartbeat each second, or every other second while the process rests, and a farewell."""
 
 from __future__ import annotations
 
@@ -26,16 +26,10 @@ _GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD, WorkerStatus.FAILED)
 class Membership:
     """Membership of one process in the fleet.
 
-    Arguments:
-        describe: returns the process as it is now.
-        slots: ids of this process's own workers.
-        every: returns the seconds until the next heartbeat.
-        drained: called with the names of all drains after each heartbeat; None in a process without workers.
-        killed: returns why workers here were killed since the last call, by worker id.
-
-    Attributes:
-        reason: why the process ends, in words.
-        leaving: True once the process is shutting down: it still runs, but should get nothing new.
+    `describe` returns the process as it is now. `slots` are the ids of its workers. `every` returns the seconds until the next
+    heartbeat. `drained` is called with the names of all drains after each heartbeat; None in a process without workers. `killed`
+    returns why workers were killed since the last call, by worker id. `reason` says why the process ends. `leaving` is True once it
+    shuts down, so that it should get nothing new.
     """
 
     def __init__(
@@ -45,20 +39,15 @@ class Membership:
     ) -> None:  # fmt: skip
         self.reason = "ended by its program"
         self.leaving = False
-        self._broker = broker
-        self._slots = slots
-        self._fleet = fleet
-        self._describe = describe
+        self._fleet, self._broker, self._slots, self._describe = fleet, broker, slots, describe
         self._drained, self._killed = drained, killed
         self._drains: Collection[str] = ()
         self._periodic = Periodic("membership", self._heartbeat, clock, every=every)
         self._entered = False
 
     async def enter(self) -> None:
-        """Send the first heartbeat, once the name is free. Wait for a killed process of that name to expire.
-
-        Raises SettingError if another process is alive under this name.
-        """
+        """Send the first heartbeat, once the name is free. Wait until a killed process of that name is forgotten. Raises
+        SettingError if another process is alive under this name."""
         for attempt in range(int(NAMESAKE_SECONDS / PERIOD) + 1):
             namesake = await self._namesake()
             if not namesake:
@@ -74,11 +63,9 @@ class Membership:
         raise SettingError("name", self._describe().id, f"is in use: {namesake}", hint)
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the heartbeats."""
         self._periodic.start(supervisor)
 
     def soon(self) -> None:
-        """Send a heartbeat right away."""
         self._periodic.soon()
 
     async def end(self) -> None:
@@ -101,7 +88,7 @@ class Membership:
             await self._fleet.depart(killed)
 
     async def _say_goodbye(self) -> None:
-        """Leave, and say why. Drains of this process end with it."""
+        """Leave the fleet, with a reason. Drains of this process end with it."""
         me, drains = self._describe(), self._drains
         drained = me.id in drains or (bool(self._slots) and drains and {*drains} >= {*self._slots})
         ending = EndKind.DRAINED if drained else EndKind.STOPPED
@@ -111,13 +98,13 @@ class Membership:
             await self._end_drains()
 
     async def _end_drains(self) -> None:
-        """End the drains of this process's name: a restart ends them."""
+        """End the drains of this process's name, as a restart does."""
         if self._drained is not None:
             id = self._describe().id
             await self._fleet.undrain([drain.name for drain in await self._fleet.drains() if drain.process == id])
 
     async def _compare(self) -> None:
-        """Warn about shared settings in which this process differs from the rest of the fleet."""
+        """Warn about settings that must be the same in the whole fleet, but differ from another process's."""
         me, warned = self._describe(), set()
         for member in await self._fleet.members():
             for name, own in me.shared.items():
@@ -130,7 +117,7 @@ class Membership:
                     )  # fmt: skip
 
     async def _namesake(self) -> str:
-        """Describe the process that already uses this process's name or one of its worker ids; empty if none does."""
+        """Describe the process that already has this process's name or one of its worker ids; empty if none has."""
         me = self._describe()
         for member in await self._fleet.members():
             if member.id == me.id and (member.host, member.pid) != (me.host, me.pid):

@@ -1,12 +1,12 @@
-"""The models that a fleet serves. They come and go with its workers, while its processes run.
+"""The models that a fleet serves. They come and go with its workers.
 
 A model in the settings is served on their terms, with or without workers. Any other model is served on the terms that its
 worker reports, until the registry has forgotten the last worker that runs it.
 
-When the registry loses its state, it also forgets workers that are still running. Their models are served on for UNKNOWN_FOR
+When the registry loses its state, it forgets workers that are still running. Their models are served for UNKNOWN_FOR more
 seconds, in which the workers come back, so that requests wait instead of failing.
 
-A model is missed if its last workers fell silent without being stopped. Its figures are exported for MISSED_FOR seconds, as
+A model is missed if its last workers fell silent without being stopped. Its figures are exported for MISSED_FOR more seconds, as
 an alert about it would resolve itself otherwise.
 """
 
@@ -23,36 +23,27 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 MISSED_FOR = 3600.0
-"""Seconds for which a lost model counts as missed. Counters of models that are no longer served are dropped after that."""
-
+"""Seconds for which a lost model counts as missed. Counters of models that are no longer served are dropped after that time."""
 Serve = Callable[[Mapping[str, Settings]], None]
-"""Serves these models and no others, from now on."""
+"""Function that serves these models and no others, from now on."""
 
 
 class FleetModels:
-    """The fleet's models, as one process knows them.
-
-    Arguments:
-        serve: called with the settings of all models whenever a model or its terms change.
-        forget: called with a model that has not been served for MISSED_FOR seconds.
-        presumes: True to serve the default model while the settings name none, so that requests wait for its worker.
-
-    Attributes:
-        named: the models that the settings name.
-    """
+    """The fleet's models, as one process knows them. `named` are the models that the settings name. `serve` is called with the
+    settings of all models whenever a model or its terms change, and `forget` with a model that has not been served for MISSED_FOR
+    seconds. With `presumes`, the default model is served while the settings name none, so that requests wait for its worker."""
 
     def __init__(
         self, settings: Settings, serve: Serve, clock: Callable[[], float], forget: Callable[[str], None], *, presumes: bool = True,
     ) -> None:  # fmt: skip
         self._settings = settings
-        presumed = _is_presumed(settings)
+        presumed = not settings.models and settings.model == FIELDS["model"].default
         self.named: Collection[str] = () if presumed else settings.served.keys()
         self._own = settings.served if presumes or not presumed else {}
         self._presumed = settings.model if presumed and presumes else ""
-        """Default model, which nobody has named: served only until a worker reports another."""
+        """Default model, if the settings don't name it. It is served only until a worker reports another model."""
         self._serve, self._clock, self._forget = serve, clock, forget
         self._left_at: dict[str, float] = {}
-        """When each model ceased to be served."""
         self._silent: set[str] = set()
         """Models with a worker that fell silent without being stopped, as of the last report."""
         self._terms: dict[str, ModelReport] = {}
@@ -66,20 +57,18 @@ class FleetModels:
 
     @property
     def served(self) -> Mapping[str, Settings]:
-        """Settings of the models served now."""
         return self._served
 
     @property
     def counted(self) -> Collection[str]:
-        """The models served now, and those that are missed."""
+        """The models that are served or missed."""
         return {*self._served, *(self._left_at.keys() & self._silent)}
 
     def in_doubt(self) -> bool:
-        """Return True if the registry hasn't been read for a while, so that there may be models unknown here."""
+        """Return True if there may be unknown models, as the registry hasn't been read for a while."""
         return self._clock() - self._heard_at > SILENT_AFTER
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Update the models from the worker registry."""
         self._heard_at = self._clock()
         reports = _reports(workers)
         self._note_lost(workers, reports)
@@ -127,22 +116,19 @@ class FleetModels:
             log.info("no longer serving a model: it has no worker", model=model)
 
     def _warn_of_lost_fallback(self, reports: Iterable[str]) -> None:
-        """Warn that the fallback belongs to the default model, which is no longer served."""
         if self._settings.fallback and self._presumed in self._served:
             hint = "Name the model it is for, by --model or in a table [models.NAME] of the settings file."
             log.warning("the fallback is for a model that no worker runs", model=self._presumed,
                         models=",".join(sorted(reports)), hint=hint)  # fmt: skip
 
     def _warn_of_namesakes(self, workers: Iterable[WorkerInfo]) -> None:
-        """Warn about workers that run different targets as the same version of a model: either may answer."""
-        targets: dict[tuple[str, str], dict[str, str]] = {}
+        """Warn about workers that run different targets as the same version of a model, as any of them may answer."""
+        runs: dict[tuple[str, str], dict[str, str]] = {}
         for worker in workers:
             if worker.status is WorkerStatus.HEALTHY and worker.runs.target:
-                workers_by_target = targets.setdefault((worker.model, worker.runs.version), {})
+                workers_by_target = runs.setdefault((worker.model, worker.runs.version), {})
                 workers_by_target.setdefault(worker.runs.target, worker.worker_id)
-        clashes = {
-            (model, version, tuple(sorted(ids))): ids for (model, version), ids in targets.items() if len(ids) > 1
-        }
+        clashes = {(model, version, tuple(sorted(ids))): ids for (model, version), ids in runs.items() if len(ids) > 1}
         for clash, ids in clashes.items():
             if clash not in self._warned:
                 hint = "Give each target a version of its own (--model-version), or serve only one of them."
@@ -153,12 +139,8 @@ class FleetModels:
         self._warned = set(clashes)
 
 
-def _is_presumed(settings: Settings) -> bool:
-    return not settings.models and settings.model == FIELDS["model"].default
-
-
 def _reports(workers: Iterable[WorkerInfo]) -> dict[str, ModelReport]:
-    """Return the report on each model: that of its first healthy worker, or else of its first worker."""
+    """Return the report of each model's first healthy worker, or else of its first worker."""
     first: dict[str, WorkerInfo] = {}
     for worker in sorted(workers, key=lambda worker: (worker.status is not WorkerStatus.HEALTHY, worker.worker_id)):
         first.setdefault(worker.model, worker)

@@ -1,9 +1,9 @@
-"""How often a process reports to the fleet, and reads what others report.
+"""How often a process reports to the fleet and reads the reports of others.
 
     works ──nothing came for RESTS_AFTER──▶ rests ──something comes──▶ works
 
-A gateway without requests rests, and so does a controller that doesn't lead: each makes one round trip to the broker every
-other second. A process with workers never rests, as its workers must be heard of at least once a second.
+A gateway without requests rests, and so does a controller that doesn't lead. Each makes one round trip to the broker every other
+second. A process with workers never rests, as its workers must be heard of at least once a second.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from collections.abc import Callable
 from headway.core.health import REST_EVERY, STANDBY_EVERY
 
 RESTS_AFTER = 5.0
-"""Seconds without work after which a process rests."""
 
 
 class Pace:
-    """Pace of one process by a clock in monotonic seconds. `may_rest` is False for a process that never rests."""
+    """Pace of one process. `may_rest` is False for a process that never rests."""
 
     def __init__(self, clock: Callable[[], float], *, may_rest: bool = True) -> None:
         self._clock, self._may_rest = clock, may_rest
         self._stirred_at = clock()
 
     def stir(self) -> None:
-        """Note that there is work."""
         self._stirred_at = self._clock()
 
     @property
@@ -33,5 +31,5 @@ class Pace:
         return self._may_rest and self._clock() - self._stirred_at >= RESTS_AFTER
 
     def every(self) -> float:
-        """Return the interval in seconds between heartbeats; when idle, also the interval between reads."""
+        """Return the seconds between heartbeats, and between readings of an idle process."""
         return STANDBY_EVERY if self.rests else REST_EVERY

@@ -1,4 +1,4 @@
-"""The loop that calls the broker's housekeeping: expire overdue entries in time, and requeue those of lost workers."""
+"""The loop that has the broker expire overdue entries in time, and requeue the entries of lost workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ GRAIN = 0.01
 
 
 async def reap_on(broker: Maintenance, every: Callable[[], float] = lambda: REST_EVERY) -> None:
-    """Reap for ever, as often as the broker asks for. Retry an unavailable broker a second later.
-
-    `every` returns the seconds until the next call when nothing falls due before.
-    """
+    """Reap for ever, as often as the broker asks for, or after `every()` seconds. Try an unavailable broker again in a second."""
     while True:
         try:
             pause = await broker.reap(every())

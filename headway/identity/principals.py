@@ -1,4 +1,4 @@
-"""Principals: made from a credential's data, or one for everybody; and keys and tokens side by side."""
+"""Principals of credentials, one principal for everybody, and keys and tokens side by side."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from headway.model import Limit, ModelLimit, Principal
 from headway.ports import Identity, KeyIdentity, WatchedIdentity
 
 BURST_SECONDS = 10.0
-"""Seconds' worth of a rate that may come at once by default."""
+"""By default, as many requests may come at once as the rate allows in so many seconds."""
 _OWN = b"hw_live_"
 
 
 class AnonymousIdentity:
-    """Identity that gives every request one anonymous principal of tier `tier`, whatever credential it carries."""
+    """Identity that gives every request the same anonymous principal, whatever credential it carries."""
 
     def __init__(self, tier: int) -> None:
         self._principal = Principal(user="anonymous", tenant="default", tier=tier)
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the anonymous principal."""
         return self._principal
 
 
 class CombinedIdentity(WatchedIdentity, KeyIdentity):
-    """Identity that passes a credential on to the identity for its kind: a JSON Web Token has two dots, an API key none."""
+    """Identity for both API keys and JSON Web Tokens. A token has two dots, and a key has none."""
 
     def __init__(self, keys: Identity, tokens: Identity) -> None:
         self._keys = keys.identify
@@ -36,7 +35,6 @@ class CombinedIdentity(WatchedIdentity, KeyIdentity):
         self._principal_of = keys.principal_of if isinstance(keys, KeyIdentity) else None
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal, or raise what the identity of that kind raises."""
         return self._tokens(authorization) if _is_token(authorization) else self._keys(authorization)
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
@@ -63,26 +61,19 @@ def make_principal(
     models: Iterable[str] = (),
     model_limits: Iterable[ModelLimit] = (),
 ) -> Principal:
-    """Make the principal of a credential: its tier by index, and the limits that its requests count towards.
+    """Make the principal of a credential, with the limits that its requests count towards. Raises ValueError for an unknown tier.
 
-    Arguments:
-        settings: settings of tiers and rates.
-        user: unique within the tenant.
-        tenant: account that pays.
-        tier: name of a tier. Raises ValueError if there is no such tier.
-        key: id of the API key; empty if there is none.
-        rate: requests per minute of this key alone; None to count towards its user's limit; 0 for no limit.
-        burst: requests of this key at once; None for ten seconds' worth.
-        models: the only models that the principal may use; empty for all.
-        model_limits: limits for single models: of this key alone or, without a key, of the user.
+    `key` is the id of the API key, if there is one. `rate` is in requests per minute of this key alone, 0 for no limit. Without a
+    rate, they count towards the user's limit. `burst` is the number of requests of this key at once, by default BURST_SECONDS'
+    worth. `models` are the only models that the principal may use; empty for all. `model_limits` are those of this key alone or,
+    without a key, of the user.
     """
     user_limit, key_limit = f"user\0{tenant}\0{user}", f"key\0{key}"
-    limits = []
-    if rate is not None:
-        limits.append(_limit(key_limit, "key", rate, burst))
-    else:
-        limits.append(_limit(user_limit, "user", settings.user_rate, None))
-    limits.append(_limit(f"tier\0{tier}", "tier", settings.tier_rate(tier), None))
+    by_user = _limit(user_limit, "user", settings.user_rate, None)
+    limits = (
+        by_user if rate is None else _limit(key_limit, "key", rate, burst),
+        _limit(f"tier\0{tier}", "tier", settings.tier_rate(tier), None),
+    )
     principal = Principal(
         user=user,
         tenant=tenant,

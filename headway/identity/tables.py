@@ -1,4 +1,4 @@
-"""TOML files that describe credentials: keys, or issuers of tokens, and their limits for single models."""
+"""TOML files of API keys and of token issuers, and the limits for single models in them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,34 @@ from headway.model import ModelLimit
 
 MOST_NAME = 128
 """Most characters in the name of a user, tenant, tier or model."""
-
 MOST = 1e9
 """Largest rate and burst."""
 
 
 def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable: str) -> list[dict[str, object]]:
-    """Return the unchecked tables of a file, which are the member `name` of its shape `kind`. `setting` is the setting that names
-    the file, and `unreadable` the hint for a file that cannot be read. Raises SettingError if it cannot be read, or has another
-    shape."""
+    """Return the unchecked tables in the member `name` of a file, which must have the shape `kind`. Raises SettingError. `setting`
+    is the setting that names the file, and `unreadable` the hint for a file that cannot be read."""
     try:
-        tables: list[dict[str, object]] = getattr(
-            msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), kind), name
-        )
+        content = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), kind)
     except OSError as exc:
         raise SettingError(setting, str(path), f"cannot be read: {exc.strerror}", unreadable) from exc
     except msgspec.ValidationError as exc:
         hint = f"Write every {name.removesuffix('s')} as a table [[{name}]]."
         raise SettingError(setting, str(path), str(exc), hint) from exc
     except (ValueError, RecursionError) as exc:  # Not TOML, not UTF-8, or a number of thousands of digits.
-        raise SettingError(setting, str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+        raise SettingError(setting, str(path), f"is not valid TOML: {exc}", "Fix the file.") from exc
+    tables: list[dict[str, object]] = getattr(content, name)
     return tables
 
 
 def is_name(text: str) -> bool:
-    """Return True if a text will do as a name: 1 to 128 printable characters."""
+    """Return True if a text has 1 to 128 printable characters."""
     return 0 < len(text) <= MOST_NAME and text.isprintable()
 
 
 def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) -> ModelLimit:
-    """Check and return a limit that was written at `where`. `models` are the only models that the credential may use; empty for
-    all. Raises SettingError if the limit cannot be used."""
+    """Return a limit that was written at `where`. Raises SettingError if it cannot be used. `models` are the only models that the
+    credential may use; empty for all."""
     model = limit.model
     if not is_name(model):
         reason = f"must be the name of a model, of 1 to {MOST_NAME} printable characters"

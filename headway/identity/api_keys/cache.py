@@ -1,15 +1,14 @@
-"""Cache of a key store: requests are authenticated from memory, and never wait for the store.
+"""Cache of a key store, so that requests are authenticated from memory and never wait for the store.
 
     store ──changes, each second──▶ cache ◀──identify── each request
           ──all keys, in pages────▶
 
-A key that is added or revoked counts from the next refresh. One that expires ends on time. While the store is away, the
-cache goes by what it last heard. If the store is damaged, every key is refused: revoked ones could no longer be told apart.
+A key that is added or revoked counts from the next refresh. A key that expires ends on time. While the store is away, the keys
+known before hold. If the store is damaged, every key is refused, as revoked keys could no longer be told apart.
 
-Changes come first, and never wait for the reading of all keys. All keys are read again at once when the store turns out to
-have another history, as after a failover that lost the last changes. They are also read again every minute, for what the
-change log cannot show: a row deleted by hand. Ended keys are dropped here at once, and from the store after
-`Settings.keys_retention_s`.
+Changes never wait for the reading of all keys. All keys are read again at once when the store turns out to have another history,
+as after a failover that lost the last changes. They are also read every minute, because the change log doesn't show a row that
+was deleted by hand. Ended keys are dropped here at once, and from the store after `Settings.keys_retention_s`.
 """
 
 from __future__ import annotations
@@ -43,31 +42,31 @@ log = get_logger(__name__)
 ANSWER_WITHIN = 2.0
 """Seconds that a call to the store may take."""
 PAGE = 500
-"""Keys in a page, which takes some milliseconds of the event loop."""
+"""Keys in a page, which takes the event loop some milliseconds."""
 OPEN_PAGE = 4 * PAGE
 """Keys in a page before the first request is served."""
 SEEN = 10_000
-"""Valid header values to remember, so that they need not be parsed again."""
+"""Most valid header values to remember, which need not be parsed again."""
 AFRESH_EVERY = 60.0
 """Seconds between two readings of all keys."""
 PAGE_PAUSE = 0.25
-"""Seconds between two pages of such a reading if nobody waits for it."""
+"""Seconds between two pages of a reading that nobody waits for."""
 TRY_AGAIN = 1.0
 """Seconds until a failed page is tried again."""
 ENDED_SHARE = BUCKETS // 64
-"""Buckets that each refresh searches for ended keys. It takes about a minute to go through all."""
+"""Buckets that each refresh searches for ended keys. All buckets take about a minute."""
 RETIRE_EVERY = 600.0
 """Seconds between two removals of long ended keys from the store."""
 RETIRE_PAGE = 1000
 RETRY_AFTER = 5.0
 """Seconds until a client should try again while keys cannot be checked."""
 TIERS_LOGGED = 100
-"""Most keys of unknown tiers that the log names."""
 _DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
 class _Good(msgspec.Struct, eq=False):
-    """Cached result for a valid header value: key, packed key, principal and expiry. Stale once the table has changes newer than `upto`."""
+    """Cached result for a valid header value. `packed` is the key in the table. The result is stale once the table has changes
+    newer than `upto`."""
 
     id: str
     packed: bytes
@@ -77,8 +76,8 @@ class _Good(msgspec.Struct, eq=False):
 
 
 class _Reading:
-    """A reading of all keys; with `hurry`, somebody waits for it. `upto` is the revision of the last change read. Keys in `newer`
-    changed during the reading, whose pages may hold older data."""
+    """A reading of all keys. With `hurry`, somebody waits for it. `upto` is the revision of the last change read. Keys in `newer`
+    have changed meanwhile, so that pages of the reading may hold older data of them."""
 
     def __init__(self, hurry: bool) -> None:
         self.hurry = hurry
@@ -87,25 +86,19 @@ class _Reading:
 
 
 class ApiKeyCache(WatchedIdentity, KeyIdentity):
-    """Identity of API keys, and a `lifecycle.Resource`. `counters` get the age of the cached keys. `clock` returns monotonic
-    seconds; `wall` returns Unix time, by which keys expire."""
+    """Identity of API keys, and a `lifecycle.Resource`. `counters` get the age of the cached keys. `wall` returns Unix time, by
+    which keys expire."""
 
     def __init__(
-        self,
-        store: KeyStore,
-        settings: Settings,
-        counters: StoreCounts,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
+        self, store: KeyStore, settings: Settings, counters: StoreCounts, clock: Callable[[], float], wall: Callable[[], float]
     ) -> None:
-        self._store, self._settings, self._counters, self._clock = store, settings, counters, clock
-        self._wall = wall
+        self._store, self._settings, self._counters, self._clock, self._wall = store, settings, counters, clock, wall
         self._table = KeyTable()
         self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
         self._seen: dict[bytes, _Good] = {}
-        """Valid header values of late, by their BLAKE2b digest."""
+        """Recent valid header values, by their BLAKE2b digest."""
         self._turn = asyncio.Lock()
-        """Held while asking for changes: a late answer must not undo what a later call has heard."""
+        """Held while asking for changes, as a late answer must not undo newer changes."""
         self._upto = KeyMark()
         self._fresh: float | None = None
         """When all changes were last known, in monotonic seconds; None before that."""
@@ -115,14 +108,12 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         """Unix time of the last refresh."""
         self._reached = self._whole = self._damaged = False
         self._misfits: set[str] = set()
-        """Keys of unknown tiers that the log has named."""
 
     def __len__(self) -> int:
         return len(self._table)
 
     async def open(self) -> None:
-        """Open the store and read all keys. Raises StoreUnavailable if the store does not answer, SettingError if it cannot be
-        used."""
+        """Open the store and read all keys. Raises StoreUnavailable, or SettingError if the store cannot be used."""
         if not self._reached:
             await self._store.open()
             self._reached = True
@@ -132,20 +123,18 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         await self.refresh()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start to ask for changes each second, and to read all keys each minute."""
         Periodic("keys", self.refresh, self._clock, "store of keys").start(supervisor)
         supervisor.start("keys, all of them", self._read_all_on)
         supervisor.start("ended keys", self._retire_forever)
 
     async def close(self) -> None:
-        """Close the store, and keep the cached keys."""
         await self._store.close()
 
     # Requests.
 
     def identify(self, authorization: bytes) -> Principal | None:
         """Return the principal of an `Authorization` header (`Bearer KEY`); None for any other header. Raises RequestError if the
-        store is damaged, so that no key can be checked."""
+        store is damaged."""
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
         seen = blake2b(authorization).digest()
@@ -169,7 +158,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         return self._principal(key, rights) if self._wall() < ends else None
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """Return a check that skips the digest, which costs more than everything else about a header seen before."""
+        """Return a check without the digest, which costs most about a header that was seen before."""
         seen = blake2b(authorization).digest()
         if seen not in self._seen:
             return None
@@ -186,7 +175,6 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         return still
 
     def _holds(self, good: _Good) -> bool:
-        """Return True if this key has not changed since the header value was seen."""
         if self._table.find(good.id) is not good.packed:
             return False
         good.upto = self._table.changes
@@ -199,7 +187,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         if parsed is None:
             return None
         id, secret = parsed
-        # An unknown id costs the same: the time it takes must not show which ids exist.
+        # An unknown id takes the same time, so that nobody can find out which ids exist.
         packed = self._table.find(id)
         ends, rights = (inf, self._nobody) if packed is None else unpack(packed)
         if not compare_digest(digest(secret), rights.digest) or packed is None:
@@ -225,11 +213,9 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
 
     @property
     def rereads(self) -> str:
-        """The parts that are reread on SIGHUP; see Rereadable."""
         return "keys"
 
     async def reread(self) -> None:
-        """Ask for changes, and start to read all keys again. Raises StoreUnavailable."""
         await self.refresh()
         self._begin(hurry=True)
 
@@ -290,7 +276,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     # All keys.
 
     async def _begin_anew(self) -> None:
-        """Read all keys again. Changes are asked for from here on; the reading covers everything before."""
+        """Start to read all keys again. The changes are asked for from the present mark on."""
         self._whole = False
         self._upto = await self._asked(self._store.latest())
         self._begin(hurry=True)
@@ -302,7 +288,6 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             self._hurry.set()
 
     async def _read_on(self, reading: _Reading, limit: int = PAGE) -> None:
-        """Read a page, and end the reading after the last one."""
         page = await self._asked(self._store.changes(KeyMark(reading.upto), limit))
         if page is None or reading is not self._reading:
             return
@@ -336,7 +321,6 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             await asyncio.sleep(pause)
 
     async def _wait_for_turn(self) -> None:
-        """Return when it is time to read all keys again."""
         try:
             async with asyncio.timeout(AFRESH_EVERY):
                 await self._hurry.wait()

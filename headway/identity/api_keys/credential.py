@@ -3,11 +3,11 @@
     hw_live_<id>_<secret><checksum>     a client's key, for the public port
     hw_svc_<id>_<secret><checksum>      a service token, for the admin port
 
-All three parts are letters and digits (base 62): an id of 12, by which the key is looked up; a secret of 22, which are
-131 random bits; and in 6 the CRC-32 of all before it. The checksum protects nothing. It tells a typing error from a wrong key
-without a lookup, and lets scanners for leaked secrets recognise a key.
+All three parts are letters and digits (base 62). The key is looked up by its id of 12 characters. The 22 of the secret are 131
+random bits. The last 6 are the CRC-32 of all characters before. This checksum protects nothing, but it tells a typing error from
+a wrong key without a lookup, and lets scanners for leaked secrets recognise a key.
 
-Stores keep the SHA-256 of a secret. A slow hash would add nothing: nobody guesses 131 bits.
+Stores keep the SHA-256 of a secret. A slow hash would add nothing, as nobody guesses 131 bits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ import string
 from zlib import crc32
 
 LIVE = b"hw_live_"
-"""Prefix of a client's key."""
 SERVICE = b"hw_svc_"
-"""Prefix of a service token."""
-
 NOISE = 32
-"""Random bytes that make a key: enough that no secret is likelier than another."""
+"""Random bytes that make a key, enough for all secrets to be equally likely."""
 
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PAIRS = [(first + second).encode() for first in _DIGITS for second in _DIGITS]
@@ -35,8 +32,7 @@ _ID_FORM = re.compile(rf"[0-9A-Za-z]{{{_ID}}}")
 
 
 def generate(prefix: bytes, noise: bytes) -> str:
-    """Make the text of a new key from its prefix, LIVE or SERVICE, and NOISE unpredictable random bytes. Raises ValueError if
-    there are too few."""
+    """Return the text of a new key with the prefix LIVE or SERVICE, from NOISE unpredictable bytes. Raises ValueError."""
     if len(noise) < NOISE:
         raise ValueError(f"a key needs {NOISE} random bytes, not {len(noise)}")
     parts = _base62(int.from_bytes(noise), _ID + _SECRET)
@@ -45,7 +41,7 @@ def generate(prefix: bytes, noise: bytes) -> str:
 
 
 def parse(text: bytes) -> tuple[str, bytes] | None:
-    """Return the id and secret of a client's key; None for any other text, such as a key with a typing error."""
+    """Return the id and secret of a client's key; None for any other text, including a key with a typing error."""
     key = _FORM.fullmatch(text)
     if key is None or _checksum(text[:-_CHECKSUM]) != key[3]:
         return None
@@ -53,7 +49,7 @@ def parse(text: bytes) -> tuple[str, bytes] | None:
 
 
 def digest(secret: bytes) -> bytes:
-    """Return the digest of a secret, as stores keep it."""
+    """Return the digest of a secret for stores."""
     return hashlib.sha256(secret).digest()
 
 
@@ -63,14 +59,13 @@ def is_id(text: str) -> bool:
 
 
 def _checksum(text: bytes) -> bytes:
-    """Return a checksum of six digits, made two at a time, as every request needs one."""
+    """Return a checksum of six digits. They are made two at a time, because every request needs them."""
     high, last = divmod(crc32(text), 3844)
     first, middle = divmod(high, 3844)
     return _PAIRS[first] + _PAIRS[middle] + _PAIRS[last]
 
 
 def _base62(number: int, length: int) -> str:
-    """Return the last `length` digits of a number in base 62."""
     digits = []
     for _ in range(length):
         number, digit = divmod(number, 62)

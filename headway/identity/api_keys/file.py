@@ -14,9 +14,8 @@
     replaces = "…"           # id of the key that it was made to replace
     model_limits = {minilm = {rate = 60, burst = 5}}    # requests for one model, besides the overall limit; burst may be left out
 
-Everything from `models` on may be left out. Write the file by hand or with `headway keys`, which rewrites it as a whole and so
-drops comments. Readers never see half a file, as the new one replaces the old one at once. Writers take turns by a lock on
-the folder.
+Everything from `models` on may be left out. Write the file by hand or with `headway keys`, which drops comments. Readers never
+see half a file, as the new file replaces the old one at once. Writers lock the folder.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from headway.ports import KeyChanges, KeyMark, KeyStore
 from headway.runtime.shared_files import Stamp, locked, stamp
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at, replaces and model_limits."
+_FIELDS = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at, replaces and model_limits."
 
 
 class _ModelRow(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,8 +69,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysFile(KeyStore):
-    """Key store in a TOML file. See `headway.ports.KeyStore`. A key that is deleted from the file by hand has expired. With
-    `create`, the file may be missing until the first key is added."""
+    """Key store in a TOML file. A key that is deleted from the file by hand has expired. With `create`, the file may be missing
+    until the first key is added."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._path, self._create = path, create
@@ -80,10 +79,10 @@ class KeysFile(KeyStore):
         self._changed: dict[str, int] = {}
         self._revision = 0
         self._turn = threading.Lock()
-        """Held by the thread that looks whether the file has changed."""
+        """Held by the thread that checks the file for changes."""
 
     async def open(self) -> None:
-        """Read the file. Raises SettingError if it cannot be read, or a key in it is wrong; names the key by its position."""
+        """Read the file. Raises SettingError if it cannot be read, or a key in it is wrong."""
         await asyncio.to_thread(self._read, self._create)
 
     async def add(self, key: ApiKey) -> None:
@@ -118,22 +117,21 @@ class KeysFile(KeyStore):
         return (await asyncio.to_thread(self._changes, KeyMark(), 0)).upto
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove nothing: the file is its owner's, who may have written comments into it."""
+        """Remove nothing, because the owner may have written comments into the file."""
         return 0
 
     async def close(self) -> None:
-        """Do nothing: the file isn't held open."""
+        """Do nothing, as the file isn't held open."""
 
     def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
-        """Return the changes after `since`, or with a limit of 0 only the mark of the last one."""
+        """Return the changes after `since`, or with a limit of 0 only the mark of the last change."""
         with self._turn:
             seen = stamp(self._path)
             if seen is None or seen != self._stamp:
                 if seen is not None and not seen[1] and self._known:
-                    # Some editors empty a file before they write it, and the bulk jobs of a deleted key end for good.
-                    raise StoreUnavailable(
-                        f"{self._path} is empty, as if it were being written; the keys known before hold"
-                    )
+                    # Some editors empty a file before they write it. The bulk jobs of a deleted key would end for good.
+                    reason = "is empty, as if it were being written; the keys known before hold"
+                    raise StoreUnavailable(f"{self._path} {reason}")
                 self._note(seen, self._read_in_use())
             later = [id for id, revision in self._changed.items() if revision > since.revision]
             page = later[:limit] if limit else later
@@ -142,14 +140,9 @@ class KeysFile(KeyStore):
             return KeyChanges(keys, upto, bool(limit) and len(page) == limit)
 
     def _note(self, seen: Stamp | None, keys: Mapping[str, ApiKey]) -> None:
-        """Remember the keys of the file, and note which have changed."""
-        gone = {
-            id: msgspec.structs.replace(key, expires_at=0.0)
-            for id, key in self._known.items()
-            if id not in keys and key.expires_at != 0.0
-        }
+        gone = [key for id, key in self._known.items() if id not in keys and key.expires_at != 0.0]
         changed = [key for key in _in_order(keys.values()) if self._known.get(key.id) != key]
-        for key in (*changed, *gone.values()):
+        for key in (*changed, *(msgspec.structs.replace(key, expires_at=0.0) for key in gone)):
             self._revision += 1
             self._known[key.id] = key
             self._changed.pop(key.id, None)  # Keeps them in the order of their revisions.
@@ -160,7 +153,7 @@ class KeysFile(KeyStore):
         return await asyncio.to_thread(self._read_in_use)
 
     def _read_in_use(self) -> dict[str, ApiKey]:
-        """Read the keys of the file. If it has become wrong while in use, treat it as a store that does not answer."""
+        """Read the keys of the file. Raises StoreUnavailable if the file has become wrong while in use."""
         try:
             return self._read(self._create)
         except SettingError as exc:
@@ -268,7 +261,7 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
         fields = msgspec.convert(row, _Row)
     except msgspec.ValidationError as exc:
         # A key may have been pasted into the wrong place, so only names are shown.
-        raise SettingError(where, sorted(row), str(exc), _MEND) from None
+        raise SettingError(where, sorted(row), str(exc), _FIELDS) from None
     if not is_id(fields.id):
         reason, hint = "is not 12 letters and digits", "Write what stands between hw_live_ and the next _ in the key."
         raise SettingError(f"{where}.id", "…", reason, hint)
@@ -304,7 +297,6 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
 
 
 def _seconds(where: str, name: str, value: float | datetime) -> float:
-    """Return the Unix time of an instant."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             hint = "Say in which time zone, for example 2027-02-01T12:00:00Z."

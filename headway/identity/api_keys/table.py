@@ -1,10 +1,10 @@
-"""Table of live API keys with room for a million. It is apart from the cache because it knows neither store nor clock.
+"""Table of live API keys, with room for a million.
 
-No step takes long, however many keys there are. They are spread over many small dictionaries, as a large one stands still
-while it grows and when it is freed. A key is packed into bytes, which take little room and give the garbage collector
-nothing to visit. They begin with the key's end, so ended keys are found by comparing bytes.
+No step takes long, however many keys there are. They are spread over many small dictionaries, because a large one blocks while
+it grows and when it is freed. A key is packed into bytes, which take little room and give the garbage collector nothing to
+visit. They begin with the key's end, so that ended keys are found by comparing bytes.
 
-A *reading* goes through all keys of the store. Keys that it has not met by its end are dropped.
+A *reading* goes through all keys of the store. Keys that it has not met are dropped at its end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDS = struct.Struct(">d")
 
 
 class Rights(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The part of a key that requests need; see `headway.model.ApiKey`."""
+    """The part of an `ApiKey` that requests need."""
 
     digest: bytes
     user: str
@@ -40,7 +40,7 @@ _decode = msgspec.msgpack.Decoder(Rights).decode
 
 
 def pack(key: ApiKey, reading: int = 0) -> bytes:
-    """Pack a key. An earlier end, from 1970 on, compares as less."""
+    """Pack a key. Packed keys compare by their ends, from 1970 on."""
     ends = inf if key.expires_at is None else key.expires_at
     rights = Rights(key.digest, key.user, key.tenant, key.tier, key.models, key.rate, key.burst, key.model_limits)
     return _ENDS.pack(ends) + bytes((reading,)) + _encode(rights)
@@ -64,7 +64,7 @@ class KeyTable:
         return sum(map(len, self._buckets))
 
     def find(self, id: str) -> bytes | None:
-        """Return a packed key. It stays the same object until the store reports the key again."""
+        """Return a packed key, which stays the same object until the store reports the key again."""
         return self._buckets[hash(id) % BUCKETS].get(id)
 
     def put(self, key: ApiKey, now: float) -> None:
@@ -87,11 +87,11 @@ class KeyTable:
                 del bucket[id]
 
     def begin_reading(self) -> None:
-        """Begin a reading. Keys stored from now on count as met."""
+        """Begin a reading, which has met every key that is stored from now on."""
         self._reading = (self._reading + 1) % _READINGS
 
     def end_reading(self) -> Iterator[None]:
-        """Drop the keys that the reading has not met. Yield where there may be a pause; stop early if another begins."""
+        """Drop the keys that the reading has not met. Yield where there may be a pause. Stop if another reading begins."""
         reading = self._reading
         for bucket in self._buckets:
             if reading != self._reading:

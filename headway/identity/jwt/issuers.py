@@ -1,21 +1,7 @@
-"""Issuers whose tokens are accepted, from a TOML file.
-
-    [[issuers]]
-    issuer = "https://login.example.com/"    # must equal the `iss` claim
-    audience = "headway"                     # must be in the `aud` claim
-    jwks = "https://login.example.com/.well-known/jwks.json"    # or a file, relative to this one
-    algorithm = "RS256"                      # RS256, ES256 or EdDSA, whatever a token says
-    leeway_s = 30                            # for clocks that differ; at most 300
-    user_claim = "sub"
-    tenant_claim = "tenant"                  # or tenant = "acme" for all its users
-    tenant_prefix = "login/"                 # put before the claim
-    tier_claim = "tier"
-    default_tier = "free"                    # for tokens without the claim; if omitted, such tokens are refused
-    models_claim = "models"                  # list of the only models the caller may use; if omitted: all
-    model_limits_claim = "model_limits"      # table of limits for single models: {"big": {"rate": 60, "burst": 5}}; if omitted: none
+"""Issuers whose tokens are accepted, from a TOML file that docs/security.md describes.
 
 Two issuers must not be able to name the same tenant, or one could impersonate the other's users. So each has a fixed tenant,
-or a prefix that no other begins with. `shared_tenants = true` in both says that sharing is intended.
+or a prefix with which no other prefix begins, unless both say `shared_tenants = true`.
 """
 
 from __future__ import annotations
@@ -32,13 +18,11 @@ from headway.errors import SettingError
 from headway.identity.tables import MOST_NAME, is_name, read_tables
 
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
-"""Algorithms of signatures that are accepted."""
 MAX_LEEWAY = 300.0
-"""Most seconds of leeway."""
 
 
 class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Signer of tokens, and the meaning of its claims. The module's docstring describes the attributes."""
+    """Signer of tokens, and the names of its claims. See docs/security.md for the attributes."""
 
     issuer: str
     audience: str
@@ -57,12 +41,11 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def remote(self) -> bool:
-        """True if the keys are behind a URL, not in a file."""
         return "://" in self.jwks
 
     @property
     def exposed(self) -> bool:
-        """True if the keys come over a network in the clear, where they could be replaced on the way."""
+        """True if the keys come over a network without TLS, so that they could be replaced on the way."""
         url = urlsplit(self.jwks) if self.remote else None
         return url is not None and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1")
 
@@ -72,8 +55,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
-    """Read the issuers of a file, for tiers of these names. Raises SettingError if the file cannot be read, or an issuer is
-    wrong; names the issuer by its position."""
+    """Read the issuers in a file. Raises SettingError if the file cannot be read, or an issuer is wrong."""
     rows = read_tables(path, "jwt", _File, "issuers", "Name a readable file.")
     if not rows:
         raise SettingError("jwt", str(path), "names no issuer", "Write every issuer as a table [[issuers]].")
@@ -133,7 +115,7 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
 
 
 def _check_source(where: str, issuer: Issuer) -> None:
-    """Check where an issuer's keys are. Raises SettingError if they cannot be there."""
+    """Raise SettingError if an issuer's keys cannot be where `jwks` says."""
     hint = "Write an http or https URL without a password in it, or the path of a file."
     if not issuer.jwks.strip() or "\0" in issuer.jwks:
         raise SettingError(f"{where}.jwks", issuer.jwks, "is empty, or holds a NUL", hint)

@@ -1,7 +1,7 @@
 """Public keys of an issuer, kept up to date.
 
 A key set is read every few minutes, and at once if a token names an unknown key, though at most every AGAIN seconds. If the
-issuer cannot be reached, or answers with something else, the last known keys stay valid. A key set that is empty counts.
+issuer cannot be reached, or doesn't answer with a key set, the last known keys stay valid. But an empty key set revokes them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import jwt
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from headway.config import shown_url
@@ -28,36 +29,27 @@ AGAIN = 10.0
 SOON = 1.0
 """Seconds until the next read after a failure. Each further failure doubles them."""
 MAX_KEYS = 100
-"""Most keys of a set, usable or not."""
 RSA_BITS = range(2048, 8193)
 """Sizes of RSA keys that are neither too weak nor too slow."""
 
-_MEMBERS: dict[str, tuple[str, ...]] = {
-    "RS256": ("kty", "n", "e"),
-    "ES256": ("kty", "crv", "x", "y"),
-    "EdDSA": ("kty", "crv", "x"),
+_FORMS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "RS256": ({"kty": "RSA"}, ("n", "e")),
+    "ES256": ({"kty": "EC", "crv": "P-256"}, ("x", "y")),
+    "EdDSA": ({"kty": "OKP", "crv": "Ed25519"}, ("x",)),
 }
-_FIXED: dict[str, dict[str, str]] = {
-    "RS256": {"kty": "RSA"},
-    "ES256": {"kty": "EC", "crv": "P-256"},
-    "EdDSA": {"kty": "OKP", "crv": "Ed25519"},
-}
+"""Members of a key for each algorithm: those that all keys have alike, and the names of the others."""
 
 
-class Key:
-    """A public key, whose `jwk` verifies signatures of one algorithm. `material` is equal for equal keys. `live` is False once
-    the key has left its issuer's key set."""
+class Key(msgspec.Struct, eq=False):
+    """A public key for one algorithm. `material` is equal for equal keys. `live` is False once the key has left its key set."""
 
-    __slots__ = ("jwk", "live", "material")
-
-    def __init__(self, jwk: jwt.PyJWK, material: tuple[str, ...]) -> None:
-        self.jwk = jwk
-        self.material = material
-        self.live = True
+    jwk: jwt.PyJWK
+    material: tuple[str, ...]
+    live: bool = True
 
 
 class KeySet:
-    """Keys of one issuer, as `source` has them."""
+    """Keys of one issuer."""
 
     def __init__(self, issuer: Issuer, source: Source, clock: Callable[[], float]) -> None:
         self.issuer, self._source, self._clock = issuer, source, clock
@@ -70,11 +62,10 @@ class KeySet:
 
     @property
     def there(self) -> bool:
-        """True once the key set has been read."""
         return self._keys is not None
 
     def find(self, kid: str | None) -> Key | None:
-        """Return the key of an id, or without an id the only key; None if there is none."""
+        """Return the key with an id, or without an id the only key; None if there is none."""
         keys = self._keys or {}
         if kid is None:
             return next(iter(keys.values())) if len(keys) == 1 else None
@@ -85,24 +76,22 @@ class KeySet:
         return max(1.0, self._asked_at + self._pause() - self._clock())
 
     def want(self) -> bool:
-        """Have the key set read, unless that was done of late. Return True while it is being read."""
+        """Have the key set read, unless that was done recently. Return True while it is being read."""
         if not self._reading and not self._wanted.is_set() and self._clock() - self._asked_at >= AGAIN:
             self._wanted.set()
         return self._reading or self._wanted.is_set()
 
     async def open(self) -> None:
-        """Read the key set. Raise SettingError if a file holds none; a URL may still answer later."""
+        """Read the key set. Raises SettingError if a file holds none. A URL may still answer later."""
         if self.issuer.exposed:
-            log.warning(
-                "the issuer's keys are fetched without TLS, so anyone on the way can forge tokens", **self._about()
-            )
+            event = "the issuer's keys are fetched without TLS, so anyone on the way can forge tokens"
+            log.warning(event, **self._about())
         await self.refresh()
         if not self.there and not self.issuer.remote:
             reason, hint = "there is no key set in it", 'Name a file with {"keys": […]} in it, a JWK set.'
             raise SettingError(f"jwks of {self.issuer.issuer}", self.issuer.jwks, reason, hint)
 
     async def run(self) -> None:
-        """Keep the key set up to date until it is retired."""
         while not self._retired:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause()):
@@ -111,14 +100,13 @@ class KeySet:
                 await self.refresh()
 
     def retire(self) -> None:
-        """Stop accepting what these keys have signed, and end `run`."""
+        """Stop accepting signatures of these keys, and end `run`."""
         self._retired = True
         for key in (self._keys or {}).values():
             key.live = False
         self._wanted.set()
 
     async def refresh(self) -> None:
-        """Read the key set now."""
         self._asked_at = self._clock()
         self._reading = True
         try:
@@ -154,12 +142,8 @@ class KeySet:
 
     def _log_failure(self, reason: str) -> None:
         if not self._failures:
-            event = (
-                "the issuer's last known keys stay in use"
-                if self.there
-                else "no token of the issuer can be checked yet"
-            )
-            log.warning(event, error=reason, **self._about())
+            kept, lacking = "the issuer's last known keys stay in use", "no token of the issuer can be checked yet"
+            log.warning(kept if self.there else lacking, error=reason, **self._about())
         self._failures += 1
 
     def _about(self) -> dict[str, str]:
@@ -168,9 +152,8 @@ class KeySet:
 
 
 def read_keys(text: bytes, algorithm: str) -> dict[str, Key]:
-    """Return the keys of a JWK set that can check signatures of `algorithm`, by id. Raises Unreadable if the text is no JWK set.
-
-    Skip keys for other uses, keys without an id beside others, and repeated ids. Read only the public part of private keys."""
+    """Return the keys of a JWK set for signatures of `algorithm`, by id. Raises Unreadable if the text is no JWK set. Keys for
+    other uses and keys with a repeated id are skipped. Only the public part of a private key is read."""
     try:
         document = json.loads(text.decode())
     except (ValueError, RecursionError):
@@ -196,10 +179,11 @@ def _key(row: dict[str, Any], algorithm: str) -> Key | None:
         or not (isinstance(operations, list) and "verify" in operations)
     ):
         return None
-    public = {name: row.get(name) for name in _MEMBERS[algorithm]}
-    if not all(isinstance(value, str) for value in public.values()):
+    fixed, names = _FORMS[algorithm]
+    public = fixed | {name: row.get(name) for name in names}
+    if any(row.get(name) != value for name, value in fixed.items()):
         return None
-    if any(public[name] != value for name, value in _FIXED[algorithm].items()):
+    if not all(isinstance(public[name], str) for name in names):
         return None
     try:
         jwk = jwt.PyJWK(public, algorithm)

@@ -1,4 +1,4 @@
-"""Where key sets come from: a URL or a file. Reading either takes bounded time and memory."""
+"""Sources of key sets: URLs and files. Reading either takes bounded time and memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from headway.runtime.shared_files import Stamp, stamp
 from headway.version import __version__
 
 MAX_BYTES = 256 * 1024
-"""Largest key set, in bytes."""
 TIMEOUT = 5.0
-"""Seconds that fetching a key set may take."""
 MAX_REDIRECTS = 3
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
 class Unreadable(Exception):
-    """The key set cannot be read now; the text says why."""
+    """The key set cannot be read now. The text says why."""
 
 
 class Source(Protocol):
@@ -45,7 +43,6 @@ class UrlSource:
         self._url = url
 
     async def read(self) -> bytes | None:
-        """Fetch the key set."""
         try:
             async with (
                 asyncio.timeout(TIMEOUT),
@@ -100,21 +97,16 @@ class FileSource:
         self._seen: Stamp | None = None
 
     async def read(self) -> bytes | None:
-        """Read the file if it has changed; return None if not."""
         seen = stamp(self._path)
         if seen is not None and seen == self._seen:
             return None
         try:
-            content = self._content()
+            with self._path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
         except OSError as exc:
             self._seen = None
             raise Unreadable(f"it cannot be read: {exc.strerror}") from None
-        self._seen = seen
-        return content
-
-    def _content(self) -> bytes:
-        with self._path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise Unreadable(f"it is larger than {MAX_BYTES} bytes")
+        self._seen = seen
         return content

@@ -2,10 +2,10 @@
 
 A token chooses its issuer and nothing else. The algorithm and the source of keys come from the issuer's configuration. `alg`
 must agree with it, and links to keys in the token (jku, x5u, jwk) are never followed. Tokens with critical extensions (crit)
-are refused, as RFC 7515 asks of those who don't understand them.
+are refused, as RFC 7515 asks of receivers that don't understand them.
 
 A valid token is remembered by its SHA-256, so that it costs one lookup until it expires or its key leaves the issuer's key
-set. Clients only learn that a token is not valid or has expired. The reason is logged at debug, without any of the token.
+set. Clients only learn that a token is not valid or has expired. The log has the reason at debug, but no part of the token.
 """
 
 from __future__ import annotations
@@ -16,43 +16,38 @@ import json
 import re
 from binascii import a2b_base64
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jwt
 import msgspec
 
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, SettingError, Unauthenticated
-from headway.identity.jwt.issuers import Issuer
+from headway.identity.jwt.issuers import ALGORITHMS, Issuer
 from headway.identity.jwt.keysets import Key, KeySet
 from headway.identity.principals import make_principal
 from headway.identity.tables import check_model_limit, is_name
 from headway.model import ModelLimit, Principal
 from headway.runtime.logger import get_logger
+from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
 MAX_TOKEN = 8192
-"""Longest header value that is parsed, in bytes."""
+"""Most bytes of a header value that is parsed."""
 REMEMBERED = 10_000
-"""Most tokens to remember. The least recently used goes first."""
+"""Most tokens to remember. The least recently used one goes first."""
 LATEST = 1e12
 """Latest instant that a claim may name, in Unix seconds."""
 
 _FORM = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
+_VERIFIERS = {algorithm: jwt.PyJWS(algorithms=[algorithm]) for algorithm in ALGORITHMS}
 _sha256 = hashlib.sha256
 
 
-class Loops(Protocol):
-    """Runner of loops, such as a Supervisor."""
-
-    def start(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> object:
-        """Run `loop()` from now on."""
-
-
 class _TokenRefused(Exception):
-    """The token is not valid; the text says why, and quotes none of it."""
+    """The token is not valid. The text says why, and quotes no part of the token."""
 
 
 class _Expired(_TokenRefused):
@@ -60,21 +55,16 @@ class _Expired(_TokenRefused):
 
 
 class _ModelLimit(msgspec.Struct):
-    """A limit in a claim."""
-
     rate: float
     burst: float | None = None
 
 
-class _Known:
-    """A token that is valid until an instant, and while its key is live."""
+class _Known(msgspec.Struct, frozen=True):
+    """A token that is valid until an instant in Unix seconds, and while its key is live."""
 
-    __slots__ = ("key", "principal", "until")
-
-    def __init__(self, principal: Principal, key: Key, until: float) -> None:
-        self.principal = principal
-        self.key = key
-        self.until = until
+    principal: Principal
+    key: Key
+    until: float
 
 
 class Tokens:
@@ -93,32 +83,27 @@ class Tokens:
         self._settings, self._now, self._most = settings, now, most
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._again = again
-        self._loops: Loops | None = None
-        self._verifiers = {keyset.issuer.algorithm: _verifier(keyset.issuer) for keyset in self._keysets.values()}
-
+        self._supervisor: Supervisor | None = None
     def __len__(self) -> int:
-        """Return the number of tokens remembered."""
         return len(self._known)
 
     async def open(self) -> None:
-        """Read the key sets. Raises SettingError if a file holds none. A URL may answer later; until then, tokens of its issuer
-        get 503."""
+        """Read the key sets. Raises SettingError if a file holds none. A URL may answer later, and tokens of its issuer get 503
+        until then."""
         await asyncio.gather(*(keyset.open() for keyset in self._keysets.values()))
 
-    def start(self, supervisor: Loops) -> None:
-        """Start to keep the key sets up to date."""
-        self._loops = supervisor
+    def start(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
         for name, keyset in self._keysets.items():
             supervisor.start(f"keys of {name}", keyset.run)
 
     @property
     def rereads(self) -> str:
-        """The parts that are reread on SIGHUP; see Rereadable."""
         return "issuers" if self._again is not None else ""
 
     async def reread(self) -> None:
         """Read the issuers and all their keys again. Tokens of an issuer that is gone or has changed become invalid. Raises
-        SettingError if the file of the issuers, or of a key set, cannot be used."""
+        SettingError."""
         if self._again is None:
             return
         known, fresh = self._keysets, {}
@@ -132,16 +117,14 @@ class Tokens:
                 fresh[name] = keyset
                 await keyset.open()
         self._keysets = fresh
-        self._verifiers = {keyset.issuer.algorithm: _verifier(keyset.issuer) for keyset in fresh.values()}
         for name, keyset in known.items():
             if fresh.get(name) is not keyset:
                 keyset.retire()
         for name, keyset in fresh.items():
-            if known.get(name) is not keyset and self._loops is not None:
-                self._loops.start(f"keys of {name}", keyset.run)
+            if known.get(name) is not keyset and self._supervisor is not None:
+                self._supervisor.start(f"keys of {name}", keyset.run)
 
     async def close(self) -> None:
-        """Forget all tokens."""
         self._known.clear()
 
     def identify(self, authorization: bytes) -> Principal | None:
@@ -172,7 +155,7 @@ class Tokens:
         return known.principal
 
     def _verified(self, token: bytes, now: float) -> _Known:
-        """Check a token from the outside in: form, issuer, key, signature, and only then its claims."""
+        """Check the form, issuer, key and signature of a token, and only then its claims."""
         parts = _FORM.fullmatch(token)
         if parts is None:
             raise _TokenRefused("it does not have the form of a signed token")
@@ -188,7 +171,7 @@ class Tokens:
             raise _TokenRefused("it has critical extensions")
         key = _key(keyset, header)
         try:
-            self._verifiers[issuer.algorithm].decode(token, key.jwk, [issuer.algorithm])
+            _VERIFIERS[issuer.algorithm].decode(token, key.jwk, [issuer.algorithm])
         except (jwt.PyJWTError, ValueError) as exc:
             raise _TokenRefused(f"its signature is wrong: {type(exc).__name__}") from None
         until = _lifetime(issuer, claims, now)
@@ -209,12 +192,8 @@ class Tokens:
             raise _TokenRefused("there is no such tier") from None
 
 
-def _verifier(issuer: Issuer) -> jwt.PyJWS:
-    return jwt.PyJWS(algorithms=[issuer.algorithm])
-
-
 def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
-    """Return the key that a token names. Raise RequestError while the issuer is being asked for it."""
+    """Return the key that a token names. Raises RequestError while the issuer is being asked for it."""
     kid = header.get("kid")
     if kid is not None and not isinstance(kid, str):
         raise _TokenRefused("the id of its key is no text")
@@ -231,7 +210,6 @@ def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
 
 
 def _table(part: bytes, name: str) -> dict[str, Any]:
-    """Decode the JSON object in a part of a token."""
     try:
         text = a2b_base64(part.translate(_TO_BASE64) + b"==").decode()
         table = _decoder.decode(text)
@@ -260,7 +238,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
 
 
 def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
-    """Return the instant at which a token expires. Raise _TokenRefused if it is not valid now, or not for this audience."""
+    """Return the instant at which a token expires. Raises _TokenRefused if it is not valid now, or not for this audience."""
     audience = claims.get("aud")
     if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
         raise _TokenRefused("it is for another audience")
@@ -277,7 +255,7 @@ def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
 
 
 def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
-    """Return the only models that the principal may use; empty for all. A configured claim must be there, and name some."""
+    """Return the only models that the principal may use; empty for all. A configured claim must name some."""
     if issuer.models_claim is None:
         return []
     named = claims.get(issuer.models_claim)
@@ -290,7 +268,7 @@ def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
 
 
 def _model_limits(issuer: Issuer, claims: dict[str, Any]) -> list[ModelLimit]:
-    """Return the user's limits for single models. A configured claim must be there, but may be empty."""
+    """Return the user's limits for single models. A configured claim must exist, but may be empty."""
     if issuer.model_limits_claim is None:
         return []
     try:

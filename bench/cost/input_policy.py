@@ -19,7 +19,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.pending import NOBODY
-from headway.input_policy.patterns import search_for
+from headway.input_policy.file import search_for
 from headway.model import InferenceRequest, Principal, RequestOptions, Value
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id

@@ -1,5 +1,1 @@
-"""The input policy's file and its searches; what the rules do is in `headway.core.input_policy`.
-
-file        rules from a TOML file, every line checked
-patterns    searches with RE2
-"""
+"""Rules of the input policy: its file, and the searches for its patterns. They are applied in `headway.core.input_policy`."""

@@ -1,38 +1,4 @@
-"""Rules of an input policy, from a TOML file. They are checked here, apart from `core`, which reads no files.
-
-shadow = true                            # for all rules: only count; left out: false
-
-[[rules]]
-name = "forms"                           # as clients and metrics see it
-normalise = "NFKC"                       # or NFC
-
-[[rules]]
-name = "unseen"
-characters = ["control", "zero-width", "bidi", "tags", "variation-selectors"]
-action = "remove"                        # or refuse
-
-[[rules]]
-name = "length"
-longest = 20000
-
-[[rules]]
-name = "runs"
-longest_run = 400
-
-[[rules]]
-name = "overrides"
-patterns = ['(?i)ignore (all )?previous instructions']
-tiers = ["free"]                         # left out: all
-models = ["chat"]                        # left out: all
-shadow = true                            # only count
-
-[[rules]]
-name = "judge"
-function = "guard.py:check"
-deadline_ms = 500
-on_failure = "refuse"                    # or admit
-processes = 1
-"""
+"""Read and check the rules of an input policy, from a TOML file such as examples/input_policy.toml."""
 
 from __future__ import annotations
 
@@ -40,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -47,46 +14,42 @@ from headway.core.excerpt import nearest
 from headway.core.input_policy import CHARACTERS, FORMS, LEAST_RUN, TOO_MANY, InputRule, Search
 from headway.errors import SettingError
 
+if TYPE_CHECKING:
+    import re2
+
 MOST_RULES = 64
 MOST_PATTERNS = 256
-"""Most patterns of a rule."""
 LONGEST_PATTERN = 4096
-"""Most characters of a pattern."""
 MOST_PROCESSES = 16
-"""Most processes of a function."""
 MOST_DEADLINE_MS = 10_000.0
-"""Longest deadline of a function."""
 LONGEST_RUN = 1_000_000
+MOST_MEMORY = 8 << 20
+"""Most bytes of memory for the expression of a rule's patterns."""
 
 KINDS = ("normalise", "characters", "longest", "longest_run", "patterns", "function")
-"""Keys that say what a rule does. Each rule has exactly one."""
+"""Keys for the kinds of rules. Each rule has exactly one of them."""
 _OPTIONS = {
     "action": ("characters", ("remove", "refuse")),
     "deadline_ms": ("function", ()),
     "on_failure": ("function", ("refuse", "admit")),
     "processes": ("function", ()),
 }
-"""Keys for rules of a single kind: that kind, and the words allowed, if only some are."""
+"""Keys for rules of a single kind, with that kind, and the words that are allowed; empty for any value."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 _KEY = re.compile(r" - at `\$\.?(\w*)[^`]*`$")
 _FILE_KEYS = ("shadow", "rules")
 
 
 class PolicyFile(msgspec.Struct, frozen=True):
-    """Content of a file: its rules, and the search of each rule with patterns by the rule's name."""
+    """Content of a file. `searches` has the search of each rule with patterns, by the rule's name."""
 
     rules: tuple[InputRule, ...]
     searches: Mapping[str, Search]
 
 
 def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> PolicyFile:
-    """Read the rules of a file, and compile their patterns. `models` is empty if others than those served may come, so that a
-    rule may name any.
-
-    Raises:
-        SettingError: the file cannot be read, or something in it is wrong; names the key, its value, why, and what to do.
-        ModuleNotFoundError: it has patterns, but RE2 is not installed.
-    """
+    """Read the rules of a file, and compile their patterns. Rules may name any model if `models` is empty. Raises SettingError if
+    the file cannot be read or something in it is wrong, and ModuleNotFoundError if it has patterns, but RE2 is not installed."""
     table = _table(path)
     rows = table.get("rules")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
@@ -112,11 +75,10 @@ def _table(path: Path) -> dict[str, object]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise SettingError(
-            "input_policy", str(path), f"cannot be read: {exc.strerror}", "Name a readable file."
-        ) from exc
+        reason = f"cannot be read: {exc.strerror}"
+        raise SettingError("input_policy", str(path), reason, "Name a readable file.") from exc
     except (ValueError, RecursionError) as exc:  # Not TOML, not UTF-8, or a number of thousands of digits.
-        raise SettingError("input_policy", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+        raise SettingError("input_policy", str(path), f"is not valid TOML: {exc}", "Fix the file.") from exc
     for key in table:
         if key not in _FILE_KEYS:
             raise _unknown(f"{path}: {key}", key, table[key], _FILE_KEYS)
@@ -172,8 +134,6 @@ def _check_options(where: str, row: Mapping[str, object], kind: str) -> None:
 
 
 def _check_kind(where: str, rule: InputRule, kind: str) -> None:
-    """Check the value that goes with a rule's kind."""
-
     def check(fits: bool, key: str, value: object, reason: str, hint: str) -> None:
         if not fits:
             raise SettingError(f"{where}.{key}", value, reason, hint)
@@ -207,22 +167,54 @@ def _check_kind(where: str, rule: InputRule, kind: str) -> None:
 
 
 def _searches(path: Path, rules: Sequence[InputRule]) -> dict[str, Search]:
-    """Return the searches of rules with patterns. RE2 is imported only if there are some."""
-    if not any(rule.patterns for rule in rules):
-        return {}
-    from headway.input_policy.patterns import BadPattern, check_pattern, search_for
-
     searches: dict[str, Search] = {}
     for position, rule in enumerate(rules, start=1):
-        where = f"{path}: rules[{position}].patterns"
-        hint = "Write it in the syntax of RE2, which has no look-around and no references back."
+        if not rule.patterns:
+            continue
         pattern = ""
         try:
             for pattern in rule.patterns:
                 check_pattern(pattern)
             pattern = f"all {len(rule.patterns)}"
-            if rule.patterns:
-                searches[rule.name] = search_for(rule.patterns)
+            searches[rule.name] = search_for(rule.patterns)
         except BadPattern as exc:
-            raise SettingError(where, pattern, f"is no pattern: {exc}", hint) from None
+            hint = "Write it in the syntax of RE2, which has no look-around and no references back."
+            raise SettingError(f"{path}: rules[{position}].patterns", pattern, f"is no pattern: {exc}", hint) from None
     return searches
+
+
+class BadPattern(ValueError):
+    """RE2 doesn't take a pattern. The text says why."""
+
+
+def check_pattern(pattern: str) -> None:
+    r"""Check a pattern. Raises BadPattern, also for \Q, which without \E would quote the next pattern too."""
+    if r"\Q" in pattern:
+        raise BadPattern(r"\Q is not taken; put a backslash before each special character instead")
+    _compile(pattern)
+
+
+def search_for(patterns: Sequence[str]) -> Search:
+    """Return a function that finds out if a text contains any of the patterns. Raises BadPattern if they are too large. All make
+    one expression, which takes linear time. If it runs out of memory for its automaton, RE2 goes on without one, slower but still
+    in linear time. An RE2.Set would find nothing in that case."""
+    find = _compile("|".join(f"(?:{pattern})" for pattern in patterns)).search
+
+    def search(text: str) -> bool:
+        return find(text.encode()) is not None
+
+    return search
+
+
+def _compile(pattern: str) -> re2._Regexp:
+    import re2  # It is optional, and only needed for patterns.
+
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = MOST_MEMORY
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as exc:
+        reason = exc.args[0] if exc.args else b""
+        raise BadPattern(reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)) from None

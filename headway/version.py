@@ -1,3 +1,3 @@
-"""Version of Headway. It stands apart, so that those who tell it need not import the names for programs."""
+"""Version of Headway, in a module that imports nothing."""
 
 __version__ = "0.1.0"

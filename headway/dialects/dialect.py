@@ -1,4 +1,4 @@
-"""Dialect: how one kind of remote API takes a batch and how it answers.
+"""Base of the dialects, each of which encodes batches for one kind of remote API and decodes its answers.
 
 Dialects are frozen structs that do no I/O, so they can be sent as JSON to the process that decodes large answers.
 """
@@ -15,6 +15,7 @@ from headway.errors import SettingError
 from headway.model import ItemResult, Signature, Value
 
 JSON_BODY: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
+Body = bytes | bytearray
 
 
 class NoOutputs(Exception):
@@ -22,16 +23,16 @@ class NoOutputs(Exception):
 
 
 class NotSendable(Exception):
-    """The batch holds something that the dialect cannot express; the message says what."""
+    """The batch holds something that the dialect cannot express. The message says what."""
 
 
 class BadMetadata(Exception):
-    """The remote model takes or gives something that cannot be sent or read; the message says what, and what to do."""
+    """The remote model takes or gives something that cannot be sent or read. The message says what, and what to do."""
 
 
 class RemoteCall(msgspec.Struct, frozen=True, gc=False):
-    """One request to a remote API. An empty body makes it a GET request. `headers` come beside the header fields that every
-    request has. `place` is a URL, or a gRPC method; empty for the one that batches go to."""
+    """One request to a remote API; a GET request if the body is empty. `headers` are added to the header fields that every request
+    has. `place` is a URL or gRPC method; empty for the place that batches go to."""
 
     body: bytes
     headers: Mapping[str, str] = JSON_BODY
@@ -42,45 +43,35 @@ class Dialect(msgspec.Struct, frozen=True):
     """Base of all dialects."""
 
     path: ClassVar[str] = ""
-    """Pattern of URL paths that imply this dialect; empty if it must be named."""
+    """Pattern of URL paths that imply this dialect; empty if users must name it."""
     schemes: ClassVar[tuple[str, ...]] = ("http", "https")
     """URL schemes. A scheme other than http and https implies the dialect."""
     shared_parameters: ClassVar[bool] = False
-    """True if a request has one set of parameters. Inputs with different parameters then go in separate requests."""
+    """True if a request has one set of parameters, so that inputs with different parameters go in separate requests."""
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Return where the API is and how to speak to it. `model` is the remote model's name, or empty. Raises SettingError if
-        the URL or a setting doesn't fit the dialect."""
+        """Return the API at a URL, in this dialect. `model` is the remote model's name, or empty. Raises SettingError if the URL or
+        a setting doesn't fit the dialect."""
         raise NotImplementedError
 
     @property
     def signature(self) -> Signature:
-        """The kinds of values that the API takes and gives."""
         return Signature()
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode a batch: texts, or tensors that differ only in their number of rows. For each input, `parameters` has a JSON
-        object, or nothing; all equal if `shared_parameters`.
-
-        Raises:
-            UnicodeEncodeError: an input contains a lone surrogate.
-            NotSendable: a parameter cannot be sent in this dialect.
-        """
+        """Encode a batch: texts, or tensors that differ only in their number of rows. `parameters` has a JSON object or nothing for
+        each input, and these are all equal with `shared_parameters`. Raises UnicodeEncodeError if an input contains a lone
+        surrogate, NotSendable if a parameter cannot be sent in this dialect."""
         raise NotImplementedError
 
-    def decode(
-        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
-    ) -> list[ItemResult]:
-        """Decode an answer into one result for each input, in order. A bad output fails only its own input. If the API reports
-        tokens for the whole batch, the first result carries them. Raises NoOutputs if the answer doesn't hold that many outputs,
-        or they can't be told apart.
+    def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
+        """Decode an answer into one result for each of the `expected` inputs, in order. A bad output fails only its own input. If
+        the API reports tokens for the whole batch, the first result carries them. Raises NoOutputs if the answer doesn't hold that
+        many outputs, or they can't be told apart.
 
-        Arguments:
-            body: the answer.
-            expected: number of inputs.
-            json_bytes: length of the JSON part if binary data follow it; -1 if the answer doesn't say.
-            rows: rows of each input, 0 for an input without a row axis; empty if no input has one.
+        `json_bytes` is the length of the JSON part if binary data follow it, or -1 if the answer doesn't say. `rows` counts the
+        rows of each input, 0 for an input without a row axis. It is empty if no input has a row axis.
         """
         raise NotImplementedError
 
@@ -88,21 +79,18 @@ class Dialect(msgspec.Struct, frozen=True):
         """Return True if decoding an answer costs about as much as copying it. See `decode` for `json_bytes`."""
         return False
 
-    def models(self, answer: bytes | bytearray) -> list[str]:
-        """Return the model names in the API's list of models; empty if the answer isn't such a list."""
+    def models(self, answer: Body) -> list[str]:
+        """Return the names in an API's list of models; empty if the answer isn't such a list."""
         return []
 
-    def learn(self, metadata: bytes | bytearray) -> Self:
-        """Return a copy of this dialect that follows the remote model's metadata. Raises BadMetadata if the model takes or gives
-        something that this dialect can't send or read."""
+    def learn(self, metadata: Body) -> Self:
+        """Return a copy of this dialect that follows the remote model's metadata. Raises BadMetadata."""
         return self
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """A remote API and its dialect. The repr leaves the URL out because its query may hold a secret.
-
-    `metadata` and `models` ask for the model's metadata and the list of models; None if the API has none. `model` is empty if not
-    known."""
+    """A remote API and its dialect. The repr leaves the URL out because its query may hold a secret. `metadata` and `models` ask
+    for the model's metadata and for the list of models; None if the API has none. `model` is the remote model's name, or empty."""
 
     url: str
     dialect: Dialect
@@ -115,15 +103,13 @@ class Remote(msgspec.Struct, frozen=True):
 
 
 def needs_model(name: str, model: str) -> str:
-    """Return the remote model's name, which the dialect `name` requires. Raises SettingError if the name is empty."""
+    """Return the remote model's name, which the dialect `name` requires. Raises SettingError if it is empty."""
     if not model:
-        hint = "Set it to the remote model's name."
-        raise SettingError(
-            "remote_model", model, f"is empty, but every request of the dialect {name} must name a model", hint
-        )
+        reason = f"is empty, but every request of the dialect {name} must name a model"
+        raise SettingError("remote_model", model, reason, "Set it to the remote model's name.")
     return model
 
 
 def raw_members(parameters: bytes) -> dict[str, Any]:
-    """Return the members of a JSON object as undecoded text; empty for no text."""
+    """Return the undecoded members of a JSON object, or none for no text."""
     return dict(msgspec.json.decode(parameters, type=dict[str, msgspec.Raw])) if parameters else {}

@@ -1,7 +1,5 @@
-"""Decode JSON lists whose length is known, and token counts beside them.
-
-Decoding stops at the first surplus element and skips unknown members, so an answer of the wrong kind costs next to nothing.
-"""
+"""Decode JSON lists of a known length, and token counts beside them. Decoding stops at the first surplus element and skips unknown
+members, so an answer of the wrong kind costs next to nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ Json = bytes | bytearray | msgspec.Raw
 """JSON text, or part of one."""
 
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of text that isn't JSON. DecodeError includes msgspec.ValidationError: catch that first."""
+"""Errors of text that isn't JSON. DecodeError includes msgspec.ValidationError, so catch that first."""
 
 _COUNTED = 1 << 20
-"""Bytes of a list up to which a wrong number of elements is counted for the error message."""
+"""Most bytes of a list of the wrong length whose elements are counted for the error message."""
 _KINDS = {"n": "null", "t": "bool", "f": "bool", "[": "list", "{": "dict", '"': "string"}
 
 _decode_any_list: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -39,12 +37,12 @@ def elements(content: Json, expected: int) -> tuple[msgspec.Raw, ...]:
 
 
 def first(content: Json) -> str:
-    """Return the first character that isn't white space; empty if there is none within 64 bytes."""
+    """Return the first character that isn't white space; empty if the first 64 bytes have none."""
     return bytes(memoryview(content)[:64]).lstrip()[:1].decode("latin-1")
 
 
 def kind(content: Json) -> str:
-    """Return the Python name of a JSON value's type; `nothing` for no text."""
+    """Return the name of a JSON value's type; `nothing` for no text."""
     return _KINDS.get(start, "number") if (start := first(content)) else "nothing"
 
 
@@ -62,7 +60,6 @@ def fault(what: str, wanted: str) -> ItemResult:
 
 @lru_cache(maxsize=128)
 def _raws(count: int) -> Any:
-    """Make a decoder of lists of exactly `count` elements."""
     return msgspec.json.Decoder(tuple[(msgspec.Raw,) * count]).decode  # type: ignore[misc]
 
 
@@ -81,7 +78,7 @@ _decode_metadata: Any = msgspec.json.Decoder(_Metadata).decode
 
 
 def with_usage(items: list[ItemResult], usage: Json) -> list[ItemResult]:
-    """Put the tokens of an OpenAI `usage` object on the first result. A malformed one is ignored."""
+    """Set the first result's token count from OpenAI's `usage`. A malformed one is ignored."""
     try:
         counts = _decode_usage(usage)
     except NO_JSON:
@@ -101,7 +98,7 @@ def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:
 
 
 def with_tokens(items: list[ItemResult], used: int, prompt: int = 0) -> list[ItemResult]:
-    """Put the tokens of a whole batch on the first result. Impossible counts are ignored."""
+    """Set the first result's token count to that of the whole batch. Impossible counts are ignored."""
     if items and 0 <= prompt <= used <= MOST_TOKENS and used:
         items[0] = msgspec.structs.replace(items[0], tokens=TokenCount(used, prompt))
     return items

@@ -1,7 +1,7 @@
 """Dialects `openai-completions` and `openai-embeddings`: `POST /v1/completions` or `/v1/embeddings` with a list of texts.
 
 An output is a choice's text, or the JSON text of an embedding exactly as the API wrote it. Parameters apply to the whole
-request; those that would change the number or form of the outputs are not sent.
+request. Parameters that would change the number or form of the outputs are not sent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from headway.core.excerpt import excerpt
 from headway.dialects import json_lists
-from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall, needs_model, raw_members
+from headway.dialects.dialect import Body, Dialect, NoOutputs, Remote, RemoteCall, needs_model, raw_members
 from headway.dialects.json_lists import Json, with_usage
 from headway.model import ItemResult, Signature, Value, ValueKind
 
@@ -66,7 +66,7 @@ _check_numbers: Any = msgspec.json.Decoder(list[float]).decode
 
 
 class NamedModel(Dialect, frozen=True):
-    """Base of both dialects: requests name the model."""
+    """Base of both dialects, whose requests name the model."""
 
     name: ClassVar[str] = ""
     shared_parameters: ClassVar[bool] = True
@@ -80,8 +80,7 @@ class NamedModel(Dialect, frozen=True):
         models = None if match is None else RemoteCall(b"", {}, parts._replace(path=f"{match[1]}/models").geturl())
         return Remote(url, cls(needs_model(cls.name, model)), models=models, model=model)
 
-    def models(self, answer: bytes | bytearray) -> list[str]:
-        """Return the names of the models; empty if the answer isn't a list of models."""
+    def models(self, answer: Body) -> list[str]:
         try:
             return [model.id for model in _decode_models(answer).data]
         except (*json_lists.NO_JSON, msgspec.ValidationError):
@@ -95,13 +94,9 @@ class Completions(NamedModel, frozen=True):
     path: ClassVar[str] = ".*/v1/completions"
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Send the inputs as prompts."""
         return _request({"model": self.model, "prompt": inputs}, parameters, _NO_COMPLETION)
 
-    def decode(
-        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
-    ) -> list[ItemResult]:
-        """Read one choice for each prompt."""
+    def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
         return _items(body, "choices", _decode_choices, expected, _choice)
 
 
@@ -113,38 +108,30 @@ class Embeddings(NamedModel, frozen=True):
 
     @property
     def signature(self) -> Signature:
-        """Texts in, JSON values out."""
         return Signature(gives=ValueKind.JSON)
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Send the inputs as texts, and ask for numbers instead of base64."""
         own = {"model": self.model, "input": inputs, "encoding_format": "float"}
         return _request(own, parameters, _NO_EMBEDDING)
 
-    def decode(
-        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
-    ) -> list[ItemResult]:
-        """Read one embedding for each text."""
+    def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
         return _items(body, "data", _decode_data, expected, _embedding)
 
 
 def _request(own: dict[str, Any], parameters: Sequence[bytes], never: frozenset[str]) -> RemoteCall:
-    """Build a request from the dialect's own members and the parameters that aren't in `never`."""
     members = {name: raw for name, raw in raw_members(next(iter(parameters), b"")).items() if name not in never}
     return RemoteCall(msgspec.json.encode({**members, **own}))
 
 
 def _items(
-    body: bytes | bytearray,
+    body: Body,
     member: str,
-    decode: Callable[[bytes | bytearray], Any],
+    decode: Callable[[Body], Any],
     expected: int,
     read: Callable[[msgspec.Raw], ItemResult],
 ) -> list[ItemResult]:
     """Read the objects in the list `member`, in the order of their `index` fields. Raises NoOutputs unless there is one for each
-    index.
-
-    `decode` reads the answer into an object with that member and `usage`, both undecoded; `read` reads one list element."""
+    index. `decode` reads the answer into an object with that member and `usage`, both undecoded. `read` reads a list element."""
     try:
         answer = decode(body)
         return with_usage(_by_index(getattr(answer, member), expected, read), answer.usage)

@@ -1,4 +1,4 @@
-"""Each dialect by name, and the choice of one for a URL."""
+"""Each dialect by name, and the choice of a dialect for a URL."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 
 
 def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
-    """Return how to speak to the API at a URL without credentials, in the dialect `name` or AUTO. `model` is the remote model's
-    name, or empty. Raises SettingError if the URL or a setting doesn't fit the dialect."""
+    """Return the API at a URL without credentials, in the dialect `name` or AUTO. `model` is the remote model's name, or empty.
+    Raises SettingError if the URL or a setting doesn't fit the dialect."""
     parts = urlsplit(url)
     chosen = _implied_by(parts.scheme, parts.path) if name == AUTO else name
     kind = DIALECTS[chosen]

@@ -1,7 +1,7 @@
 """The plain dialects: a list of texts, bare or under a name.
 
     list      ["a", "b"]
-    inputs    {"inputs": ["a", "b"], "parameters": [{…}, {…}]}, the latter if any request has parameters
+    inputs    {"inputs": ["a", "b"], "parameters": [{…}, {…}]}, with `parameters` if any request has some
 
 The answer is a JSON list of as many texts as there were inputs, or an object that holds such a list as `outputs`, `results`
 or `predictions`. A bare list has no room for parameters, so they are not sent. An object may also report the tokens of the
@@ -17,49 +17,41 @@ from typing import Any
 import msgspec
 
 from headway.dialects import json_lists
-from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall
+from headway.dialects.dialect import Body, Dialect, NoOutputs, Remote, RemoteCall
 from headway.dialects.json_lists import Json, with_metadata, with_usage
 from headway.model import ItemResult, Signature, Value
 
 MEMBERS = ("outputs", "results", "predictions")
-"""Members that may hold the list; the first one present counts."""
+"""Members that may hold the list, of which the first one present counts."""
 _NEITHER = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
 
 
 class TextList(Dialect, frozen=True):
-    """Dialect `list`: nothing but the inputs."""
+    """Dialect `list`, with nothing but the inputs."""
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Use the URL as it is."""
         return Remote(url, cls())
 
     @property
     def signature(self) -> Signature:
-        """Texts in and out, without parameters."""
         return Signature(sees=())
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Send the inputs as a list."""
         return RemoteCall(msgspec.json.encode(inputs))
 
-    def decode(
-        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
-    ) -> list[ItemResult]:
-        """Read a list of texts."""
+    def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
         return read(body, expected)
 
 
 class NamedInputs(TextList, frozen=True):
-    """Dialect `inputs`: the inputs, and their parameters if any input has some."""
+    """Dialect `inputs`, with the inputs, and their parameters if any input has some."""
 
     @property
     def signature(self) -> Signature:
-        """Texts in and out."""
         return Signature()
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Send an object with the inputs, and with one object of parameters for each if any has parameters."""
         if not any(parameters):
             return RemoteCall(msgspec.json.encode({"inputs": inputs}))
         objects = [msgspec.Raw(text or b"{}") for text in parameters]
@@ -78,9 +70,8 @@ _decode_wrapped: Any = msgspec.json.Decoder(_Wrapped).decode
 _decode_text: Any = msgspec.json.Decoder(str).decode
 
 
-def read(body: bytes | bytearray, expected: int) -> list[ItemResult]:
-    """Read one result for each input. An element that isn't a text fails only its own input. Raises NoOutputs if the body doesn't
-    hold `expected` outputs."""
+def read(body: Body, expected: int) -> list[ItemResult]:
+    """Read one result for each input; see `Dialect.decode`."""
     try:
         if json_lists.first(body) == "[":
             return _items(body, expected)
@@ -98,7 +89,7 @@ def _items(content: Json, expected: int) -> list[ItemResult]:
         return [_item(raw) for raw in json_lists.elements(content, expected)]
 
 
-def _unwrapped(body: bytes | bytearray) -> _Wrapped:
+def _unwrapped(body: Body) -> _Wrapped:
     try:
         wrapped: _Wrapped = _decode_wrapped(body)
     except msgspec.ValidationError:
@@ -107,7 +98,6 @@ def _unwrapped(body: bytes | bytearray) -> _Wrapped:
 
 
 def _list_in(wrapped: _Wrapped) -> Json:
-    """Return the member that holds the list."""
     content: msgspec.Raw = next(
         (raw for member in MEMBERS if memoryview(raw := getattr(wrapped, member))), msgspec.Raw()
     )
@@ -117,7 +107,6 @@ def _list_in(wrapped: _Wrapped) -> Json:
 
 
 def _item(raw: msgspec.Raw) -> ItemResult:
-    """Decode an element; one that isn't a text is a failed result."""
     if json_lists.first(raw) == '"':
         return ItemResult(_decode_text(raw))
     return json_lists.fault(json_lists.kind(raw), "a string")
@@ -125,5 +114,4 @@ def _item(raw: msgspec.Raw) -> ItemResult:
 
 @lru_cache(maxsize=128)
 def _texts(count: int) -> Any:
-    """Make a decoder of lists of exactly `count` texts."""
     return msgspec.json.Decoder(tuple[(str,) * count]).decode  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Figures behind the metrics: those of one process, and those of the fleet, which one process exports for all."""
+"""Figures behind the metrics, of one process and of the fleet. One process exports the fleet's figures for all."""
 
 from __future__ import annotations
 
@@ -16,22 +16,11 @@ from headway.version import __version__
 class ProcessFigures(msgspec.Struct, frozen=True):
     """Figures of one process besides its counters, and the label values that it may count under.
 
-    Attributes:
-        models: models that it serves or runs; counts of other models are not exported.
-        connections: open connections by port.
-        pending: requests that it holds; None without a gateway.
-        promise: latency in seconds that is promised for 95 % of the requests; None without a gateway.
-        fallbacks: models with a fallback.
-        rules: rules of its input policy.
-        ledger_backlog: records that wait for the ledger; None without one.
-        bulk_jobs: bulk jobs that it holds, by status; None if it never holds any.
-        bulk_paused: how many of those are paused through no fault of their lines.
-        slots: busy share of each of its slots, by model and worker; None without batchers.
-        gpus: figures of the slots' GPUs, by model and worker.
-        versions: models that it runs, each with its version.
-        leader: whether its controller leads; None without one.
-        secure: its ports that use TLS.
-        worker_label: returns the label of a worker's id.
+    A figure is None where the process lacks the part that has it: `pending` and `promise` without a gateway, `slots` without
+    batchers, `leader` without a controller. Counts of other models than `models` are not exported. `promise` is the latency in
+    seconds that is promised for 95 % of the requests. `bulk_paused` counts the jobs that are paused through no fault of their
+    lines. `slots` has the busy share of each slot, and `gpus` the figures of its GPU, by model and worker. `versions` are pairs of
+    a model and the version that runs. `secure` names the ports that use TLS.
     """
 
     tiers: Sequence[str]
@@ -56,14 +45,9 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """Figures of the whole fleet; `depths` are those of the queues.
-
-    Attributes:
-        letters, letters_ever: dead letters kept, and ever kept, by model.
-        expected: healthy workers that the fleet should have; 0 if nobody has said.
-        memory: bytes that the broker's servers use, and may use (0 for no limit); None for a broker in this process.
-        bulk: bulk entries of the queues that have had any.
-    """
+    """Figures of the whole fleet. `letters` counts the dead letters that are kept, and `letters_ever` all that ever were, by model.
+    `expected` is the number of healthy workers that there should be, 0 if unknown. `memory` has the bytes that the broker's servers
+    use and may use (0 for no limit). It is None for a broker in this process."""
 
     depths: Sequence[TierDepth] = ()
     workers: Sequence[WorkerInfo] = ()
@@ -88,7 +72,7 @@ class State(msgspec.Struct, frozen=True):
 async def collect(
     broker: Broker, letters: DeadLetters, fleet: Fleet, expected: int = 0, memory: tuple[int, int] | None = None
 ) -> FleetState:
-    """Read the fleet's figures from broker, dead letters and fleet. Raises BrokerUnavailable."""
+    """Read the fleet's figures. Raises BrokerUnavailable."""
     (depths, bulk), (workers, letters_kept, letters_ever, capacities, members) = await asyncio.gather(
         asyncio.gather(broker.depths(), broker.bulk_queues()),
         asyncio.gather(broker.workers(), letters.counts(), letters.totals(), fleet.capacities(), fleet.members()),
@@ -97,5 +81,5 @@ async def collect(
 
 
 async def reach(fleet: Fleet) -> None:
-    """Find out whether the broker answers, by a cheap call. Raises BrokerUnavailable if it does not."""
+    """Make a cheap call to the broker. Raises BrokerUnavailable if it does not answer."""
     await fleet.members()

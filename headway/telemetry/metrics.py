@@ -1,9 +1,9 @@
-"""All metrics in one table: how to read each from counters and figures, to be written as Prometheus text.
+"""All metrics in one table, which says how to read each from counters and figures. They are written as Prometheus text.
 
-None of this is on a request's path: counters are plain numbers in `runtime.counters` until a scrape.
+Requests only count plain numbers in `runtime.counters`. The rest happens during a scrape.
 
-Figures of the fleet are exported by one process, so that sums over all processes are right: by the leading controller or, if
-one process is the fleet, by that. Everything else is about the process that exports it.
+Only one process exports the figures of the fleet, so that sums over all processes are right. It is the leading controller, or
+the only process. All other figures are of the process that exports them.
 
 A series that begins with its first event hides that event from `rate` and `increase`. So every series that a process can be
 expected to have is there from the start, with 0.
@@ -49,13 +49,10 @@ from headway.runtime.tls_transport import REASONS
 from headway.telemetry.figures import FleetState, ProcessFigures, State
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-"""Media type of the text that `exposition` returns."""
-
 OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
 """Media type of the text with exemplars."""
 
 CHANGES = ("step", *(state.value for state in RolloutState if state is not RolloutState.RUNNING))
-"""Changes of rollouts."""
 NO_TIER = "none"
 """Tier of requests refused before the caller is known."""
 NO_MODEL = ""
@@ -65,17 +62,12 @@ _BEFORE_A_MODEL = frozenset((
     errors.HEADERS_TOO_LARGE, errors.METHOD_NOT_ALLOWED, errors.NOT_IMPLEMENTED, errors.REQUEST_TIMEOUT, errors.UNAUTHENTICATED,
 ))  # fmt: skip
 """Codes of refusals that come before the model is known."""
-OUTCOMES = (
-    "ok",
-    "cancelled",
-    *(code.lower() for code in errors.CODES if code not in _BEFORE_A_MODEL and code not in errors.SHOWN),
-)
-"""Outcomes of requests for a served model."""
+_WITH_A_MODEL = (code for code in errors.CODES if code not in _BEFORE_A_MODEL and code not in errors.SHOWN)
+OUTCOMES = ("ok", "cancelled", *map(str.lower, _WITH_A_MODEL))
 REFUSED = (
     "answer", "bodies", "broker", "burst", "capacity", "conflict", "culprit", "draining", "list", "memory", "no_workers",
     "overloaded", "policy", "rate", "shed",
 )  # fmt: skip
-"""Reasons for refusing a request for a served model."""
 REFUSED_UNREAD = (
     "bad_request", "bodies", "calls", "forbidden", "headers_too_large", "internal", "method_not_allowed", "not_found",
     "payload_too_large", "polls", "rate", "request_timeout",
@@ -111,17 +103,14 @@ class Scrape:
         self.exports_fleet = state.fleet is not None
         """False while another process exports the fleet's figures, so that metrics of the fleet have no series here."""
         self.served = {NO_MODEL, *self.own.models}
-        """Models whose counts are exported."""
         workers = (worker.model for worker in self.fleet.workers)
         self.models = {*self.own.models, *workers} if self.exports_fleet else set[str]()
-        """Models of the fleet."""
 
     def of_models(self, values: Mapping[str, float]) -> dict[str, float]:
         """Add a zero for each model of the fleet without a value."""
         return dict.fromkeys(self.models, 0.0) | dict(values)
 
     def of_capacities(self, read: Callable[[Capacity], float]) -> dict[str, float]:
-        """Return a figure of each model's capacity."""
         capacities = (capacity for capacity in self.fleet.capacities if capacity.model in self.models)
         return self.of_models({capacity.model: read(capacity) for capacity in capacities})
 
@@ -131,7 +120,7 @@ class Scrape:
         return {(rollout.model, rollout.version): read(rollout) for rollout in rollouts if rollout is not None}
 
     def of_queues(self, values: Iterable[tuple[str, int, float]], join: Callable[[float, float], float]) -> Values:
-        """Return values by model and tier, with those of a model's versions joined."""
+        """Return values by model and tier. `join` combines the values of a model's versions."""
         joined = dict.fromkeys(product(self.models, self.own.tiers), 0.0)
         names = dict(enumerate(self.own.tiers))
         for model, tier, value in values:
@@ -154,12 +143,12 @@ class Scrape:
 
     @property
     def letters(self) -> dict[str, float]:
-        """Dead letters of the fleet's models, and of others that have some."""
+        """Dead letters by model: of all models of the fleet, and of others that have some."""
         return self.of_models({model: n for model, n in self.fleet.letters.items() if n or model in self.models})
 
     @property
     def desired(self) -> dict[str, float]:
-        """Workers that each model should have. Until that is decided: as many as there are, but at least one."""
+        """Workers that each model should have. Before the first decision these are the present ones, but at least one."""
         gone = (WorkerStatus.OFFLINE, WorkerStatus.DRAINED)
         present = Counter(worker.model for worker in self.fleet.workers if worker.status not in gone)
         capacities = self.fleet.capacities
@@ -168,22 +157,19 @@ class Scrape:
 
     @property
     def census(self) -> dict[tuple[str, str], int]:
-        """Workers by model and status, with zeros. A worker that was told to stop is no loss, and not counted."""
-        workers = (
-            worker for worker in self.fleet.workers if worker.status is not WorkerStatus.OFFLINE or worker.reason
-        )
-        counted = Counter((worker.model, worker.status) for worker in workers)
+        """Workers by model and status, with zeros. Workers that were told to stop are not counted, as they are no loss."""
+        kept = (worker for worker in self.fleet.workers if worker.status is not WorkerStatus.OFFLINE or worker.reason)
+        counted = Counter((worker.model, worker.status) for worker in kept)
         return {(model, status.value): counted[model, status] for model in self.models for status in WorkerStatus}
 
     @property
     def roles(self) -> dict[str, int]:
-        """Processes of the fleet by role."""
         counted = Counter(member.role for member in heard(self.fleet.members))
         return {role.value: counted[role] for role in Role} if self.exports_fleet else {}
 
 
 def _xids(scrape: Scrape) -> Values:
-    """Xid errors of each GPU, by whether the model can cause them."""
+    """Xid errors of each GPU. The last label says whether the model can cause them."""
     errors_by_cause = {}
     for key, gpu in scrape.own.gpus.items():
         of_model = sum(count for xid, count in gpu.xids.items() if xid in MODEL_XIDS)
@@ -197,17 +183,14 @@ def _asked(own: ProcessFigures) -> Iterable[str]:
 
 
 def _run(own: ProcessFigures) -> Iterable[str]:
-    """Models that this process runs."""
     return sorted({model for model, _ in own.slots or ()})
 
 
 def _inputs(own: ProcessFigures) -> Iterator[Labels]:
-    """Models and versions that run here, with each outcome of an input's run."""
     return ((*run, outcome) for run, outcome in product(own.versions, (OK, ITEM, BULK, *CAUSES)))
 
 
 def _workers(own: ProcessFigures) -> Iterable[str]:
-    """Workers of this process."""
     return (worker for _, worker in own.slots or ())
 
 
@@ -217,7 +200,6 @@ def _scaled(own: ProcessFigures) -> Iterable[str]:
 
 
 def _refused(own: ProcessFigures) -> Iterator[Labels]:
-    """Reasons, tiers and models of refusals."""
     if own.pending is not None:
         yield from product(REFUSED, own.tiers, own.models)
         yield from product(REFUSED_UNREAD, (NO_TIER, *own.tiers), (NO_MODEL,))
@@ -228,10 +210,8 @@ COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMet
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One metric: the class of its family, its name without `headway_` and a counter's `_total`, its labels separated by spaces,
-    and its help.
-
-    `values` reads its values. `known` are label values that it has from the start, with 0. With `served`, only served models are
+    """One metric. `name` is without `headway_`, and without the `_total` of a counter. Spaces separate the `labels`. `values` reads
+    its values. `known` returns the label values that it has from the start, with 0. With `served`, only served models are
     exported."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
@@ -376,7 +356,6 @@ ROWS = (
     Row(GAUGE, "broker_memory_limit_bytes", "", "Memory that the broker's servers may use; absent without a limit.",
         lambda of: of.fleet.memory and (of.fleet.memory[1] or None)),
 )  # fmt: skip
-"""All metrics, in the order of the text."""
 
 
 def asks_for_exemplars(accept: str) -> bool:
@@ -385,8 +364,8 @@ def asks_for_exemplars(accept: str) -> bool:
 
 
 async def exposition(state: State, *, exemplars: bool = False) -> bytes:
-    """Return the state as Prometheus text, or with exemplars as OpenMetrics text. Let other tasks run after each family and after
-    every few histograms: a scrape of many workers must not hold up a batch."""
+    """Return the state as Prometheus text, or with exemplars as OpenMetrics text. Let other tasks run after each family, because a
+    scrape of many workers must not hold up a batch."""
     parts: list[bytes] = []
     previous = ""
     write = openmetrics.generate_latest if exemplars else generate_latest
@@ -415,7 +394,6 @@ def families(state: State) -> Iterator[Metric]:
 
 
 def _series(row: Row, scrape: Scrape) -> dict[tuple[str, ...], Any]:
-    """Return a metric's values by the values of its labels."""
     names, values = row.labels.split(), row.values(scrape)
     if not isinstance(values, Mapping):
         return {} if values is None else {(): values}
@@ -426,12 +404,9 @@ def _series(row: Row, scrape: Scrape) -> dict[tuple[str, ...], Any]:
     if row.known:
         zero = Histogram(row.bounds) if row.kind is HISTOGRAM else 0
         series = {**dict.fromkeys(map(_key, row.known(scrape.own)), zero), **series}
-    places = [place for place, name in enumerate(names) if name in ("worker", "backend")]
-    for place in places:
-        series = {
-            (*key[:place], scrape.own.worker_label(key[place]), *key[place + 1 :]): value
-            for key, value in series.items()
-        }
+    label = scrape.own.worker_label
+    for place in (place for place, name in enumerate(names) if name in ("worker", "backend")):
+        series = {(*key[:place], label(key[place]), *key[place + 1 :]): value for key, value in series.items()}
     return series
 
 
@@ -440,7 +415,6 @@ def _key(labels: Labels) -> tuple[str, ...]:
 
 
 def _buckets(histogram: Histogram) -> tuple[list[Any], float]:
-    """Return the buckets of a histogram, and the sum of its values."""
     bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
     buckets: list[Any] = list(zip(bounds, accumulate(histogram.counts), strict=True))
     for place, (value, trace_id, at) in histogram.exemplars.items():
@@ -449,7 +423,7 @@ def _buckets(histogram: Histogram) -> tuple[list[Any], float]:
 
 
 class _SingleFamily(Collector):
-    """A single metric family, in the shape that `generate_latest` takes."""
+    """One family, for `generate_latest`, which takes a registry."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family

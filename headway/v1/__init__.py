@@ -1,6 +1,6 @@
-"""Code that `protoc` has made of `headway/v1/inference.proto`, wherever a program keeps it on `sys.path`.
+"""Path to the code that `protoc` has made of `headway/v1/inference.proto`, wherever a program keeps it on `sys.path`.
 
-Nothing is here but the way to it: Python would look for a package of this name below Headway's own alone.
+Without this, Python would look for a package of this name only below Headway's own.
 """
 
 import sys

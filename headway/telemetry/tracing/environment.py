@@ -1,9 +1,9 @@
-"""The standard variables `OTEL_…` for traces, apart from those that OpenTelemetry's SDK reads by itself.
+"""The standard variables `OTEL_…` for traces that OpenTelemetry's SDK doesn't read correctly.
 
-The SDK reads what describes the process, header fields, and files for TLS. It does not read the rest correctly: its exporters
-take milliseconds for seconds, and one of them doesn't know the compression `none`.
+The SDK itself reads what describes the process, header fields, and files for TLS. But its exporters take milliseconds for
+seconds, and one of them doesn't know the compression `none`.
 
-An unusable value is logged, and the default counts instead. None of them keeps a process from starting, as they are often set
+An unusable value is logged, and the default is used. It doesn't keep a process from starting, as such variables are often set
 for many programs at once. An empty variable counts as not set.
 """
 
@@ -34,7 +34,7 @@ T = TypeVar("T", int, float)
 
 
 class Wrong(NamedTuple):
-    """An unusable variable: its name, its value as it may be shown, the reason, and what is used instead."""
+    """An unusable variable. `value` is fit to be printed, and `used` is the value that is used instead."""
 
     name: str
     value: str
@@ -43,8 +43,8 @@ class Wrong(NamedTuple):
 
 
 class Collector(msgspec.Struct, frozen=True):
-    """Where spans are sent: HTTP or GRPC, the URL, with the path for HTTP, whether messages are compressed, and seconds for one
-    message, all tries included."""
+    """Where spans are sent. `protocol` is HTTP or GRPC. `url` includes the path for HTTP. `timeout` is in seconds, for one message
+    and all its tries."""
 
     protocol: str
     url: str
@@ -53,23 +53,15 @@ class Collector(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The URL, fit for the log."""
+        """The URL without credentials."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class TraceEnvironment(msgspec.Struct, frozen=True):
-    """Settings of traces.
-
-    Attributes:
-        off: the variable that turns traces off; empty if none does.
-        ratio: share of traces to sample, where that is decided here.
-        follows: True to follow the decision in a client's trace.
-        delay: seconds between two sendings.
-        most_waiting, most_sent: most spans that wait to be sent, and in a message.
-        most_links: most links of a span.
-        wrong: unusable variables.
-    """
+    """Settings of traces. `off` is the variable that turns them off, empty if none does. `follows` is True to follow the decision
+    in a client's trace. Of other traces, the share `ratio` is sampled. `delay` is in seconds, between two messages. `most_waiting`
+    limits the spans that wait, `most_sent` those of one message, and `most_links` the links of a span."""
 
     off: str
     ratio: float
@@ -83,7 +75,7 @@ class TraceEnvironment(msgspec.Struct, frozen=True):
 
 
 def read_environment(environment: Mapping[str, str]) -> TraceEnvironment:
-    """Read the settings of traces from the environment."""
+    """Read the settings of traces."""
     read = _Reader(environment)
     ratio, follows = _sampler(read)
     most_waiting = read.number("OTEL_BSP_MAX_QUEUE_SIZE", 2048, 1, 1 << 20)
@@ -116,7 +108,7 @@ class _Reader:
         return self._environment.get(name, "").strip()
 
     def otlp(self, name: str) -> tuple[str, str]:
-        """Return name and value of an exporter's variable: the one for traces, or else the general one."""
+        """Return name and value of an exporter's variable for traces, or else of the general one."""
         for full in (f"{_OTLP}TRACES_{name}", f"{_OTLP}{name}"):
             if value := self.text(full):
                 return full, value
@@ -126,7 +118,7 @@ class _Reader:
         self.wrong.append(Wrong(name, value, reason, used))
 
     def of(self, name: str, value: str, default: T, read: Callable[[str], T], least: T, most: T, kind: str) -> T:
-        """Return the number that `read` makes of a value; the default if there is none, or it isn't from `least` to `most`."""
+        """Return the number that `read` makes of a value. It is the default for no value, or one outside `least` to `most`."""
         if not value:
             return default
         try:
@@ -142,7 +134,6 @@ class _Reader:
         return self.of(name, self.text(name), default, int, least, most, "whole number")
 
     def milliseconds(self, name: str, default: float, value: str | None = None) -> float:
-        """Return the seconds in a number of milliseconds."""
         text = self.text(name) if value is None else value
         return self.of(name, text, default, float, 1, 3_600_000, "number of milliseconds") / 1000
 
@@ -199,12 +190,9 @@ def _url(read: _Reader, protocol: str) -> str:
         plain = read.otlp("INSECURE")[1].lower() == "true"
         url = f"{'http' if plain else 'https'}://{value}"
     if value and not _is_url(url):
-        default, hidden = (
-            _ENDPOINTS[protocol],
-            value.rpartition("@")[2].partition("?")[0][:100],
-        )  # A password may be in it.
-        read.refuse(variable, hidden, "is no URL as http://HOST:PORT", default)
-        url, own = default, False
+        hidden = value.rpartition("@")[2].partition("?")[0][:100]  # A password may be in it.
+        read.refuse(variable, hidden, "is no URL as http://HOST:PORT", _ENDPOINTS[protocol])
+        url, own = _ENDPOINTS[protocol], False
     url = url or _ENDPOINTS[protocol]
     if protocol == GRPC or own:
         return url

@@ -1,12 +1,12 @@
-"""Exporter of spans: a thread that sends what the buffer holds through an exporter of OpenTelemetry's SDK.
+"""Exporter of spans: a thread that sends the buffered spans through an exporter of OpenTelemetry's SDK.
 
     services ──▶ SpanBuffer ──▶ this thread ──SDK: encode, send, try again──▶ collector
                     │ full          │ no answer, after its tries
                     ▼               ▼
                  dropped         dropped
 
-No request waits for any of this. Whatever cannot be sent in time is dropped and counted. When the process ends, its last spans
-have CLOSE_WITHIN seconds. This is imported only while traces are on, as it needs the packages of the extra `otel`.
+No request waits for this. Spans that cannot be sent in time are dropped and counted. When the process ends, its last spans have
+CLOSE_WITHIN seconds. Import this module only while traces are on, as it needs the packages of the extra `otel`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import overload
+from typing import Any
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -37,26 +37,26 @@ from headway.version import __version__
 log = get_logger(__name__)
 
 CLOSE_WITHIN = 1.5
-"""Most seconds that a process waits at its end for its last spans to be sent."""
+"""Most seconds that an ending process waits for its last spans to be sent."""
 MOST_TEXT = 2048
 """Most characters of an attribute or an error message."""
 AT_ONCE = 4
 """Spans to encode before other threads get a turn; about 0.3 ms."""
 PAUSE = 0.0002
-"""Least seconds of that turn."""
+"""Fewest seconds of that turn."""
 
 _KINDS = {kind: SpanKind[kind.name] for kind in own_spans.SpanKind}
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("headway", __version__)
 _MOST_STATES = 32
-"""Most members of a `tracestate`. With more, the SDK would drop all of them and log that."""
+"""Most members of a `tracestate`. If there were more, the SDK would drop all of them and log that."""
 
 
 class SpanExporter:
-    """Exporter of a process's spans, which `buffer` takes; a resource, see `headway.app.lifecycle.Resource`.
+    """Exporter of the spans in `buffer`, and a `headway.app.lifecycle.Resource`.
 
-    `resource` describes the process, and goes with every message. `make` makes the SDK's exporter. `dropped` counts dropped spans
-    by reason."""
+    The SDK's `resource` describes the process and goes with every message. `make` makes the SDK's exporter. `dropped` counts
+    dropped spans by reason."""
 
     def __init__(
         self,
@@ -78,14 +78,13 @@ class SpanExporter:
         """Spans in the message that is being sent."""
 
     async def open(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Do nothing: the thread is all it needs."""
+        """Do nothing, as `open` has started the thread."""
 
     async def close(self) -> None:
-        """Send what is left, in bounded time, and end the thread."""
+        """Send the remaining spans within CLOSE_WITHIN seconds, and end the thread."""
         if self._thread.ident is None:
             return
         self._until = time.monotonic() + CLOSE_WITHIN
@@ -103,7 +102,6 @@ class SpanExporter:
             log.warning("spans were not sent in time, as the process ends", spans=left)
 
     def _run(self) -> None:
-        """Send spans until the process ends."""
         hide_headers()
         try:
             self._sdk = sdk = self._make()
@@ -123,7 +121,7 @@ class SpanExporter:
             self._due.wait(max(due - time.monotonic(), 0.0))
             self._due.clear()
             late = time.monotonic() >= due
-            # Before they are due, only send full messages: a message costs as much as 50 spans.
+            # Before they are due, send only full messages, as a message costs as much as 50 spans.
             while (late or self._ending.is_set() or len(self.buffer) >= most) and (spans := self.buffer.take(most)):
                 self._send(sdk, spans)
                 if self._ending.is_set() and time.monotonic() >= self._until:
@@ -160,12 +158,12 @@ class SpanExporter:
 
 
 def resource_of(attributes: Mapping[str, str | int]) -> Resource:
-    """Make the description of the process. The variables OTEL_… override `attributes`."""
+    """Return the description of the process. The variables OTEL_… override `attributes`."""
     return Resource(attributes).merge(OTELResourceDetector().detect())
 
 
 def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
-    """Import the SDK's exporter for a collector. Return a function that makes one, and may fail, for example on a certificate."""
+    """Import the SDK's exporter for a collector. Return a function that makes one. It may fail, for example on a certificate."""
     url = collector.url
     if collector.protocol != GRPC:
         from opentelemetry.exporter.otlp.proto.http import Compression
@@ -188,11 +186,10 @@ def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
 
 
 class ReadableSpans(Sequence[ReadableSpan]):
-    """Spans as the SDK reads them, each made when it is read, with at most `most_links` links.
+    """Spans as the SDK reads them, made one by one, each with at most `most_links` links.
 
-    Iterating pauses after every few spans, to give other threads a turn: the SDK encodes a whole message at once, and the event
-    loop must not wait that long for the interpreter's lock. Once `hurried` returns True, as the process is ending, there are no
-    pauses."""
+    Iterating pauses after every few spans, to give other threads a turn. The SDK encodes a whole message at once, and the event
+    loop must not wait that long for the interpreter's lock. There are no pauses once `hurried` returns True."""
 
     def __init__(
         self, spans: Sequence[Span], resource: Resource, most_links: int, hurried: Callable[[], bool] = lambda: True
@@ -202,14 +199,8 @@ class ReadableSpans(Sequence[ReadableSpan]):
     def __len__(self) -> int:
         return len(self._spans)
 
-    @overload
-    def __getitem__(self, index: int) -> ReadableSpan: ...
-    @overload
-    def __getitem__(self, index: slice) -> ReadableSpans: ...
-    def __getitem__(self, index: int | slice) -> ReadableSpan | ReadableSpans:
-        if isinstance(index, slice):
-            return ReadableSpans(self._spans[index], self._resource, self._most_links, self._hurried)
-        return self._readable(self._spans[index])
+    def __getitem__(self, index: Any) -> Any:
+        return self._readable(self._spans[index])  # The SDK takes no slices.
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         for number, span in enumerate(self._spans, 1):
@@ -239,9 +230,8 @@ class ReadableSpans(Sequence[ReadableSpan]):
 
 
 def _link(link: SpanLink) -> Link:
-    return Link(
-        _context(link.context, remote=True), {"messaging.message.id": _text(link.message)} if link.message else {}
-    )
+    attributes = {"messaging.message.id": _text(link.message)} if link.message else {}
+    return Link(_context(link.context, remote=True), attributes)
 
 
 def _context(context: TraceContext, remote: bool) -> SpanContext:
@@ -259,7 +249,7 @@ def _id(content: bytes) -> int:
 
 
 def _text(text: str) -> str:
-    """Shorten a text, and replace what UTF-8 cannot encode: one such character would cost the whole message."""
+    """Shorten a text, and replace characters that UTF-8 cannot encode. A single one would cost the whole message."""
     cut = text[:MOST_TEXT]
     return cut if cut.isascii() else cut.encode("utf-8", "replace").decode()
 
@@ -275,8 +265,8 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """Logging filter that keeps back what the SDK's exporters log in one thread: they would log it again on every retry. `said`
-    are the messages kept, oldest first. After a failure, the first says why and the last that there are no more tries."""
+    """Logging filter that keeps back what the SDK's exporters log in one thread, because they would repeat it on every retry.
+    `said` has these messages, oldest first. After a failure, the first says why and the last that there are no more tries."""
 
     _LOGGERS = (
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -289,19 +279,17 @@ class Complaints(logging.Filter):
         self.said: list[str] = []
 
     def listen(self) -> None:
-        """Start to keep messages, warnings included, whatever the log's level."""
+        """Start to keep messages, including warnings, whatever the log's level."""
         for logger in map(logging.getLogger, self._LOGGERS):
             logger.setLevel(logging.WARNING)
             logger.addFilter(self)
 
     def stop(self) -> None:
-        """Stop keeping messages."""
         for logger in map(logging.getLogger, self._LOGGERS):
             logger.setLevel(logging.NOTSET)
             logger.removeFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep messages of the thread, and let those of others pass."""
         if record.thread != self._thread.ident:
             return record.levelno >= logging.getLogger().level
         self.said.append(record.getMessage())

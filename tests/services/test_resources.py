@@ -79,5 +79,5 @@ async def test_a_store_that_does_not_come_ends_the_start(clock: Clock) -> None:
 async def test_one_that_will_not_do_ends_the_start_at_once(clock: Clock) -> None:
     notes: list[str] = []
     with pytest.raises(SettingError):
-        await service(clock, notes, Noting("a", notes, SettingError("x", 1, "is wrong", "Mend it."))).start()
+        await service(clock, notes, Noting("a", notes, SettingError("x", 1, "is wrong", "Fix it."))).start()
     assert notes == ["door binds", "open a", "door closes", "close a"]

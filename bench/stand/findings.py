@@ -1,4 +1,4 @@
-"""What a benchmark found: figures, and checks of figures against a bound. Shown as a table, kept as JSON."""
+"""Figures of a benchmark, and checks of them against bounds: shown as tables, kept as JSON."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from rich.markup import escape
 from rich.table import Table
 
 OUT = Path(__file__).parent.parent / "out"
-"""Where results and the logs of servers go."""
+"""Folder of results and logs."""
 
 _WIDTH = 200
 _PACKAGES = ("headway", "mosec", "litserve", "mlcommons-loadgen", "uvloop", "httptools", "msgspec", "torch")
 
 
 class Findings:
-    """The findings of one benchmark.
-
-    Arguments:
-        name: of the benchmark, and of its file of results.
-        conditions: what was measured how, for the reader of the file.
-    """
+    """Findings of one benchmark, which its file of results is named after."""
 
     def __init__(self, name: str, **conditions: object) -> None:
         self._name = name
@@ -44,46 +39,43 @@ class Findings:
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Print and keep a table; each row names its columns."""
+        """Print and keep a table; each row is a mapping from columns to cells."""
         self._tables[title] = [dict(row) for row in rows]
         shown = Table(box=box.SIMPLE, title=title, title_justify="left")
-        for name in dict.fromkeys(name for row in rows for name in row):
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        for name in columns:
             number = all(isinstance(row.get(name), int | float | None) for row in rows)
             shown.add_column(name, justify="right" if number else "left", no_wrap=True)
         for row in rows:
-            shown.add_row(*(_cell(row.get(name)) for name in self._columns(rows)))
+            shown.add_row(*(_cell(row.get(name)) for name in columns))
         self._console.print(shown)
 
     def keep(self, name: str, detail: object) -> None:
-        """Keep something in the file only."""
+        """Keep a detail in the file alone."""
         self._details[name] = detail
 
     def check(self, what: str, value: float, bound: str, passed: bool) -> None:
-        """Keep a figure, the bound it was to meet, and whether it did."""
         self._checks.append({"what": what, "value": value, "bound": bound, "passed": passed})
 
     def figure(self, what: str, value: float) -> None:
-        """Keep a figure that has no bound, for documents to quote."""
+        """Keep a figure without a bound, for pages to quote."""
         self.check(what, value, "", True)
 
     def at_most(self, what: str, value: float, bound: float, unit: str = "") -> None:
-        """Check that `value` is `bound` or less."""
         self.check(what, value, f"≤ {bound:,.15g} {unit}".rstrip(), value <= bound)
 
     def at_least(self, what: str, value: float, bound: float, unit: str = "") -> None:
-        """Check that `value` is `bound` or more."""
         self.check(what, value, f"≥ {bound:,.15g} {unit}".rstrip(), value >= bound)
 
     def none(self, what: str, value: float) -> None:
-        """Check that there was none."""
+        """Check that a number is zero."""
         self.check(what, value, "0", value == 0)
 
     def close(self) -> int:
-        """Print the checks, write the file, and return the exit code: 1 when a check was not met."""
+        """Print the checks, write the file, and return the exit code: 1 when a check failed."""
         rows = [{**check, "passed": "yes" if check["passed"] else "NO"} for check in self._checks if check["bound"]]
         if rows:
             self.table("Checks", rows)
@@ -104,13 +96,8 @@ class Findings:
         self.say(f"Written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
         return 0 if all(check["passed"] for check in self._checks) else 1
 
-    @staticmethod
-    def _columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
-        return list(dict.fromkeys(name for row in rows for name in row))
-
-
 def machine() -> dict[str, object]:
-    """What the figures of a run depend on."""
+    """Return what the figures of a run depend on."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

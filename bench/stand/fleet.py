@@ -1,9 +1,8 @@
-"""A fleet under test: a Redis of its own, gateways, worker hosts and controllers, each a process that can be replaced. Or one
-service with its broker in memory, in the same shape.
+"""A fleet under test: its own Redis, gateways, worker hosts and controllers, each a process that can be replaced.
 
-All of them share the core of servers, as everything does that is measured. Redis is the distribution's `redis-server`:
-a build with another malloc gives other figures. It listens on 127.0.0.1, keeps what it keeps in a folder of the fleet's
-own, and can be killed and started again at the same port.
+Or one service with its broker in memory, in the same shape. All share the core of servers. Redis is the distribution's, because a build
+with another malloc gives other figures.
+
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from bench.stand.processes import Process
 from bench.stand.stand import Broken, Server
 
 SCRIPTS = frozenset({"fcall", "fcall_ro", "eval", "evalsha"})
-"""Commands by which clients run what is atomic."""
 READS = frozenset({"xread", "blpop", "brpop", "blmpop", "bzpopmin", "bzmpop", "blmove"})
-"""Commands by which clients wait."""
+"""Blocking reads."""
 MOST_LOGGED = 1_000_000
-"""Commands that its log is to hold."""
+"""Length of the slow log while commands are timed."""
 PREFIX = "headway"
-"""What keys begin with."""
 MODEL = "default"
-"""Name of the model that is meant by those who name none."""
+"""Model that a request without a model means."""
 KINDS = {
     b"l": "waiting",
     b"a": "waiting",
@@ -44,20 +41,19 @@ KINDS = {
     b"ua": "bulk",
     b"ut": "bulk",
 }
-"""Keys of a queue that are empty when it has nothing to do: lanes, departures, leases, suspects, payloads, bulk entries."""
+"""Keys of a queue that are empty when it is idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What Redis was asked to do; the difference of two is what came between.
+    """What Redis was asked to do. Subtract two for what came in between.
 
     Attributes:
         scripts: calls of scripts and functions.
         reads: blocking reads that returned.
-        inside: all other commands, which scripts run inside the server, but for a few of upkeep.
-        arrivals: times that Redis read from a socket: what came in one go counts once.
-        by_command: calls of each command.
-        script_us: microseconds inside scripts, by Redis's own clock.
+        inside: other commands, nearly all of which run inside scripts.
+        arrivals: reads from sockets, each of which may bring several commands.
+        script_us: microseconds inside scripts by Redis's clock.
     """
 
     scripts: int
@@ -79,15 +75,9 @@ class Operations:
 
 
 class Redis:
-    """A redis-server. Use it as a context manager.
+    """A redis-server, to be used as a context manager.
 
-    Arguments:
-        name: for messages and the file its output goes to.
-        keep: `no`, or how often the append-only file is brought to disk: `everysec` or `always`.
-
-    Attributes:
-        keep: see above.
-        url: where Headway finds it.
+    `keep` is `no`, or how often the append-only file is synced: `everysec` or `always`.
     """
 
     def __init__(self, name: str, keep: str = "no") -> None:
@@ -114,17 +104,13 @@ class Redis:
 
     @property
     def server(self) -> Server:
-        """The process that runs, or ran last."""
+        """Its process, the last one if it was killed."""
         if self._server is None:
             raise Broken(f"{self._name} was never started")
         return self._server
 
     def start(self) -> None:
-        """Start it, with what it kept; returns when it answers.
-
-        Raises:
-            Broken: it is not installed, or does not come up.
-        """
+        """Start it with what it kept, and wait until it answers."""
         if shutil.which("redis-server") is None:
             raise Broken("redis-server is not installed. On Debian and Ubuntu: apt-get install redis-server")
         command = ["redis-server"]
@@ -134,31 +120,28 @@ class Redis:
         self._server.wait_for(self.answers)
 
     def answers(self) -> bool:
-        """Whether it is up, with all that it kept loaded."""
         with self.client() as client, contextlib.suppress(redis.RedisError):
             return bool(client.ping())
         return False
 
     def client(self) -> redis.Redis:
-        """A client for looking at it."""
         return redis.Redis.from_url(self.url, socket_timeout=5.0, socket_connect_timeout=5.0, decode_responses=False)
 
     def operations(self) -> Operations:
-        """What it was asked to do since it started."""
+        """Return what it was asked to do since it started."""
         with self.client() as client:
             stats: dict[str, Any] = client.info("commandstats")
             arrivals = int(client.info("stats")["total_reads_processed"])
         calls = {name.removeprefix("cmdstat_").partition("|")[0]: 0 for name in stats}
-        for name, one in stats.items():
-            calls[name.removeprefix("cmdstat_").partition("|")[0]] += int(one["calls"])
+        for name, stat in stats.items():
+            calls[name.removeprefix("cmdstat_").partition("|")[0]] += int(stat["calls"])
         scripts, reads = (sum(calls.get(name, 0) for name in names) for names in (SCRIPTS, READS))
         script_us = sum(float(stats[f"cmdstat_{name}"]["usec"]) for name in SCRIPTS if f"cmdstat_{name}" in stats)
         return Operations(scripts, reads, sum(calls.values()) - scripts - reads, arrivals, script_us, calls)
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[dict[str, list[int]]]:
-        """Have it log every command while the context lasts; then the dict has, by command or function, the microseconds
-        that each call took by its own clock. Logging makes each a little slower."""
+        """Log every command while the context lasts; then the dict has the microseconds of each call, by command or function."""
         took: dict[str, list[int]] = {}
         with self.client() as client:
             client.config_set("slowlog-max-len", MOST_LOGGED)
@@ -173,8 +156,7 @@ class Redis:
             client.slowlog_reset()
 
     def remains(self) -> dict[str, int]:
-        """What it holds of entries by kind: `waiting`, `leased`, `suspect`, `payloads` and `bulk`; kinds it has none of are left
-        out. Answers that a gateway did not come back for are no matter: they end by themselves."""
+        """Return what it holds of entries, by kind. Answers that no gateway fetched don't count: they expire."""
         found: dict[str, int] = {}
         with self.client() as client:
             for key in client.scan_iter(match=f"{PREFIX}:*"):
@@ -185,7 +167,7 @@ class Redis:
         return found
 
     def endless_values(self) -> int:
-        """How many large values it holds that would stay for ever."""
+        """Return the number of large values that would never expire."""
         with self.client() as client:
             keys = [key for kind in ("P", "R", "zp") for key in client.scan_iter(match=f"{PREFIX}:*}}:{kind}:*")]
             return sum(client.ttl(key) == -1 for key in keys)
@@ -193,20 +175,14 @@ class Redis:
 
 @dataclass(slots=True)
 class Fleet:
-    """The processes of a fleet. Use `fleet` to start one.
+    """Processes of a fleet, which `fleet` and `lone_service` start.
 
     Attributes:
-        store: what they share; None: nothing, as there is one service with its broker in memory.
-        target: what the workers serve.
-        name: what the names of its processes begin with.
-        flags: of every role.
-        gateway_flags, worker_flags, controller_flags: of those roles alone.
-        environment: variables of its workers; MODEL_VERSION is that of the model, where one is named.
-        grpc: whether gateways have a port for gRPC, too.
-        others: targets of further models by name, which some worker hosts run, too, on the same GPUs.
-        gateways, workers, controllers: that run, or ran until somebody ended them.
-        services: the same of whole services.
-        ever: all that were ever started.
+        store: Redis, or None for one service with its broker in memory.
+        environment: variables of its workers.
+        others: targets by name of further models, which some worker hosts run on the same GPUs.
+        gateways, workers, controllers, services: processes that run, or ran until somebody ended them.
+        ever: all processes that were started.
     """
 
     store: Redis | None
@@ -227,14 +203,12 @@ class Fleet:
 
     @property
     def redis(self) -> Redis:
-        """What they share, where they share it."""
         if self.store is None:
             raise Broken(f"{self.name} has no Redis")
         return self.store
 
     @property
     def rosters(self) -> dict[str, list[Server]]:
-        """Processes by role."""
         return {
             "gateway": self.gateways, "worker": self.workers, "controller": self.controllers, "service": self.services
         }  # fmt: skip
@@ -251,28 +225,21 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """Of the first gateway."""
         return self.gateways[0].url
 
     @property
     def urls(self) -> list[str]:
-        """Of all gateways."""
         return [gateway.url for gateway in self.gateways]
 
     def every(self) -> list[Server]:
-        """All processes of Headway."""
+        """Return all processes of Headway."""
         return [*self.gateways, *self.services, *self.workers, *self.controllers]
 
     def start(self, role: str, version: str = "", models: Sequence[str] = (), flags: Sequence[str] = ()) -> Server:
-        """One more `gateway`, `worker`, `controller` or `service`; returns before it is up.
-
-        It is of a version if that is named, and runs further models if there are any. `flags` are its own.
-
-        Its place among its kind is the caller's to give: a fleet that is being shot at has its own order.
-        """
+        """Start one more process of a role. The caller adds it to its roster, and waits until it is up."""
         name = f"{self.name}-{role}-{len(self.ever) + 1}"
         takes, runs = role in ("gateway", "service"), role in ("worker", "service")
-        command = [sys.executable, "-m", stand.module, "serve" if role == "service" else role]
+        command = [sys.executable, "-m", "headway", "serve" if role == "service" else role]
         if models:
             held = {MODEL: self.target, **{model: self.others[model] for model in models}}
             command += [f"{name}={target}" for name, target in held.items()]
@@ -297,7 +264,7 @@ class Fleet:
         return server
 
     def usage(self) -> dict[str, float]:
-        """CPU seconds so far by role: `gateway`, `worker`, `gpu`, `controller` and `redis`."""
+        """Return CPU seconds so far, by role."""
         seconds: dict[str, float] = {}
         for server in (*self.every(), *([self.store.server] if self.store is not None else [])):
             for role, used in server.usage().items():
@@ -305,27 +272,22 @@ class Fleet:
         return seconds
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of a metric over all worker hosts."""
+        """Return the sum of a metric over all worker hosts."""
         return sum(worker.total(name, **labels) for worker in self.workers)
 
     def stop(self) -> None:
-        """End all of it: what takes requests first."""
+        """End all, those that take requests first."""
         for server in self.every():
             server.stop()
 
 
 def wait_until_up(role: str, server: Server) -> Server:
-    """Return `server`, which was started as `role`, when it serves.
-
-    Raises:
-        Broken: it does not come up.
-    """
+    """Return `server` when it serves."""
     server.wait_for_banner("Try it:" if role in ("gateway", "service") else "Ready.")
     return server
 
 
 def gpu_pids(worker: Server) -> list[int]:
-    """Process ids of the GPU processes of a worker host."""
     return [process.pid for process in processes.family(worker.pid) if stand.GPU_CHILD in process.command]
 
 
@@ -347,41 +309,15 @@ def fleet(
     others: Mapping[str, str] | None = None,
     sharing: int = 0,
 ) -> Iterator[Fleet]:
-    """A whole fleet, up and ready, until the context ends.
+    """Run a whole fleet while the context lasts.
 
-    Arguments:
-        target: what it serves.
-        flags: of every role.
-        name: what the names of its processes begin with.
-        gateways: how many of them.
-        workers: how many worker hosts.
-        controllers: how many of them.
-        keep: what Redis keeps on disk; see `Redis`.
-        gateway_flags: of gateways alone.
-        worker_flags: of worker hosts alone.
-        controller_flags: of controllers alone.
-        environment: variables of its workers.
-        grpc: whether gateways have a port for gRPC, too.
-        versions: versions of the model that the worker hosts run, in turn.
-        others: targets of further models by name.
-        sharing: number of worker hosts beside those, each with all models on one GPU, which holds all but one of them loaded.
-
-    Raises:
-        Broken: something does not come up.
+    `versions` of the model go to the worker hosts in turn. `sharing` more hosts have all models, those of `others` too, on one GPU that has
+    room for all but one of them.
     """
     with Redis(f"{name}-redis", keep) as server:
         made = Fleet(
-            server,
-            target,
-            name,
-            flags,
-            gateway_flags,
-            worker_flags,
-            environment or {},
-            grpc,
-            controller_flags,
-            others or {},
-        )
+            server, target, name, flags, gateway_flags, worker_flags, environment or {}, grpc, controller_flags, others or {}
+        )  # fmt: skip
         try:
             named = versions or ("",)
             made.controllers += [made.start("controller") for _ in range(controllers)]
@@ -389,11 +325,9 @@ def fleet(
             for number in range(sharing):
                 made.workers.append(made.start("worker", named[number % len(named)], tuple(made.others)))
             made.gateways += [made.start("gateway") for _ in range(gateways)]
-            for role, servers in (
-                ("controller", made.controllers), ("worker", made.workers), ("gateway", made.gateways),
-            ):  # fmt: skip
-                for one in servers:
-                    wait_until_up(role, one)
+            for role, servers in made.rosters.items():
+                for started in servers:
+                    wait_until_up(role, started)
             yield made
         finally:
             made.stop()
@@ -409,7 +343,7 @@ def lone_service(
     version: str = "",
     others: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
-    """One service with its broker in memory, up and ready, until the context ends; see `fleet`. Its GPUs share all models."""
+    """Run one service with its broker in memory while the context lasts. Its GPUs share all models."""
     made = Fleet(None, target, name, flags, environment=environment or {}, grpc=grpc, others=others or {})
     try:
         made.services.append(made.start("service", version=version, models=tuple(made.others)))
@@ -420,17 +354,7 @@ def lone_service(
 
 
 def emulated(batch_ms: float, max_batch: int, *flags: str, hosts: int, gpus: int, name: str, **more: Any) -> Any:
-    """A `fleet` of `hosts` worker hosts, each with `gpus` GPUs made of sleep.
-
-    Arguments:
-        batch_ms: run time of a batch.
-        max_batch: most inputs in one.
-        flags: further flags of every role.
-        hosts: how many worker hosts.
-        gpus: how many GPUs on each.
-        name: what the names of its processes begin with.
-        more: passed on to `fleet`.
-    """
+    """Run a fleet whose worker hosts have GPUs made of sleep."""
     return fleet(
         stand.EMULATED_GPU,
         *("--max-batch-size", str(max_batch), *flags),

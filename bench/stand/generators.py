@@ -1,4 +1,4 @@
-"""Load generators, each run as a process of its own on the core of load generators."""
+"""Load generators, each in a process of its own on the core of load generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from bench.stand.stand import HERE, Broken, on_load_core
+from bench.stand.stand import Broken, on_load_core
 from headway.load.report import Report
 
 _PATIENCE = 120.0
@@ -22,27 +22,15 @@ _EXIT_WRONG_ANSWERS = 1
 
 
 class Service(Protocol):
-    """What is put under load: a server, or a fleet of them."""
-
     @property
-    def url(self) -> str:
-        """Of its public port, or of one of them."""
-        ...
+    def url(self) -> str: ...
 
-    def usage(self) -> dict[str, float]:
-        """CPU seconds so far by role."""
-        ...
+    def usage(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A load, and the CPU time that the server used meanwhile.
-
-    Attributes:
-        report: of the load.
-        cpu_us: microseconds for each answered request, by role.
-        core: share of one core that the server and its workers used while the load lasted.
-    """
+    """A load, and what the server used meanwhile: microseconds of CPU an answer by role, and its share of a core."""
 
     report: Report
     cpu_us: dict[str, float]
@@ -50,7 +38,6 @@ class Measured:
 
     @property
     def server_us(self) -> float:
-        """Microseconds for each answered request, of all the server's processes."""
         return sum(self.cpu_us.values())
 
     @property
@@ -61,60 +48,26 @@ class Measured:
 
     @property
     def answered(self) -> float:
-        """Share of the requests that were answered, 0 to 1."""
+        """Share of the requests that were answered."""
         return self.report.total.answered / self.report.total.requests
 
     def row(self, name: str) -> dict[str, object]:
-        """Row of a table: the load's name, how many requests it had, and percentiles in milliseconds."""
+        """Return a row of a table, latencies in ms."""
         total, latency = self.report.total, self.report.total.latency_ms
         counts = {"what": name, "requests": total.requests, "answered": total.answered}
         return {**counts, "p50": latency.p50, "p95": latency.p95, "p99": latency.p99}
 
 
 def open_loop(server: Service, rate: float, seconds: float, *flags: str, path: str = "") -> Measured:
-    """`headway bench` on a server.
-
-    Arguments:
-        server: whose public port is asked.
-        rate: mean requests per second.
-        seconds: duration of the load.
-        flags: further flags of `headway bench`.
-        path: of the route, when it is not the one that `headway bench` asks by itself.
-
-    Raises:
-        Broken: it did not report.
-    """
+    """Run `headway bench` on a server."""
     command = [sys.executable, "-m", "headway", "bench", f"{server.url}{path}", "--json"]
     command += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", *flags]
-    return _measure(server, command, seconds)
-
-
-def spread(server: Service, urls: Sequence[str], rate: float, seconds: float, seed: int) -> Measured:
-    """The same spread evenly over several gateways; answers are checked to be the input in capitals.
-
-    Arguments:
-        server: whose CPU time is counted.
-        urls: of its gateways.
-        rate: mean requests per second over all of them.
-        seconds: duration of the load.
-        seed: of the arrivals.
-
-    Raises:
-        Broken: it did not report.
-    """
-    command = [sys.executable, str(HERE / "spread.py"), "--rate", f"{rate:g}", "--seconds", f"{seconds:g}"]
-    command += ["--seed", str(seed), *urls]
-    return _measure(server, command, seconds)
-
-
-def _measure(server: Service, command: Sequence[str], seconds: float) -> Measured:
     before = server.usage()
     done = subprocess.run(on_load_core(command), capture_output=True, timeout=seconds + _PATIENCE, check=False)
-    after = server.usage()
+    cpu = spent(before, server.usage())
     if done.returncode not in (0, _EXIT_WRONG_ANSWERS) or not done.stdout:
         raise Broken(f"the load ended with {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
     report = msgspec.json.decode(done.stdout, type=Report)
-    cpu = spent(before, after)
     served = max(1, report.total.answered)
     return Measured(
         report,
@@ -125,13 +78,8 @@ def _measure(server: Service, command: Sequence[str], seconds: float) -> Measure
 
 @dataclass(frozen=True, slots=True)
 class Wrk:
-    """What wrk says.
-
-    Attributes:
-        requests: answered.
-        rate: of them per second.
-        errors: of connections, and answers that were no 2xx.
-        p95_ms, p99_ms: latency; closed loop, so a stall counts once for each connection only.
+    """Result of wrk: `rate` is answers a second, `errors` counts broken connections and answers other than 2xx. Its loop is closed, so a
+    stall counts once for each connection only.
     """
 
     requests: int
@@ -154,12 +102,7 @@ end
 
 
 def closed_loop(url: str, body: bytes, seconds: float, connections: int = 128, headers: Sequence[str] = ()) -> Wrk:
-    """Wrk with one thread, posting one body over and over on keep-alive connections, for whole seconds.
-
-    Raises:
-        Broken: it did not report.
-        SystemExit: it is not installed.
-    """
+    """Have wrk post one body over and over on kept connections, by one thread."""
     if shutil.which("wrk") is None:
         sys.exit("wrk is not installed. On Debian and Ubuntu: apt-get install wrk")
     with tempfile.TemporaryDirectory() as folder:
@@ -179,6 +122,6 @@ def closed_loop(url: str, body: bytes, seconds: float, connections: int = 128, h
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """CPU seconds between two usages, by role; roles that used nothing are left out."""
+    """Return CPU seconds between two usages, by role."""
     difference = {role: after[role] - before.get(role, 0.0) for role in after}
     return {role: seconds for role, seconds in difference.items() if seconds > 0.0}

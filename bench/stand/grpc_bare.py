@@ -1,6 +1,7 @@
-"""Bare grpc.aio server that speaks `headway.v1.Inference/Predict` and does nothing else: each text in capitals, at once.
+"""Bare grpc.aio server of `headway.v1.Inference/Predict`: each text in capitals, at once.
 
 python bench/stand/grpc_bare.py PORT
+
 """
 
 from __future__ import annotations

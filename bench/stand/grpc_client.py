@@ -1,12 +1,8 @@
-"""gRPC calls to one method, in a process of its own: a closed loop, or an open one at a rate.
+"""gRPC calls to one method in a closed loop, in a process of its own. Prints as JSON how many were answered, and how many failed.
 
-    python bench/stand/grpc_client.py ADDRESS --seconds 5 --connections 4 --calls 64     headway.v1.Inference/Predict
-    python bench/stand/grpc_client.py ADDRESS --infer MODEL    ModelInfer of the Open Inference Protocol, one text in a call
-    python bench/stand/grpc_client.py ADDRESS --infer MODEL --tensor FP32 4    the same with one row of zeros
-    python bench/stand/grpc_client.py ADDRESS --rate 50        Poisson arrivals
-
-Prints as JSON how many were answered and how many failed, and of an open loop the milliseconds of each call from the instant at
-which it was due.
+    python bench/stand/grpc_client.py ADDRESS --seconds 5 --calls 64          headway.v1.Inference/Predict
+    python bench/stand/grpc_client.py ADDRESS --infer MODEL                   ModelInfer of the Open Inference Protocol, one text a call
+    python bench/stand/grpc_client.py ADDRESS --infer MODEL --tensor FP32 4   ModelInfer with one row of zeros
 """
 
 from __future__ import annotations
@@ -15,10 +11,9 @@ import argparse
 import asyncio
 import json
 import math
-import random
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import uvloop
@@ -30,18 +25,16 @@ from headway.oip.tensors import pack
 TEXT = b"the quick brown fox " * 5
 PATIENCE = 60.0
 """Seconds after which a call is given up."""
+CONNECTIONS = 4
 
 
 class Method(NamedTuple):
-    """Method that is called: its path, the message of a request, and whether an answer is the right one."""
-
     path: str
     body: bytes
     is_right: Callable[[bytes], bool]
 
 
 def predict() -> Method:
-    """Predict of Headway's own service."""
     answer = messages.message("headway.v1.PredictResponse")
     return Method(
         "/headway.v1.Inference/Predict",
@@ -50,101 +43,52 @@ def predict() -> Method:
     )
 
 
-def infer(model: str) -> Method:
-    """ModelInfer of the Open Inference Protocol, with a tensor of one text."""
-    request = messages.message("inference.ModelInferRequest")(model_name=model, raw_input_contents=[pack([TEXT])])
-    request.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
-    answer, right = messages.message("inference.ModelInferResponse"), [pack([TEXT.upper()])]
-    return Method(
-        "/inference.GRPCInferenceService/ModelInfer",
-        request.SerializeToString(),
-        lambda body: list(answer.FromString(body).raw_output_contents) == right,
-    )
-
-
-def infer_tensor(model: str, datatype: str, row: Sequence[int]) -> Method:
-    """ModelInfer of the Open Inference Protocol, with a tensor of one row of zeros."""
-    data = bytes(SIZES[datatype] * math.prod(row))
+def infer(model: str, tensor: Sequence[str]) -> Method:
+    """Return ModelInfer with a row of zeros of a datatype and shape; where none is given, with a text."""
+    datatype, shape = (tensor[0], [1, *map(int, tensor[1:])]) if tensor else ("BYTES", [1, 1])
+    data, right = (bytes(SIZES[datatype] * math.prod(shape)), bytes(8)) if tensor else (pack([TEXT]), pack([TEXT.upper()]))
     request = messages.message("inference.ModelInferRequest")(model_name=model, raw_input_contents=[data])
-    request.inputs.add(name="x", datatype=datatype, shape=[1, *row])
+    request.inputs.add(name="x" if tensor else "text", datatype=datatype, shape=shape)
     answer = messages.message("inference.ModelInferResponse")
     return Method(
         "/inference.GRPCInferenceService/ModelInfer",
         request.SerializeToString(),
-        lambda body: list(answer.FromString(body).raw_output_contents) == [bytes(8)],
+        lambda body: list(answer.FromString(body).raw_output_contents) == [right],
     )
 
 
-class Calls:
-    """Calls over some connections; build it in a running loop."""
+async def load(address: str, method: Method, seconds: float, calls: int) -> dict[str, int]:
+    """Have so many calls in hand all the time."""
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)]
+    loop, outcomes = asyncio.get_running_loop(), {"answered": 0, "failed": 0}
+    until = loop.time() + seconds
 
-    def __init__(self, address: str, method: Method, connections: int) -> None:
-        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-        self.channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(connections)]
-        self.answered = self.failed = 0
-        self.milliseconds: list[float] = []
-        self._method = method
-        self._loop = asyncio.get_running_loop()
+    async def ask_on(channel: grpc.aio.Channel) -> None:
+        while loop.time() < until:
+            try:
+                answer = await channel.unary_unary(method.path)(method.body, timeout=PATIENCE)
+                right = method.is_right(answer)
+            except grpc.aio.AioRpcError:
+                right = False
+            outcomes["answered" if right else "failed"] += 1
 
-    async def closed(self, seconds: float, calls: int) -> None:
-        """Have so many in hand all the time."""
-        until = self._loop.time() + seconds
-
-        async def ask_on(channel: grpc.aio.Channel) -> None:
-            while self._loop.time() < until:
-                await self._ask(channel)
-
-        await asyncio.gather(*(ask_on(self.channels[number % len(self.channels)]) for number in range(calls)))
-
-    async def open(self, seconds: float, rate: float) -> None:
-        """Call when it is due."""
-        dice, asked = random.Random(1), list[asyncio.Task[None]]()
-        await asyncio.gather(*(channel.channel_ready() for channel in self.channels))
-        due = self._loop.time()
-        until = due + seconds
-        while due < until:
-            await asyncio.sleep(max(due - self._loop.time(), 0.0))
-            asked.append(asyncio.create_task(self._timed(self.channels[len(asked) % len(self.channels)], due)))
-            due += dice.expovariate(rate)
-        await asyncio.gather(*asked)
-
-    async def _timed(self, channel: grpc.aio.Channel, due: float) -> None:
-        if await self._ask(channel):
-            self.milliseconds.append((self._loop.time() - due) * 1000)
-
-    async def _ask(self, channel: grpc.aio.Channel) -> bool:
-        try:
-            answer = await channel.unary_unary(self._method.path)(self._method.body, timeout=PATIENCE)
-            right = self._method.is_right(answer)
-        except grpc.aio.AioRpcError:
-            right = False
-        self.answered += right
-        self.failed += not right
-        return right
-
-
-async def load(given: argparse.Namespace) -> dict[str, Any]:
-    """What became of all calls."""
-    method = infer(given.infer) if given.infer else predict()
-    if given.tensor:
-        method = infer_tensor(given.infer, given.tensor[0], [*map(int, given.tensor[1:])])
-    calls = Calls(given.address, method, given.connections)
-    await (calls.open(given.seconds, given.rate) if given.rate else calls.closed(given.seconds, given.calls))
-    for channel in calls.channels:
+    await asyncio.gather(*(ask_on(channels[number % CONNECTIONS]) for number in range(calls)))
+    for channel in channels:
         await channel.close()
-    return {"answered": calls.answered, "failed": calls.failed, "milliseconds": calls.milliseconds}
+    return outcomes
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="gRPC calls in a closed loop, or in an open one.")
+    parser = argparse.ArgumentParser(description="gRPC calls in a closed loop.")
     parser.add_argument("address")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--calls", type=int, default=64, help="in hand at once (default %(default)d)")
-    parser.add_argument("--rate", type=float, default=0.0, help="calls a second, in an open loop")
     parser.add_argument("--infer", metavar="MODEL", help="call ModelInfer for this model, in place of Predict")
-    parser.add_argument("--tensor", nargs="+", metavar="DATATYPE", help="with one row of this datatype and shape")
-    print(json.dumps(uvloop.run(load(parser.parse_args()))))
+    parser.add_argument("--tensor", nargs="+", default=[], metavar="DATATYPE", help="with one row of this datatype and shape")
+    options = parser.parse_args()
+    method = infer(options.infer, options.tensor) if options.infer else predict()
+    print(json.dumps(uvloop.run(load(options.address, method, options.seconds, options.calls))))
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Headway with short lives: what it remembers of queues and workers for minutes or an hour is over in seconds.
+"""Headway with short lives: it forgets queues and workers within seconds in place of minutes or an hour.
 
-`python -m bench.stand.hurried gateway …` is `headway gateway …` with them; a program that imports this module has them, too.
-All processes over one Redis must, or their functions there differ.
+`python -m bench.stand.hurried gateway …` is `headway gateway …` so. A program that imports this module forgets as fast. All processes over
+one Redis must, or their functions there differ.
+
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LIVES = {
     "GATEWAY_SECONDS": 6.0,
     "WORKER_SECONDS": 2.0,
 }
-"""Seconds instead of those of `function_library`."""
+"""Seconds in place of those of `function_library`."""
 
 function_library._NUMBERS.update(LIVES)
 departure_board.HISTORY_SECONDS = 8

@@ -1,4 +1,4 @@
-"""An independent judge: MLPerf LoadGen says whether a server keeps a bound on latency at a rate, and so what it carries at most."""
+"""An independent judge: MLPerf LoadGen says whether a server keeps a bound on latency at a rate."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ import msgspec
 from bench.stand.stand import HERE, Broken, on_load_core
 
 LATE_SHARE = 0.02
-"""Most that the client itself may add to a latency at its P99, as a share of the bound."""
+"""Most that the client itself may add to P99, as a share of the bound."""
 TRIES = 3
-"""How often a run is tried in which the client was late."""
+"""Tries of a run in which the client was late."""
 WITHIN = 1.03
-"""How near the highest rate that is carried and the lowest that is not are to come."""
+"""Ratio of the lowest rate that fails to the highest that holds, at which the search ends."""
 STEP = 1.4
-"""Between rates while only one of the two is known."""
+"""Factor between rates while only one of the two is known."""
 WARM_UP = 3.0
 LEAST_QUERIES = 700
-"""Of a run: with fewer, early stopping is sure of no P99 unless all keep the bound."""
+"""With fewer queries early stopping is sure of no P99 unless all keep the bound."""
 _PATIENCE = 120.0
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """A request's body, and octets that its right answer has."""
+    """Body of a request, and octets that its right answer has."""
 
     body: bytes
     expected: bytes
 
 
 class Late(msgspec.Struct, frozen=True):
-    """P99 in ms of what the client adds: until a query that is due is issued, written, and its answer read."""
+    """P99 in ms of what the client adds: until a due query is issued, then written, and until its answer is read."""
 
     issue_ms: float
     write_ms: float
@@ -46,24 +46,18 @@ class Late(msgspec.Struct, frozen=True):
 
     @property
     def total_ms(self) -> float:
-        """All of it: the sum of the three."""
         return self.issue_ms + self.write_ms + self.read_ms
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What LoadGen says of a run, and what its client saw.
+    """Verdict of LoadGen, latencies from the instant at which a query was due, and what its client saw.
 
     Attributes:
-        result: LoadGen's word, VALID or INVALID.
-        reason: why it is INVALID.
+        result: VALID or INVALID.
         early_stopping_met: whether there were enough queries to know.
-        target_rate: that was asked for, per second.
-        scheduled_rate: at which queries were due.
-        queries: how many.
-        p50_ms, p95_ms, p99_ms, longest_ms: latency from the instant that a query was due.
-        failures: queries without a right answer, which LoadGen does not know, by status or reason.
-        resent: queries that were sent again, as the server had closed an idle connection.
-        late: what the client added.
+        scheduled_rate: rate at which queries were due.
+        failures: numbers of queries without a right answer, of which LoadGen knows nothing, by status or reason.
+        resent: queries that were sent again, because the server had closed an idle connection.
     """
 
     result: str
@@ -82,11 +76,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Whether the rate is carried: VALID, and every query answered right."""
+        """True if it is VALID, and every answer was right."""
         return self.result == "VALID" and not self.failures
 
     def shown(self) -> str:
-        """In one line."""
+        """Return it as a line."""
         failed = ", ".join(f"{count} × {why}" for why, count in self.failures.items())
         told = (
             f"{self.target_rate:,.0f}/s {self.result}, {self.queries:,} queries, p50 {self.p50_ms:.0f}, p95 {self.p95_ms:.0f}, "
@@ -96,21 +90,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class ClientLate(Broken):
-    """The client was late in all tries of a run, so that it says nothing of the server."""
+    """Raised where the client was late in all tries of a run, which then says nothing of the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked.
-
-    Attributes:
-        questions: of which each query has one.
-        bound_ms: on latency.
-        percentile: of the queries that are to keep it.
-        seconds: of a run.
-        seed: of LoadGen's dice.
-        late_ms: most that the client may add; None: LATE_SHARE of the bound.
-    """
+    """What is asked, and the bound on a percentile of latency. `late_ms` None stands for LATE_SHARE of the bound."""
 
     questions: Sequence[Question]
     bound_ms: float
@@ -121,19 +106,12 @@ class Load:
 
     @property
     def most_late_ms(self) -> float:
-        """Most that the client may add at its P99."""
         return LATE_SHARE * self.bound_ms if self.late_ms is None else self.late_ms
 
 
 @dataclass(slots=True)
 class Found:
-    """What a server carries at most.
-
-    Attributes:
-        best: the run of the highest rate that holds; None where none did.
-        runs: all.
-        refused: why there is nothing to report, where that is so.
-    """
+    """The runs of a server; `best` is that of the highest rate that holds, `refused` is why there is nothing to report."""
 
     best: Verdict | None = None
     runs: list[Verdict] = field(default_factory=list)
@@ -141,7 +119,7 @@ class Found:
 
 
 def absent() -> str:
-    """Why LoadGen cannot judge here; empty where it can."""
+    """Return why LoadGen can't judge here; empty if it can."""
     if importlib.util.find_spec("mlperf_loadgen") is not None:
         return ""
     return (
@@ -151,12 +129,7 @@ def absent() -> str:
 
 
 def judge(urls: Sequence[str], load: Load, rate: float) -> Verdict:
-    """Ask a server at a rate.
-
-    Raises:
-        ClientLate: the client was late, in every try.
-        Broken: LoadGen did not report.
-    """
+    """Ask a server at a rate; raise ClientLate if the client was late in every try."""
     late = []
     for _ in range(TRIES):
         verdict = _run(urls, load, rate, load.seconds, LEAST_QUERIES)
@@ -170,15 +143,7 @@ def judge(urls: Sequence[str], load: Load, rate: float) -> Verdict:
 
 
 def most(urls: Sequence[str], load: Load, start: float, steps: int, say: Callable[[str], None]) -> Found:
-    """Find the highest rate at which a server keeps the bound, by bisection.
-
-    Arguments:
-        urls: of its ports.
-        load: what is asked.
-        start: the rate that is tried first.
-        steps: most rates that are tried.
-        say: told of each run.
-    """
+    """Find the highest rate at which a server keeps the bound, by bisection of at most so many steps."""
     found = Found()
     low, high, rate = 0.0, math.inf, start
     _run(urls, load, start / 2, WARM_UP)

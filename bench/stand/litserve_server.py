@@ -1,8 +1,9 @@
-"""Another peer: LitServe serving the same function on the same route, with its own defaults otherwise.
+"""LitServe as a peer: the same function on the same route, with LitServe's defaults otherwise.
 
     python bench/stand/litserve_server.py --port 8000
 
-BENCH_MAX_BATCH, BENCH_MAX_WAIT_MS and BENCH_WORKERS are as for mosec_server.py; what it serves is told in peer_models.py.
+The variables are those of mosec_server.py and peer_models.py.
+
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ WORKERS = int(os.environ.get("BENCH_WORKERS", "1"))
 
 
 class Peer(LitAPI):
-    """Whatever BENCH_TARGET names."""
-
     def setup(self, device: str) -> None:
         self.run = peer_models.made()
 

@@ -1,9 +1,8 @@
-"""What a lone request pays on an idle system, beside what the machine itself takes for a round trip.
+"""What a lone request pays on an idle system, beside a round trip to the barest server there is.
 
-One blocking client sends requests that never meet, in turns to Headway and to the barest server there is: a socket
-that answers whatever comes. Both wake up from sleep for each request, as their machine lets them; so the second
-column is the floor, and the first less the second is what Headway adds, its GPU process included. An open-loop
-generator is no use here: its own waking up late is as long as what is to be measured.
+A blocking client asks Headway and a socket that answers anything, in turns. Both wake from sleep for each request, so the difference is what
+Headway adds, its GPU process included. An open-loop generator is no use here, because it wakes as late as what is to be measured.
+
 """
 
 from __future__ import annotations
@@ -41,44 +40,36 @@ uvloop.run(main())
 
 
 class Trip(msgspec.Struct):
-    """Latencies in ms: of the whole round trip, and of it what the server says it took (0 when it does not)."""
+    """Milliseconds of a round trip, and of it those of the server by its own word."""
 
     total: float
     server: float
 
 
 def alternate(server: Service, seconds: float, seed: int = 0) -> tuple[list[Trip], list[Trip]]:
-    """Round trips of lone requests to `server` and to the bare one, taken in turns for so many seconds.
-
-    Raises:
-        stand.Broken: an answer is not the one to its request.
-    """
+    """Ask `server` and the bare one in turns; return the trips of both."""
     stand.pin_to_load_core()
     rng = random.Random(seed)
     ours: list[Trip] = []
     bare: list[Trip] = []
-    with _bare_server() as port, _client(urlsplit(server.url).port or 0) as one, _client(port) as other:
+    with _bare_server() as port, _client(urlsplit(server.url).port or 0) as headway, _client(port) as other:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             text = f"lone {len(ours)}"
-            for client, trips in ((one, ours), (other, bare)):
+            for client, trips in ((headway, ours), (other, bare)):
                 time.sleep(rng.uniform(0.5, 1.5) * GAP)
                 begun = time.perf_counter()
                 body = _ask(client, text)
                 total = (time.perf_counter() - begun) * 1000
                 answer = msgspec.json.decode(body)
-                if client is one and answer["output"] != text.upper():
+                if client is headway and answer["output"] != text.upper():
                     raise stand.Broken(f"{text!r} was answered by {answer['output']!r}")
-                trips.append(Trip(total, answer["metadata"]["latency_ms"] if client is one else 0.0))
+                trips.append(Trip(total, answer["metadata"]["latency_ms"] if client is headway else 0.0))
     return ours, bare
 
 
 def measure(findings: Findings, server: Service, seconds: float, what: str, most: float) -> None:
-    """Take such round trips, show them, and check the milliseconds that are added at p99.
-
-    Raises:
-        stand.Broken: an answer is not the one to its request.
-    """
+    """Show such trips, and check the milliseconds that are added at P99."""
     ours, bare = alternate(server, seconds)
     findings.keep("lone", {"headway": ours, "bare": bare})
     totals, floor = [trip.total for trip in ours], [trip.total for trip in bare]
@@ -92,12 +83,11 @@ def measure(findings: Findings, server: Service, seconds: float, what: str, most
 
 
 def row(name: str, values: Sequence[float]) -> dict[str, object]:
-    """Percentiles of latencies in ms, as a line of a table."""
+    """Return percentiles of latencies in ms as a row of a table."""
     return {"": name, "requests": len(values)} | {f"p{p:g}": percentile(values, p) for p in (50, 90, 95, 99, 100)}
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that `percent` of `values` do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 

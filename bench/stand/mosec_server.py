@@ -1,10 +1,10 @@
-"""The peer: mosec serving the same function on the same route, with its own defaults otherwise.
+"""mosec as a peer: the same function on the same route, with mosec's defaults otherwise.
 
     python bench/stand/mosec_server.py --address 127.0.0.1 --port 8000
 
-With BENCH_MSGSPEC set, JSON is decoded and encoded by msgspec, which mosec does not do by itself. BENCH_MAX_BATCH is the
-largest batch, BENCH_MAX_WAIT_MS how long one waits for more, BENCH_WORKERS the number of worker processes. What it serves is
-told in peer_models.py.
+BENCH_MAX_BATCH, BENCH_MAX_WAIT_MS and BENCH_WORKERS shape it. BENCH_MSGSPEC puts msgspec in place of its JSON. The function is that of
+peer_models.py.
+
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ FAST_JSON = bool(os.environ.get("BENCH_MSGSPEC"))
 
 
 class Peer(Worker):
-    """The output of each input."""
-
     def __init__(self) -> None:
         super().__init__()
         self._run = peer_models.made()
@@ -35,8 +33,6 @@ class Peer(Worker):
 
 
 class FastPeer(Peer):
-    """The same with msgspec's JSON."""
-
     def __init__(self) -> None:
         super().__init__()
         self._decode = msgspec.json.Decoder().decode

@@ -1,4 +1,4 @@
-"""Programs in parts, each of which can be run by itself and leaves a file of results of its own."""
+"""Run programs in parts, each of which leaves a file of results of its own."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from bench.stand import stand
 from bench.stand.findings import Findings
 
 Parts = Mapping[str, Callable[[Findings, argparse.Namespace], None]]
-"""What is measured, by the name that the command line has for it."""
+"""What a program measures, by the names of the command line."""
 
 
 def run(parser: argparse.ArgumentParser, parts: Parts, files: Mapping[str, str] | None = None) -> int:
-    """Run the parts that the command line asks for, by `--only`; returns the exit code: 1 when a check was not met.
+    """Run the parts that `--only` names. Returns the exit code: 1 when a check failed.
 
-    Arguments:
-        parser: knows the other options of the program; they are kept with the findings.
-        parts: all of them, in order.
-        files: names of the files of results, where they are not those of the parts.
+    `files` are names of files of results, where they aren't the names of parts.
     """
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), metavar="PART", help=", ".join(parts))
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""What servers of others serve beside ours, so that all of them run the same function.
+"""Function that peers serve, the same as ours.
 
-BENCH_TARGET names it, MODULE:NAME, a function or a class, as `bench.stand.targets:Padded`. Empty: each text in capitals, after
-BENCH_BATCH_MS milliseconds a batch.
+BENCH_TARGET is MODULE:NAME of a function or class, such as `bench.stand.targets:Padded`. Empty: each text in capitals, after BENCH_BATCH_MS a
+batch.
+
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 
 def made() -> Callable[[list[Any]], list[Any]]:
-    """A list of inputs to the list of outputs, which JSON can hold."""
+    """Return the function: inputs to outputs that JSON can hold."""
     name = os.environ.get("BENCH_TARGET", "")
     if not name:
         return _upper(float(os.environ.get("BENCH_BATCH_MS", "0")) / 1000.0)

@@ -1,4 +1,4 @@
-"""What a process and all it has started use: CPU time, memory, file descriptors. From /proc, so Linux only."""
+"""CPU time, memory and file descriptors of processes, from /proc, so on Linux only."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as it was when looked at.
+    """A process when it was looked at.
 
     Attributes:
-        pid, parent: ids; an id is used again some time after its process is gone.
-        started: when, in clock ticks since boot; with the pid, it tells two processes apart.
-        name: of its program, as the kernel keeps it.
-        command: its command line.
-        cpu: seconds it has used, user and system together.
-        ended_cpu: seconds that its children had used which it has waited for.
-        rss: bytes in memory.
+        started: clock ticks since boot, which tell it from a later process with its pid.
+        cpu, ended_cpu: seconds of user and system time, of the process and of the children that it has waited for.
+        rss: bytes.
     """
 
     pid: int
@@ -38,7 +34,7 @@ class Process:
 
 
 def look(pid: int) -> Process | None:
-    """The process `pid`; None when there is none any more."""
+    """Return the process `pid`, or None if it is gone."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         command = (_PROC / str(pid) / "cmdline").read_bytes()
@@ -60,7 +56,7 @@ def look(pid: int) -> Process | None:
 
 
 def family(root: int) -> list[Process]:
-    """Process `root` and all its descendants, itself first."""
+    """Return process `root` and its descendants."""
     every = {process.pid: process for process in map(look, _pids()) if process is not None}
     found: list[Process] = []
     waiting = [root]
@@ -73,13 +69,12 @@ def family(root: int) -> list[Process]:
 
 
 def is_alive(process: Process) -> bool:
-    """Whether it is still there, and not another one under its id."""
     now = look(process.pid)
     return now is not None and now.started == process.started
 
 
 def descriptors(pid: int) -> int:
-    """Open file descriptors of a process; 0 when it is gone."""
+    """Return the number of open file descriptors, 0 for a process that is gone."""
     try:
         return len(os.listdir(_PROC / str(pid) / "fd"))  # noqa: PTH208 - names are all that is wanted
     except OSError:
@@ -87,7 +82,7 @@ def descriptors(pid: int) -> int:
 
 
 def threads(pid: int) -> int:
-    """Threads of a process; 0 when it is gone."""
+    """Return the number of threads, 0 for a process that is gone."""
     try:
         return len(os.listdir(_PROC / str(pid) / "task"))  # noqa: PTH208
     except OSError:
@@ -95,12 +90,7 @@ def threads(pid: int) -> int:
 
 
 def usage(root: int, role: Callable[[Process], str]) -> dict[str, float]:
-    """CPU seconds so far by role; what ended children of `root` had used goes to the role `ended`.
-
-    Arguments:
-        root: the first of them.
-        role: names the role of a process.
-    """
+    """Return CPU seconds so far by role; what ended children of `root` used is under `ended`."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for process in family(root):
         seconds[role(process)] += process.cpu

@@ -1,5 +1,3 @@
-"""Programs of the machine, by name."""
-
 from __future__ import annotations
 
 import os
@@ -8,7 +6,7 @@ from pathlib import Path
 
 
 def found(name: str) -> str:
-    """Path of a program on PATH or in an `sbin` beside a `bin` of it, which few users have on theirs; empty: there is none."""
+    """Return the path of a program, empty if there is none. It may be in an `sbin` beside a `bin` of PATH, as Debian has daemons."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     beside = [str(Path(folder).parent / "sbin") for folder in folders if Path(folder).name == "bin"]
     return shutil.which(name, path=os.pathsep.join([*folders, *beside])) or ""

@@ -1,6 +1,5 @@
-"""Envoy, HAProxy and nginx in front of gateways, each with its file of `deploy/`.
-
-Of a file only what is the place's own is changed: addresses, ports, paths, and whether clients have to show certificates.
+"""Envoy, HAProxy and nginx in front of gateways, each with its file of `deploy/`, in which only addresses, ports and paths are changed, and
+whether clients have to show certificates.
 """
 
 from __future__ import annotations
@@ -26,28 +25,22 @@ FILES = {
 }
 KINDS = tuple(FILES)
 IDLE = {"envoy": "idle_timeout: 4s", "haproxy": "pool-purge-delay 1s", "nginx": "keepalive_timeout 4s"}
-"""What says in each file how long a connection to a gateway may be idle."""
+"""Setting of each file for how long a connection to a gateway may be idle."""
 MTLS = re.compile(r"# mTLS: ")
-"""Mark of what a file has only where clients have to show certificates."""
+"""Mark of lines for clients that have to show certificates."""
 
 
 class Behind(NamedTuple):
-    """Ports of one gateway, on 127.0.0.1."""
-
     http: int
     grpc: int
 
 
 class Certificates:
-    """Certificates of a proxy and of its clients, in a folder as the files of `deploy/` name them.
-
-    Arguments:
-        folder: where they are made.
+    """Certificates of a proxy and its clients, in a folder, named as in `deploy/`.
 
     Attributes:
-        folder: likewise.
         trusted: file by which clients check the proxy.
-        client: certificate and key that a client may show.
+        client: certificate and key of a client.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +53,7 @@ class Certificates:
         shutil.copy(authority.file, folder / "clients.crt")
 
     def context(self, *protocols: str, known: bool = False) -> ssl.SSLContext:
-        """Context of a client that offers these protocols, and shows its certificate if it is `known`."""
+        """Return the context of a client that offers these protocols, and shows a certificate if it is `known`."""
         made = ssl.create_default_context(cafile=str(self.trusted))
         made.set_alpn_protocols(list(protocols))
         if known:
@@ -69,7 +62,7 @@ class Certificates:
 
 
 def program(kind: str) -> str:
-    """Path of a proxy's program; empty where it is not installed."""
+    """Return the path of a proxy's program; empty if it isn't installed."""
     if kind == "envoy":
         return environments.program("deploy", "envoy")
     return programs.found(kind)
@@ -85,16 +78,9 @@ def command(
     mutual: bool = False,
     idle: float | None = None,
 ) -> list[str]:
-    """Command that runs a proxy, whose file is written.
+    """Write a proxy's file, and return the command that runs it.
 
-    Arguments:
-        kind: one of KINDS.
-        folder: where its files are.
-        port: on 127.0.0.1, for its clients.
-        gateways: two, as its file has them.
-        certificates: its own, and of its clients.
-        mutual: clients have to show a certificate.
-        idle: seconds for which a connection to a gateway may be idle, in place of what the file says.
+    `mutual`: clients have to show a certificate. `idle`: seconds for which a connection to one of the two gateways may be idle.
     """
     text = FILES[kind].read_text(encoding="utf-8")
     lines = text.splitlines()
@@ -124,26 +110,14 @@ def command(
 
 
 def listens(port: int) -> bool:
-    """Whether somebody listens on a port of 127.0.0.1."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Proxy:
-    """One of them; use it as a context manager.
+    """A proxy in front of two gateways, to be used as a context manager."""
 
-    Arguments:
-        kind: one of KINDS.
-        gateways: two, on 127.0.0.1.
-        idle: see `command`.
-
-    Attributes:
-        url: of its port.
-        port: likewise.
-        certificates: by which clients know it.
-    """
-
-    def __init__(self, kind: str, gateways: Sequence[Behind], idle: float | None = None) -> None:
+    def __init__(self, kind: str, gateways: Sequence[Behind]) -> None:
         if not program(kind):
             how = "make clients" if kind == "envoy" else f"On Debian and Ubuntu: apt-get install {kind}"
             raise Broken(f"{kind} is not installed. {how}")
@@ -153,7 +127,7 @@ class Proxy:
         self.url = f"https://127.0.0.1:{self.port}"
         folder = Path(self._folder.name)
         self.certificates = Certificates(folder)
-        self._command = command(kind, folder, self.port, gateways, self.certificates, idle=idle)
+        self._command = command(kind, folder, self.port, gateways, self.certificates)
 
     def __enter__(self) -> Self:
         self._server = Server(f"drills-{self._kind}", self._command, lambda _: self._kind)
@@ -166,7 +140,6 @@ class Proxy:
 
 
 def _at(line: str, address: str, gateway: Behind) -> str:
-    """A line with a gateway's address and ports in place of these."""
     if address not in line:
         return line
     return line.replace(address, "127.0.0.1").replace("8000", str(gateway.http)).replace("8081", str(gateway.grpc))

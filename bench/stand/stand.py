@@ -1,8 +1,8 @@
-"""The test stand: starts the servers that are measured, on a core of their own, and ends them.
+"""Start the servers that are measured, on a core of their own, and end them.
 
-The server and all it starts (its workers too) share the first core this process may use; load generators get the
-last. A GPU made of sleep costs next to nothing there. With one core, or without taskset, nothing is pinned, and the
-results say so. Everything listens on 127.0.0.1 only, on ports the system chooses.
+A server and all that it starts share the first core that this process may use. Load generators get the last. Where there is one core,
+or no taskset, nothing is pinned, and the results say so. Everything listens on 127.0.0.1, on ports that the system chooses.
+
 """
 
 from __future__ import annotations
@@ -38,17 +38,14 @@ EMULATED_GPU = f"{ROOT / 'examples' / 'emulated_gpu.py'}:EmulatedGPU"
 GPU_CHILD = "headway/backends/process/child.py"
 """Part of the command line of processes that run functions."""
 GUARD = "headway-guard"
-"""Part of the command line of who ends what they have started."""
+"""Part of the command line of the process that ends what its parent started."""
 
-module = "headway"
-"""Module that is run; `holding` in its place writes down what holds the event loops."""
 checkout = ROOT
-"""Whose code servers run: a module is looked for first in the folder in which it is started."""
+"""Folder in which servers are started, so that Python takes their code from it."""
 
 START_SECONDS = 60.0
-"""Longest wait for a server to come up."""
 STOP_SECONDS = 40.0
-"""Longest wait for one to end by itself, which it may take 30 s for (`Settings.drain_s`); then it is killed."""
+"""A server may take 30 s to end (`Settings.drain_s`). After this it is killed."""
 
 _CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 _PINS = len(_CORES) > 1 and shutil.which("taskset") is not None
@@ -59,40 +56,35 @@ _ADMIN = re.compile(r"^ *admin +(https?://[^/\s]+)", re.MULTILINE)
 
 
 class Broken(Exception):
-    """A server did not do what a benchmark needs; the text says which and what it said last."""
+    """Raised where a server doesn't do what a benchmark needs; the text has the end of its output."""
 
 
 def on_server_core(command: Sequence[str]) -> list[str]:
-    """`command`, pinned to the core of servers."""
     return ["taskset", "-c", str(_CORES[0]), *command] if _PINS else list(command)
 
 
 def on_load_core(command: Sequence[str]) -> list[str]:
-    """`command`, pinned to the core of load generators."""
     return ["taskset", "-c", str(_CORES[-1]), *command] if _PINS else list(command)
 
 
 def pin_to_load_core() -> None:
-    """Pin this very process to the core of load generators."""
     if _PINS:
         os.sched_setaffinity(0, {_CORES[-1]})
 
 
 def move_to_load_core(pid: int) -> None:
-    """Pin a running process to the core of load generators."""
     if _PINS:
         os.sched_setaffinity(pid, {_CORES[-1]})
 
 
 def end_in_order() -> None:
-    """Have SIGTERM unwind this program as Ctrl-C does, so that what it has started is ended."""
+    """Have SIGTERM unwind this program as Ctrl-C does, so that its servers end."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 @cache
 def _claim_logs() -> IO[bytes]:
-    """Keep other programs of bench/ out of the folder of logs while this one runs: servers of both would have the same names,
-    and the port of a server is read in its log."""
+    """Keep other benchmarks away from these logs: their servers have the same names, and a server's port is read from its log."""
     OUT.mkdir(parents=True, exist_ok=True)
     claim = (OUT / ".claim").open("wb")
     try:
@@ -103,21 +95,13 @@ def _claim_logs() -> IO[bytes]:
 
 
 class Server:
-    """A server process under test. Use it as a context manager, or call `stop`.
+    """A server under test, to be used as a context manager, or ended by `stop`.
 
-    Arguments:
-        name: for messages and the file its output goes to.
-        command: how it is started.
-        role: names the role of each of its processes.
-        environment: variables it gets besides this process's own.
+    `role` names the role of each of its processes. `environment` has variables besides those of this process.
 
     Attributes:
-        url: of its public port.
-        admin: URL of its admin port, empty when it has none.
-        grpc_port: its port for gRPC, as whoever started it says; 0 for none.
-        version: version of the model that it runs, as whoever started it says; empty where nobody did.
-        models: names of other models that it runs on the same GPUs, likewise.
-        exit_code: once it is stopped.
+        url, admin: URLs of its ports, empty until they are known.
+        grpc_port, version, models: of the model that it serves, as far as its starter put them there.
     """
 
     def __init__(
@@ -154,20 +138,14 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of its first process."""
         return self._process.pid
 
     @property
     def output(self) -> str:
-        """All it has printed."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
-        """Return as soon as `ready` says so.
-
-        Raises:
-            Broken: the process ended, or it takes too long.
-        """
+        """Wait until `ready` returns true; raise Broken if the process ends first, or takes too long."""
         patience = time.monotonic() + START_SECONDS
         while not ready():
             code = self._process.poll()
@@ -178,11 +156,7 @@ class Server:
             time.sleep(0.02)
 
     def wait_for_banner(self, last: str) -> None:
-        """Wait until `last`, the end of what Headway prints at its start, is there; then it says where it listens.
-
-        Raises:
-            Broken: the process ended, or it takes too long.
-        """
+        """Wait for `last`, the end of the banner of Headway, and read the URLs from it."""
         self.wait_for(lambda: last in self.output)
         public, admin = _PUBLIC.search(self.output), _ADMIN.search(self.output)
         if admin is None:
@@ -190,15 +164,14 @@ class Server:
         self.url, self.admin = public[1] if public else "", admin[1]
 
     def role_of(self, process: Process) -> str:
-        """Role of one of its processes."""
         return self._role(process)
 
     def usage(self) -> dict[str, float]:
-        """CPU seconds so far by role."""
+        """Return CPU seconds so far, by role."""
         return processes.usage(self.pid, self._role)
 
     def rss(self) -> dict[str, int]:
-        """Bytes in memory by role."""
+        """Return bytes in memory, by role."""
         found: dict[str, int] = {}
         for process in processes.family(self.pid):
             role = self._role(process)
@@ -206,15 +179,15 @@ class Server:
         return found
 
     def descriptors(self) -> int:
-        """Open file descriptors of the first process."""
+        """Return the number of open file descriptors of the first process."""
         return processes.descriptors(self.pid)
 
     def ask(self, path: str, within: float = 10.0) -> Any:
-        """What the admin port answers to a GET within so many seconds, decoded."""
+        """GET a path of the admin port, and return the decoded answer."""
         return msgspec.json.decode(self._get(path, within))
 
     def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """All metrics: (name, labels in order of their names) to value."""
+        """Return all metrics: (name, labels sorted by name) to value."""
         families = text_string_to_metric_families(self._get("/metrics").decode())
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
@@ -223,12 +196,12 @@ class Server:
         }
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of a metric over all its series that have these labels."""
+        """Return the sum of a metric over all series with these labels."""
         wanted = set(labels.items())
         return sum(value for (found, own), value in self.metrics().items() if found == name and wanted <= set(own))
 
     def outcomes(self) -> dict[str, int]:
-        """Requests by outcome so far, as the server counts them."""
+        """Return the numbers of requests by outcome, as the server counts them."""
         counts: dict[str, int] = {}
         for (name, labels), value in self.metrics().items():
             if name == "headway_requests_total":
@@ -237,21 +210,19 @@ class Server:
         return counts
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that are up."""
         return [worker["pid"] for worker in self.ask("/internal/workers")["workers"] if worker["pid"]]
 
     @property
     def is_running(self) -> bool:
-        """Whether its first process has not ended."""
         return self.exit_code is None and self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill its first process, and no other, with SIGKILL."""
+        """Kill its first process alone."""
         self._process.kill()
         self.exit_code = self._process.wait()
 
     def stop(self) -> int:
-        """End it: SIGTERM, patience, then SIGKILL for it and what it had started. Returns its exit code."""
+        """End it with SIGTERM, or in the end with SIGKILL, and what it started too. Returns its exit code."""
         if self.exit_code is not None:
             return self.exit_code
         household = processes.family(self.pid)
@@ -277,27 +248,15 @@ class Server:
 def headway(
     target: str, *flags: str, name: str = "headway", environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """`headway serve TARGET FLAGS`, up and ready, until the context ends.
-
-    Raises:
-        Broken: it does not come up.
-    """
-    command = [sys.executable, "-m", module, "serve", target, "--port", "0", "--admin-port", "0", *flags]
+    """Run `headway serve TARGET FLAGS` while the context lasts."""
+    command = [sys.executable, "-m", "headway", "serve", target, "--port", "0", "--admin-port", "0", *flags]
     with Server(name, command, _headway_role, environment) as server:
         server.wait_for_banner("Try it:")
         yield server
 
 
 def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: str) -> Any:
-    """`headway` serving GPUs made of sleep.
-
-    Arguments:
-        batch_ms: run time of a batch.
-        max_batch: most inputs in one.
-        workers: how many GPUs.
-        flags: further flags of `headway serve`.
-        name: of the server.
-    """
+    """Run `headway serve` with GPUs made of sleep."""
     return headway(
         EMULATED_GPU,
         *("--workers", str(workers), "--devices", "cpu", "--max-batch-size", str(max_batch), "--log-level", "warning"),
@@ -308,14 +267,14 @@ def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: s
 
 
 def write_key(path: Path) -> str:
-    """Write a keys file with one key, whose rate limit is counted but too high to be met; returns the key."""
+    """Write a keys file with one key, whose limit is counted but never met, and return the key."""
     return write_keys(path, ["bench"])["bench"]
 
 
 def write_keys(
     path: Path, names: Sequence[str], tier: str = "enterprise", rate: float = 1e9, burst: float = 1e9
 ) -> dict[str, str]:
-    """Write a keys file with a key for each tenant, of letters and digits; returns the keys."""
+    """Write a keys file with a key for each tenant, and return the keys."""
     limit = f"rate = {rate}\nburst = {burst}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(entry(name, name, name, tier, limit) for name in names), encoding="utf-8")
@@ -323,7 +282,7 @@ def write_keys(
 
 
 def free_port() -> int:
-    """A port nobody listens on now, for servers that cannot choose one themselves."""
+    """Return a port that is free now, for servers that can't choose one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -11,15 +11,13 @@ from typing import Any, ClassVar
 
 
 def upper(inputs: list[str]) -> list[str]:
-    """Each text in capitals, at once."""
     return [text.upper() for text in inputs]
 
 
 class Flaky:
-    """Each text in capitals, after a few milliseconds, and not always.
+    """Each text in capitals, but not always.
 
-    BENCH_MS is the mean run time, BENCH_RAISE the share of batches of more than one that
-    raise. A text that starts with POISON makes its batch raise, every time; one that starts with REJECT fails alone.
+    BENCH_MS is the mean run time, BENCH_RAISE the share of batches of several inputs that raise. POISON makes its batch raise; REJECT fails alone.
     """
 
     def __init__(self) -> None:
@@ -36,27 +34,8 @@ class Flaky:
         return [ValueError("rejected") if text.startswith("REJECT") else text.upper() for text in inputs]
 
 
-class FlakyOf(Flaky):
-    """One of several models: as Flaky, and it gives away that it got a text that is another model's.
-
-    Arguments:
-        model: name with which its texts end.
-    """
-
-    def __init__(self, model: str) -> None:
-        super().__init__()
-        self.model = model
-
-    def __call__(self, inputs: list[str]) -> list[str | ValueError]:
-        strange = [not text.endswith(self.model) for text in inputs]
-        outputs = super().__call__(inputs)
-        return [
-            "the text of another model" if other else output for other, output in zip(strange, outputs, strict=True)
-        ]
-
-
 class Slow:
-    """Each text in capitals: the warm-up at once, every later batch after ten seconds."""
+    """Each text in capitals, after ten seconds but for the warm-up."""
 
     def __init__(self) -> None:
         self.warm = False
@@ -69,7 +48,7 @@ class Slow:
 
 
 class Waiting:
-    """Each text in capitals, after EMULATED_MS milliseconds a batch; a text `wait S …` after S seconds."""
+    """Each text in capitals, after EMULATED_MS a batch; `wait S …` after S seconds."""
 
     def __init__(self) -> None:
         self.seconds = float(os.environ.get("EMULATED_MS", "50")) / 1000.0
@@ -81,9 +60,9 @@ class Waiting:
 
 
 class Neighbours:
-    """Each text in capitals, after NEIGHBOURS_MS milliseconds a batch.
+    """Each text in capitals, after NEIGHBOURS_MS a batch.
 
-    A text that starts with POISON makes its batch raise; REJECT fails alone; BIG is answered with 1 MB, HUGE with 8.
+    POISON makes its batch raise; REJECT fails alone; the answer to BIG has 1 MB, to HUGE 8.
     """
 
     def __init__(self) -> None:
@@ -100,7 +79,7 @@ class Neighbours:
 
 
 class PaddedNeighbours(Neighbours):
-    """The same, but each batch takes what it is filled up to: NEIGHBOURS_MS for eight of NEIGHBOURS_LENGTH, two fifths of it fixed."""
+    """As Neighbours, for a model that pads. A batch of eight inputs of NEIGHBOURS_LENGTH takes NEIGHBOURS_MS, two fifths of it fixed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,10 +104,9 @@ class NeighboursTogether:
 
 
 class Emulated:
-    """Each text in capitals, after what a batch takes on an emulated GPU.
+    """Each text in capitals, after α + β · n.
 
-    BENCH_ALPHA_MS and BENCH_BETA_MS are α and β, BENCH_JITTER the standard deviation over the mean, log-normal. The first
-    instance that finds no file BENCH_SLOW_MARK makes it and takes BENCH_SLOW times as long.
+    BENCH_ALPHA_MS, BENCH_BETA_MS; BENCH_JITTER is the standard deviation over the mean, log-normal.
     """
 
     def __init__(self) -> None:
@@ -136,26 +114,15 @@ class Emulated:
         self.beta = float(os.environ["BENCH_BETA_MS"]) / 1000.0
         spread = math.log1p(float(os.environ.get("BENCH_JITTER", "0")) ** 2)
         self.mean, self.deviation = -spread / 2, math.sqrt(spread)
-        self.factor = float(os.environ.get("BENCH_SLOW", "1")) if self.is_first() else 1.0
-
-    def is_first(self) -> bool:
-        mark = os.environ.get("BENCH_SLOW_MARK")
-        try:
-            return mark is not None and os.open(mark, os.O_CREAT | os.O_EXCL) >= 0
-        except FileExistsError:
-            return False
 
     def __call__(self, inputs: list[str]) -> list[str]:
-        seconds = (self.alpha + self.beta * len(inputs)) * self.factor
+        seconds = self.alpha + self.beta * len(inputs)
         time.sleep(seconds * (random.lognormvariate(self.mean, self.deviation) if self.deviation else 1.0))
         return [text.upper() for text in inputs]
 
 
 class Padded:
-    """Each text in capitals, after what a batch takes that is filled up to its longest text: α + β · number · longest.
-
-    BENCH_ALPHA_MS is α, BENCH_BETA_US β for each octet.
-    """
+    """Each text in capitals, after α + β · number · longest: BENCH_ALPHA_MS, and BENCH_BETA_US for each octet."""
 
     def __init__(self) -> None:
         self.alpha = float(os.environ["BENCH_ALPHA_MS"]) / 1000.0
@@ -167,7 +134,7 @@ class Padded:
 
 
 class Measure:
-    """The number of octets of each input, after EMULATED_MS milliseconds."""
+    """The number of octets of each input, after EMULATED_MS."""
 
     example = b"example"
 
@@ -180,7 +147,7 @@ class Measure:
 
 
 class Grow:
-    """As many octets as each input says, after EMULATED_MS milliseconds."""
+    """As many octets as each input says, after EMULATED_MS."""
 
     example = "7"
 
@@ -197,7 +164,7 @@ class Grow:
 
 
 class Letters:
-    """Number of the texts of each row of one array that are not empty."""
+    """The number of texts of each row that aren't empty."""
 
     inputs: ClassVar = {"x": ("BYTES", [-1])}
     outputs: ClassVar = {"output": ("FP32", [1])}
@@ -207,12 +174,7 @@ class Letters:
 
 
 class Ends:
-    """The first and the last number of each row of one array.
-
-    Arguments:
-        datatype: of the array.
-        row: shape of a row.
-    """
+    """The first and the last number of each row of an array of one datatype and row shape."""
 
     outputs: ClassVar = {"output": ("FP32", [2])}
 

@@ -1,9 +1,8 @@
-"""The peer among servers that many clients share: Triton with its Python backend, from the wheel `nvidia-pytriton`.
+"""Triton with its Python backend as a peer, from the wheel `nvidia-pytriton` in an environment of its own (`make triton`; glibc 2.35 or later).
 
-It lives in a virtual environment of its own (`make triton`); no more of that wheel is used than the server, its
-libraries and the Python backend. It needs glibc 2.35 or later. `MODELS` are what it serves: functions that Headway
-serves beside it, a queue delay of 2 ms unless another is named, at most 64 in a batch. All else is as it comes, but for
-gRPC, which is off unless its port is named.
+Only the server of that wheel is used, its libraries and the backend. It serves MODELS, functions that Headway serves beside it, at most 64
+inputs in a batch, with a queue delay of 2 ms unless another is given. All else is as it comes.
+
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ MODELS = {
 }
 """Models by name: name, datatype and row of the input, datatype and row of the output, and processes."""
 ENTRIES, BATCHES = "nv_inference_count_total", "nv_inference_exec_count_total"
-"""Metrics: inputs that were run, and batches."""
 
 _WHERE = """
 import json, pathlib, site, sys, sysconfig
@@ -57,14 +55,13 @@ dynamic_batching {{ max_queue_delay_microseconds: {} }}
 
 
 def body(length: int) -> bytes:
-    """A request of exactly so many bytes, in the JSON of its protocol."""
+    """Return a request of exactly so many bytes, in the JSON of its protocol."""
     frame = b'{"inputs":[{"name":"text","shape":[1,1],"datatype":"BYTES","data":["%b"]}]}'
     text = b"the quick brown fox " * (length // 20)
     return frame % text[: length - len(frame) + 2]
 
 
 def is_installed() -> bool:
-    """Whether its environment is there."""
     return PYTHON.exists()
 
 
@@ -72,17 +69,7 @@ def is_installed() -> bool:
 def upper(
     batch_ms: float = 0.0, grpc_port: int = 0, delay_ms: float = 2.0, names: Sequence[str] = ("upper", "measure")
 ) -> Iterator[Server]:
-    """Triton, up and answering; `admin` is where its metrics are.
-
-    Arguments:
-        batch_ms: how long a batch takes.
-        grpc_port: port of its gRPC; 0: it has none.
-        delay_ms: longest wait of an input for others.
-        names: of the models that it serves; `upper` is one.
-
-    Raises:
-        Broken: it does not come up.
-    """
+    """Run Triton while the context lasts; `admin` is where its metrics are. `grpc_port` 0 stands for no gRPC; `upper` must be among the models."""
     where = _where()
     port, metrics = stand.free_port(), stand.free_port()
     with tempfile.TemporaryDirectory(prefix="headway-bench-triton-") as folder:
@@ -116,7 +103,6 @@ def _where() -> dict[str, str]:
 
 
 def _answers(url: str) -> bool:
-    """Whether it answers, and rightly."""
     request = body(115)
     try:
         with urlopen(f"{url}{ROUTE}", data=request, timeout=2) as answer:

@@ -1,4 +1,4 @@
-"""What Triton serves beside Headway, at once or after EMULATED_MS of sleep: a function here for each model of triton_server.py."""
+"""Functions that Triton serves beside Headway, at once or after EMULATED_MS of sleep, one for each model of triton_server.py."""
 
 from __future__ import annotations
 
@@ -12,33 +12,30 @@ import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
 
 def upper(given: list[Any]) -> list[Any]:
-    """Each text in capitals."""
     return [np.array([[text.decode().upper().encode()] for text in texts[:, 0]], dtype=np.object_) for texts in given]
 
 
 def measure(given: list[Any]) -> list[Any]:
-    """The number of octets of each input."""
     return [np.array([[str(len(one)).encode()] for one in found[:, 0]], dtype=np.object_) for found in given]
 
 
 def ends(given: list[Any]) -> list[Any]:
-    """The first and the last number of each row, of one array of all: as a model wants its batch."""
+    """The first and the last number of each row, read from one array of all rows, as a model wants its batch."""
     rows = np.concatenate(given)
     found = rows.reshape(len(rows), -1)[:, [0, -1]].astype(np.float32)
     return np.split(found, np.cumsum([len(one) for one in given])[:-1])
 
 
 class TritonPythonModel:
-    """Named as Triton's Python backend asks."""
+    """Named as the backend asks."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Called once."""
         self.seconds = float(os.environ.get("EMULATED_MS", "0")) / 1000.0
         self.run = {"upper": upper, "measure": measure}.get(args["model_name"], ends)
         self.name = json.loads(args["model_config"])["input"][0]["name"]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One answer for each request; Triton has put as many together as there were."""
+        """Answer the requests that Triton has put together."""
         if self.seconds:
             time.sleep(self.seconds)
         given = [triton.get_input_tensor_by_name(request, self.name).as_numpy() for request in requests]

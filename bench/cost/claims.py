@@ -4,14 +4,10 @@
     python bench/cost/claims.py --seconds 4    a first impression
     python bench/cost/claims.py --hosts 64 --shards 16
 
-Worker hosts are tasks in one process here, each with connections of its own to a real Redis and one slot that sleeps
-for its batch time; so what is measured is the claims and not the functions. The load grows with the hosts (80
-requests/s for each, in batches of at most 10 that take 100 ms), so that batches are equally full and a request costs
-the same if nothing grows. The gateway is a task in another process that enqueues what has come in the last two
-milliseconds, and reads the answers.
-
-Redis is on the core of servers, the rest on the other. Spacing is the coefficient of variation of the intervals between
-departures: 0 is even, 1 is random. With shards each of them spaces the departures of the slots that are at home in it.
+Worker hosts and a gateway are tasks of this process on the core of load generators, each with its own connections to a real Redis on the
+core of servers. A host has one slot, which sleeps for its batch time, so claims are measured and not functions. The load grows with the hosts
+(80 requests/s for each, batches of at most 10 in 100 ms). So batches are equally full, and a request costs the same if nothing grows.
+Spacing is the coefficient of variation of the intervals between departures: 0 is even, 1 is random. With shards it is that within a shard.
 """
 
 from __future__ import annotations
@@ -19,26 +15,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
-import msgspec
 import uvloop
 
-from bench.stand import processes, stand
+from bench.stand import stand
 from bench.stand.findings import Findings
-from bench.stand.fleet import Operations, Redis
-from bench.stand.stand import Broken, on_load_core
+from bench.stand.fleet import Redis
+from bench.stand.stand import Broken
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
 from headway.core import policies, shards
@@ -53,53 +46,60 @@ HOSTS, SHARDS = (4, 16, 64), (1, 16)
 EACH = 80.0
 """Requests per second for each host."""
 BATCH_SECONDS, MAX_BATCH = 0.1, 10
-WARM_UP = 5.0
-END_SECONDS = 30.0
-STEP_SECONDS = 2.0
+WARM_UP, STEP_SECONDS = 5.0, 2.0
+LEFT_SECONDS = 5.0
+"""Longest wait for answers once no more is sent."""
+TICK = 0.002
+"""Seconds for which the gateway gathers entries."""
 GROWTH = 1.1
 """Most that a cost may grow from the fewest hosts to the most."""
 UNEVEN = 0.5
-"""Largest coefficient of variation of the intervals that still counts as even."""
-
-TABLES = {
-    "what is carried, and how evenly (intervals between departures in ms)": (
-        "hosts", "offered/s", "answered/s", "claims/s", "batch", "interval", "CV", "CV at home", "unavailable", "amiss",
-    ),
-    "what it costs (CPU in µs; calls by Redis's own clock)": (
-        "hosts", "redis µs/claim", "redis µs/request", "host µs/claim", "gateway µs/request", "tries/claim",
-        "scripts/request", "µs a claim call", "µs a completion call",
-    ),
-}  # fmt: skip
+"""Largest coefficient of variation that counts as even."""
+MODEL, GATEWAY = "default", "gateway"
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One set-up: how many hosts and shards."""
+@dataclass(slots=True)
+class Done:
+    """What hosts and gateway did.
 
-    hosts: int
-    shards: int
+    Attributes:
+        grants: instant by Redis's clock, size and slot of each batch that was claimed.
+        asked: instants of all claims, granted or not.
+        answered: instants of right answers.
+        unavailable: calls that failed and were made again.
+    """
 
-    @property
-    def rate(self) -> float:
-        """Requests per second."""
-        return self.hosts * EACH
+    grants: list[tuple[float, int, str]] = field(default_factory=list)
+    asked: list[float] = field(default_factory=list)
+    answered: list[float] = field(default_factory=list)
+    wrong: int = 0
+    sent: int = 0
+    refused: int = 0
+    unavailable: int = 0
+
+    async def surely(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call until it is answered, as the services do."""
+        while True:
+            try:
+                return await call()
+            except BrokerUnavailable:
+                self.unavailable += 1
 
 
 def main() -> int:
-    options = _options()
-    if options.part:
-        return _take_part(options.part, options.url, Load(*options.hosts, *options.shards))
+    parser = argparse.ArgumentParser(description="Claims by many worker hosts on one Redis.")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each load (default %(default)g)")
+    parser.add_argument("--hosts", type=int, nargs="+", default=list(HOSTS), help="how many worker hosts, fewest first")
+    parser.add_argument("--shards", type=int, nargs="+", default=list(SHARDS), help="how many shards")
+    options = parser.parse_args()
     stand.end_in_order()
-    findings = Findings(
-        "claims", seconds=options.seconds, each=EACH, batch_ms=BATCH_SECONDS * 1000, max_batch=MAX_BATCH,
-        warm_up_s=WARM_UP, pinning=stand.PINNING,
-    )  # fmt: skip
-    findings.say(f"Load for {options.seconds:g} s each; {stand.PINNING}.")
+    stand.pin_to_load_core()
+    findings = Findings("claims", seconds=options.seconds, each=EACH, max_batch=MAX_BATCH, pinning=stand.PINNING)
     for number in options.shards:
-        rows = [_measure(findings, Load(hosts, number), options.seconds) for hosts in options.hosts]
+        rows = [_measure(hosts, number, options.seconds) for hosts in options.hosts]
         title = f"{number} shard{'s' if number > 1 else ''}"
-        for heading, columns in TABLES.items():
-            findings.table(f"{title}; {heading}", [{name: row[name] for name in columns} for row in rows])
+        findings.table(f"{title}; intervals between departures in ms, CPU in µs, a call by Redis's own clock", rows)
         for what in ("redis µs/claim", "redis µs/request", "µs a claim call"):
             bound = f"{title}: {what}, with the most hosts against the fewest"
             findings.at_most(bound, rows[-1][what] / rows[0][what], GROWTH)
@@ -109,243 +109,121 @@ def main() -> int:
     return findings.close()
 
 
-def _measure(findings: Findings, load: Load, seconds: float) -> dict[str, float]:
-    with Redis("claims-redis") as redis:
-        hosts = _Part("hosts", redis, load)
+def _measure(hosts: int, count: int, seconds: float) -> dict[str, float]:
+    with Redis("claims-redis") as redis, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(redis, hosts, count, seconds))
+
+
+async def _run(redis: Redis, hosts: int, count: int, seconds: float) -> dict[str, float]:
+    """Row of a load of so many hosts and shards."""
+    done, slots = Done(), [f"host-{number:03d}/gpu-0" for number in range(hosts)]
+    async with AsyncExitStack() as stack:
+        gateway = _Gateway(await _broker(stack, redis.url, count, GATEWAY), hosts * EACH, done)
+        brokers = {worker: await _broker(stack, redis.url, count, worker) for worker in slots}
+        acts = (act(broker, worker, done) for worker, broker in brokers.items() for act in (_claim_on, _beat_on, _reap_on))
+        tasks = [asyncio.create_task(act) for act in (*acts, gateway.read_on(), gateway.send_on())]
+        running = asyncio.gather(*tasks)
+
+        async def let_pass(span: float) -> None:
+            await asyncio.wait({running}, timeout=span)
+            if running.done():
+                running.result()
+
         try:
-            hosts.wait_until_ready()
-            gateway = _Part("gateway", redis, load)
-            try:
-                gateway.wait_until_ready()
-                time.sleep(WARM_UP)
-                begun, used, asked = time.time(), _usage(redis, hosts, gateway), redis.operations()
-                time.sleep(seconds)
-                ended, spent, asked = time.time(), _usage(redis, hosts, gateway), redis.operations() - asked
-                with redis.stepping() as took:
-                    time.sleep(STEP_SECONDS)
-            finally:
-                ours = gateway.end()
+            await let_pass(WARM_UP)
+            begun, used, asked = time.time(), redis.server.usage()["redis"], redis.operations()
+            await let_pass(seconds)
+            ended, cpu = time.time(), redis.server.usage()["redis"] - used
+            scripts = (redis.operations() - asked).scripts
+            with redis.stepping() as took:
+                await let_pass(STEP_SECONDS)
+            gateway.is_closed, until = True, time.monotonic() + LEFT_SECONDS
+            await let_pass(10 * TICK)  # It may send once more.
+            while gateway.held and time.monotonic() < until:
+                await let_pass(TICK)
         finally:
-            theirs = hosts.end()
-    findings.keep(f"{load.hosts} hosts, {load.shards} shards", asked)
-    cpu = {name: spent[name] - used[name] for name in spent}
-    calls = {
-        "µs a claim call": statistics.fmean(took["claim"]),
-        "µs a completion call": statistics.fmean(took["complete"]),
-    }
-    return _row(load, theirs, ours, begun, ended, cpu, asked) | calls
-
-
-def _row(
-    load: Load, theirs: Done, ours: Done, begun: float, ended: float, cpu: dict[str, float], asked: Operations
-) -> dict[str, float]:
-    grants = sorted(grant for grant in theirs.grants if begun <= grant[0] < ended)
-    tries = sum(begun <= instant < ended for instant in theirs.asked)
-    answers = sum(begun <= instant < ended for instant in ours.answered)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, running, return_exceptions=True)
+    grants = sorted(grant for grant in done.grants if begun <= grant[0] < ended)
+    answers = sum(begun <= instant < ended for instant in done.answered)
     if not grants or not answers:
-        raise Broken(f"{load.hosts} hosts with {load.shards} shards did nothing")
-    claims = len(grants)
+        raise Broken(f"{hosts} hosts with {count} shards did nothing")
+    tries, span, claims = sum(begun <= instant < ended for instant in done.asked), ended - begun, len(grants)
     return {
-        "hosts": load.hosts,
-        "offered/s": load.rate,
-        "answered/s": answers / (ended - begun),
-        "claims/s": claims / (ended - begun),
-        "batch": statistics.fmean(size for _, size, _ in grants),
-        "tries/claim": tries / claims,
-        "redis µs/claim": cpu["redis"] / claims * 1e6,
-        "redis µs/request": cpu["redis"] / answers * 1e6,
-        "host µs/claim": cpu["hosts"] / claims * 1e6,
-        "gateway µs/request": cpu["gateway"] / answers * 1e6,
-        "scripts/request": asked.scripts / answers,
-        "interval": 1000 * (ended - begun) / claims,
-        "CV": variation([instant for instant, _, _ in grants]),
-        "CV at home": _at_home(load, grants),
-        "unavailable": theirs.unavailable + ours.unavailable,
-        "amiss": ours.wrong + ours.refused + ours.sent - len(ours.answered),
-    }
+        "hosts": hosts, "offered/s": hosts * EACH, "answered/s": answers / span, "claims/s": claims / span,
+        "batch": statistics.fmean(size for _, size, _ in grants), "interval": 1000 * span / claims,
+        "CV": _variation([instant for instant, _, _ in grants]), "CV at home": _at_home(slots, count, grants),
+        "redis µs/claim": cpu / claims * 1e6, "redis µs/request": cpu / answers * 1e6, "tries/claim": tries / claims,
+        "scripts/request": scripts / answers, "µs a claim call": statistics.fmean(took["claim"]),
+        "µs a completion call": statistics.fmean(took["complete"]), "unavailable": done.unavailable,
+        "amiss": done.wrong + done.refused + done.sent - len(done.answered),
+    }  # fmt: skip
 
 
-def _at_home(load: Load, grants: Sequence[tuple[float, int, str]]) -> float:
+def _at_home(slots: Sequence[str], count: int, grants: Sequence[tuple[float, int, str]]) -> float:
     """Mean unevenness within the shards."""
-    slots = [slot_of(number) for number in range(load.hosts)]
-    active = shards.active(load.shards, load.hosts)
+    active = shards.active(count, len(slots))
     by_shard: defaultdict[int, list[float]] = defaultdict(list)
     for instant, _, slot in grants:
         by_shard[shards.home(slot, slots, active)].append(instant)
-    return statistics.fmean(variation(instants) for instants in by_shard.values())
+    return statistics.fmean(_variation(instants) for instants in by_shard.values())
 
 
-def variation(instants: Sequence[float]) -> float:
+def _variation(instants: Sequence[float]) -> float:
     """Coefficient of variation of the intervals between instants in order; 0 when there are too few."""
     gaps = [later - earlier for earlier, later in pairwise(instants)]
     return statistics.pstdev(gaps) / statistics.fmean(gaps) if len(gaps) > 1 else 0.0
 
 
-def _usage(redis: Redis, *parts: _Part) -> dict[str, float]:
-    return {"redis": redis.server.usage()["redis"]} | {part.name: part.cpu() for part in parts}
-
-
-class _Part:
-    """This program in a process of its own, on the core of load generators, as the worker hosts or the gateway."""
-
-    def __init__(self, name: str, redis: Redis, load: Load) -> None:
-        self.name = name
-        command = [sys.executable, __file__, "--part", name, "--url", redis.url]
-        command += ["--hosts", str(load.hosts), "--shards", str(load.shards)]
-        self._process = subprocess.Popen(on_load_core(command), stdout=subprocess.PIPE)
-
-    def wait_until_ready(self) -> None:
-        """Return when it is at work."""
-        if self._process.stdout is None or self._process.stdout.readline() != READY:
-            raise Broken(f"the {self.name} of this benchmark do not come up")
-
-    def cpu(self) -> float:
-        """CPU seconds so far."""
-        found = processes.look(self._process.pid)
-        return found.cpu if found is not None else 0.0
-
-    def end(self) -> Done:
-        """End it; returns what it did."""
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            said, _ = self._process.communicate(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            said, _ = self._process.communicate()
-        if self._process.returncode:
-            raise Broken(f"the {self.name} of this benchmark ended with {self._process.returncode}")
-        return msgspec.json.decode(said, type=Done)
-
-
-# What runs in the other processes.
-
-TICK = 0.002
-"""Seconds for which the gateway gathers."""
-LEFT_SECONDS = 5.0
-"""Longest wait for answers once no more is sent."""
-MODEL, GATEWAY = "default", "gateway"
-READY = b"READY\n"
-LIMITS = {MODEL: QueueLimits(tiers=3, max_batch=MAX_BATCH)}
-
-T = TypeVar("T")
-
-
-class Done(msgspec.Struct):
-    """What one process did.
-
-    Attributes:
-        grants: instant (of the server's clock), size and slot of each batch that was claimed.
-        asked: instants of all claims, granted or not.
-        answered: instants at which right answers came.
-        wrong: answers that were not right.
-        sent: entries admitted.
-        refused: entries that were not.
-        unavailable: calls that came to nothing, and were made again.
-    """
-
-    grants: list[tuple[float, int, str]] = msgspec.field(default_factory=list)
-    asked: list[float] = msgspec.field(default_factory=list)
-    answered: list[float] = msgspec.field(default_factory=list)
-    wrong: int = 0
-    sent: int = 0
-    refused: int = 0
-    unavailable: int = 0
-
-
-def _take_part(part: str, url: str, load: Load) -> int:
-    """Be the worker hosts, or the gateway, until SIGTERM; prints READY when at work, and in the end what was done."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if part == "hosts":
-            done = runner.run(_hosts(url, load.hosts, load.shards))
-        else:
-            done = runner.run(_Gateway(load.rate).run(url, load.shards))
-    sys.stdout.buffer.write(msgspec.json.encode(done))
-    return 0
-
-
-def slot_of(number: int) -> str:
-    """Name of the slot of a host."""
-    return f"host-{number:03d}/gpu-0"
-
-
-async def _hosts(url: str, hosts: int, shards: int) -> Done:
-    """All worker hosts, until SIGTERM."""
-    done, over = Done(), _told_to_end()
-    async with AsyncExitStack() as stack:
-        tasks = []
-        for number in range(hosts):
-            worker = slot_of(number)
-            broker = await _broker(stack, url, shards, worker)
-            tasks += [_claim_on(broker, worker, done), _heartbeat_on(broker, worker, done), _reap_on(broker, done)]
-        print(READY.decode(), end="", flush=True)
-        await _until(over, [asyncio.create_task(task) for task in tasks])
-    return done
+async def _broker(stack: AsyncExitStack, url: str, count: int, process: str) -> RedisBroker:
+    link = RedisConnection(url, process=process)
+    stack.push_async_callback(link.close)
+    await link.open()
+    limits = {MODEL: QueueLimits(tiers=3, max_batch=MAX_BATCH)}
+    broker = RedisBroker(link, limits, BrokerCounts(), random.random, shards=count)
+    stack.push_async_callback(broker.close)
+    return broker
 
 
 async def _claim_on(broker: RedisBroker, worker: str, done: Done) -> None:
     slot, policy = Slot(worker, MODEL, MAX_BATCH), policies.build("paced", None)
     while True:
         done.asked.append(time.time())
-        claimed = await _surely(done, lambda: broker.claim(slot, policy))
+        claimed = await done.surely(lambda: broker.claim(slot, policy))
         if isinstance(claimed, NoWork):
-            await _surely(done, partial(broker.wait_for_work, slot, claimed.until))
+            await done.surely(partial(broker.wait_for_work, slot, claimed.until))
             continue
         done.grants.append((claimed.granted_at, len(claimed.entries), worker))
         await asyncio.sleep(BATCH_SECONDS)
         items = [ItemResult(str(entry.input).upper()) for entry in claimed.entries]
-        await _surely(done, partial(broker.complete, claimed, items))
+        await done.surely(partial(broker.complete, claimed, items))
 
 
-async def _heartbeat_on(broker: RedisBroker, worker: str, done: Done) -> None:
+async def _beat_on(broker: RedisBroker, worker: str, done: Done) -> None:
     info = WorkerInfo(worker_id=worker, model=MODEL, status=WorkerStatus.HEALTHY)
     while True:
-        await _surely(done, lambda: broker.heartbeat(info))
+        await done.surely(lambda: broker.heartbeat(info))
         await asyncio.sleep(HEARTBEAT_EVERY)
 
 
-async def _reap_on(broker: RedisBroker, done: Done) -> None:
+async def _reap_on(broker: RedisBroker, worker: str, done: Done) -> None:
     while True:
-        pause = await _surely(done, broker.reap)
-        await asyncio.sleep(max(pause, 0.01))
-
-
-async def _surely(done: Done, call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call until it is answered, as the services do."""
-    while True:
-        try:
-            return await call()
-        except BrokerUnavailable:
-            done.unavailable += 1
+        await asyncio.sleep(max(await done.surely(broker.reap), 0.01))
 
 
 class _Gateway:
-    """Entries at a steady rate until SIGTERM; then waits for what is still under way."""
+    """Sends entries at a steady rate until it is closed, and reads the answers to those that it holds."""
 
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._done = Done()
-        self._held: dict[str, str] = {}
-        self._empty = asyncio.Event()
+    def __init__(self, broker: RedisBroker, rate: float, done: Done) -> None:
+        self.held: dict[str, str] = {}
+        self.is_closed = False
+        self._broker, self._rate, self._done = broker, rate, done
 
-    async def run(self, url: str, shards: int) -> Done:
-        """Returns what became of all entries."""
-        over = _told_to_end()
-        async with AsyncExitStack() as stack:
-            broker = await _broker(stack, url, shards, GATEWAY)
-            reading = asyncio.create_task(self._read_on(broker))
-            print(READY.decode(), end="", flush=True)
-            await _until(over, [asyncio.create_task(self._send_on(broker))])
-            if self._held:
-                self._empty.clear()
-                await asyncio.wait({reading, asyncio.create_task(self._empty.wait())}, timeout=LEFT_SECONDS)
-            over.set()
-            await _until(over, [reading])
-        return self._done
-
-    async def _send_on(self, broker: RedisBroker) -> None:
+    async def send_on(self) -> None:
         rng, loop = random.Random(0), asyncio.get_running_loop()
         due, number = loop.time(), 0
-        while True:
+        while not self.is_closed:
             await asyncio.sleep(TICK)
             entries = []
             while due <= loop.time():
@@ -353,70 +231,29 @@ class _Gateway:
                 number += 1
                 entries.append(Entry(new_id(), MODEL, f"input number {number}", 1, "bench", GATEWAY, 10.0, 20.0))
             if entries:
-                await asyncio.shield(self._send(broker, entries))
+                await self._send(entries)
 
-    async def _send(self, broker: RedisBroker, entries: Sequence[Entry]) -> None:
-        self._held.update((entry.id, str(entry.input)) for entry in entries)
-        verdicts = await _surely(self._done, lambda: broker.enqueue(entries))
+    async def _send(self, entries: Sequence[Entry]) -> None:
+        self.held.update((entry.id, str(entry.input)) for entry in entries)
+        verdicts = await self._done.surely(lambda: self._broker.enqueue(entries))
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is None:
                 self._done.sent += 1
             else:
                 self._done.refused += 1
-                self._held.pop(entry.id, None)
+                self.held.pop(entry.id, None)
 
-    async def _read_on(self, broker: RedisBroker) -> None:
+    async def read_on(self) -> None:
         cursor = 0
         while True:
-            replies, cursor = await _surely(self._done, partial(broker.replies, GATEWAY, cursor))
+            replies, cursor = await self._done.surely(partial(self._broker.replies, GATEWAY, cursor))
             now = time.time()
             for reply in replies:
-                text = self._held.pop(reply.id, None)
+                text = self.held.pop(reply.id, None)
                 if text is None or reply.output != text.upper():
                     self._done.wrong += 1
                 else:
                     self._done.answered.append(now)
-            if not self._held:
-                self._empty.set()
-
-
-async def _broker(stack: AsyncExitStack, url: str, shards: int, process: str) -> RedisBroker:
-    link = RedisConnection(url, process=process)
-    stack.push_async_callback(link.close)
-    await link.open()
-    broker = RedisBroker(link, LIMITS, BrokerCounts(), random.random, shards=shards)
-    stack.push_async_callback(broker.close)
-    return broker
-
-
-def _told_to_end() -> asyncio.Event:
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
-    return over
-
-
-async def _until(over: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Return when told to end, with the tasks ended; raises what one of them raised before."""
-    waiting = asyncio.ensure_future(over.wait())
-    try:
-        await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (waiting, *tasks):
-            task.cancel()
-        outcomes = await asyncio.gather(waiting, *tasks, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Claims by many worker hosts on one Redis.")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each load (default %(default)g)")
-    parser.add_argument("--hosts", type=int, nargs="+", default=list(HOSTS), help="how many worker hosts, fewest first")
-    parser.add_argument("--shards", type=int, nargs="+", default=list(SHARDS), help="how many shards")
-    for hidden in ("--part", "--url"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Servers that are measured side by side, in turns: to the brim of their core by wrk, and by open loops at given rates."""
+"""Servers that are measured side by side, in turns: to the brim of their core by wrk, and by open loops."""
 
 from __future__ import annotations
 
@@ -23,23 +23,15 @@ ROUTE = "/v1/inference"
 BATCHES = ("headway_batch_size_sum", "headway_batch_size_count")
 MOSEC_BATCHES = ("mosec_service_batch_size_sum", "mosec_service_batch_size_count")
 SAFE_PATH = "-P"
-"""Else torch takes the folder `triton` beside a program for the package."""
+"""Keeps torch from taking the folder `triton` beside a program for the package."""
 WARM_UP = 2.0
-"""Seconds of load before what counts: batch times and arrivals are learnt in service."""
+"""Seconds of load before a turn, in which batch times and arrivals are learnt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One load on one server.
-
-    Attributes:
-        cpu_us: microseconds for each answered request, by role.
-        rate: answered requests per second.
-        batch: mean entries in a batch.
-        p95_ms, p99_ms: latency; of wrk's closed loop when that was the load.
-        requests, unanswered: how many were answered, and how many were not.
-        operations: what Redis was asked to do; None where there is none.
-        report: what the generator said.
+    """One load on one server. `cpu_us` is for each answered request, by role; `batch` is the mean number of entries in a batch; latencies of wrk are
+    of its closed loop; `operations` is what Redis was asked to do, None where there is none.
     """
 
     cpu_us: Mapping[str, float]
@@ -54,22 +46,14 @@ class Turn:
 
     @property
     def cost(self) -> float:
-        """Microseconds for each request, of all processes."""
+        """Microseconds of a request, over all processes."""
         return sum(self.cpu_us.values())
 
 
 @dataclass(slots=True)
 class Contender:
-    """A server to be measured, and its turns so far by load.
-
-    Attributes:
-        start: brings it up.
-        flags: of `headway bench`.
-        headers: of wrk's requests.
-        batches: metrics of the entries and batches so far.
-        route: where requests go.
-        body: what wrk sends.
-        turns: so far.
+    """A server to be measured, and its turns so far by load. `flags` are those of `headway bench`, `headers` and `body` those of wrk, `batches` the
+    metrics of entries and batches.
     """
 
     start: Callable[[], AbstractContextManager[Server | Fleet]]
@@ -81,23 +65,16 @@ class Contender:
     turns: dict[str, list[Turn]] = field(default_factory=dict)
 
     def mean(self, load: str, value: Callable[[Turn], float]) -> float:
-        """Over all turns under a load."""
         return statistics.fmean(value(turn) for turn in self.turns[load])
 
     def cost(self, load: str) -> float:
-        """Mean microseconds for each request under a load."""
         return self.mean(load, lambda turn: turn.cost)
 
     def wrk(self, server: Server | Fleet, seconds: float) -> Wrk:
-        """Load to the brim."""
         return generators.closed_loop(f"{server.url}{self.route}", self.body, seconds, headers=self.headers)
 
     def fill(self, load: str, server: Server | Fleet, seconds: float) -> None:
-        """Take a turn at the brim, after a warm-up.
-
-        Raises:
-            Broken: a request failed.
-        """
+        """Take a turn at the brim, after a warm-up; raise Broken if a request fails."""
         self.wrk(server, WARM_UP)
         before, used, asked = self._batches(server), server.usage(), _operations(server)
         done = self.wrk(server, seconds)
@@ -110,11 +87,7 @@ class Contender:
         self._keep(load, Turn(cpu_us, done.rate, batch, done.p95_ms, done.p99_ms, done.requests, 0, since, done))
 
     def ask(self, load: str, server: Server | Fleet, rate: float, seconds: float, *, all_answered: bool = True) -> None:
-        """Take a turn at a rate, after a warm-up.
-
-        Raises:
-            Broken: a request was not answered, or wrongly, where all must be.
-        """
+        """Take a turn at a rate, after a warm-up; raise Broken if a request gets no right answer, unless `all_answered` is false."""
         generators.open_loop(server, rate, WARM_UP, *self.flags, path=self.route)
         before, asked = self._batches(server), _operations(server)
         measured = generators.open_loop(server, rate, seconds, *self.flags, path=self.route)
@@ -131,7 +104,7 @@ class Contender:
         )  # fmt: skip
 
     def row(self, name: str, load: str, roles: tuple[str, ...], peer: float) -> dict[str, object]:
-        """Row of a table; `peer` is the cost of the one that all are set beside."""
+        """Return a row of a table; `peer` is the cost that the ratio refers to."""
         cost = self.cost(load)
         by_role = {role: self.mean(load, lambda turn, role=role: turn.cpu_us.get(role, 0.0)) for role in roles}  # type: ignore[misc]
         return {
@@ -178,59 +151,36 @@ def mosec(
     workers: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Mosec, up and answering.
-
-    Arguments:
-        fast_json: whether msgspec decodes and encodes its JSON.
-        max_batch: most inputs in one batch.
-        wait_ms: milliseconds that a batch waits for more inputs.
-        batch_ms: run time of a batch in milliseconds.
-        workers: number of its worker processes.
-        environment: variables besides: what it serves (see bench/stand/peer_models.py).
-    """
-    port = stand.free_port()
-    program = str(stand.HERE / "mosec_server.py")
-    command = [
-        sys.executable,
-        SAFE_PATH,
-        program,
-        "--address",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--log-level",
-        "warning",
-    ]
-    variables = {
-        **_shape(max_batch, wait_ms, workers),
-        "BENCH_BATCH_MS": str(batch_ms),
-        "BENCH_MSGSPEC": "1" if fast_json else "",
-        **(environment or {}),
-    }
-    with Server("peer-mosec", command, _mosec_role, variables) as server:
-        server.url = server.admin = f"http://127.0.0.1:{port}"
-        server.wait_for(lambda: _answers(server.url))
+    """Run mosec while the context lasts; `environment` says what it serves (see bench/stand/peer_models.py)."""
+    variables = {"BENCH_BATCH_MS": str(batch_ms), "BENCH_MSGSPEC": "1" if fast_json else "", **(environment or {})}
+    flags = ("--address", "127.0.0.1", "--log-level", "warning")
+    with _peer("mosec", flags, _mosec_role, (max_batch, wait_ms, workers), variables) as server:
         yield server
 
 
 @contextmanager
 def litserve(max_batch: int, wait_ms: int, workers: int, environment: Mapping[str, str]) -> Iterator[Server]:
-    """LitServe, up and answering; its arguments are as for mosec."""
-    port = stand.free_port()
-    command = [sys.executable, SAFE_PATH, str(stand.HERE / "litserve_server.py"), "--port", str(port)]
-    variables = {**_shape(max_batch, wait_ms, workers), **environment}
-    with Server("peer-litserve", command, lambda _: "litserve", variables) as server:
-        server.url = server.admin = f"http://127.0.0.1:{port}"
-        server.wait_for(lambda: _answers(server.url))
+    """Run LitServe while the context lasts."""
+    with _peer("litserve", (), lambda _: "litserve", (max_batch, wait_ms, workers), environment) as server:
         yield server
 
 
-def _shape(max_batch: int, wait_ms: int, workers: int) -> dict[str, str]:
-    return {
-        "BENCH_MAX_BATCH": str(max_batch),
-        "BENCH_MAX_WAIT_MS": str(wait_ms),
-        "BENCH_WORKERS": str(workers),
-    }
+@contextmanager
+def _peer(
+    name: str,
+    flags: tuple[str, ...],
+    role: Callable[[Process], str],
+    shape: tuple[int, int, int],
+    environment: Mapping[str, str],
+) -> Iterator[Server]:
+    """A peer of a shape: largest batch, milliseconds that a batch waits for more, and workers."""
+    port, program = stand.free_port(), str(stand.HERE / f"{name}_server.py")
+    variables = dict(zip(("BENCH_MAX_BATCH", "BENCH_MAX_WAIT_MS", "BENCH_WORKERS"), map(str, shape), strict=True))
+    command = [sys.executable, SAFE_PATH, program, "--port", str(port), *flags]
+    with Server(f"peer-{name}", command, role, variables | dict(environment)) as server:
+        server.url = server.admin = f"http://127.0.0.1:{port}"
+        server.wait_for(lambda: _answers(server.url))
+        yield server
 
 
 def _answers(url: str) -> bool:
@@ -242,7 +192,7 @@ def _answers(url: str) -> bool:
 
 
 def _mosec_role(process: Process) -> str:
-    """The Rust program is the front; of the Python processes those that multiprocessing spawned are workers."""
+    """The Rust program is the front; Python processes that multiprocessing spawned are workers."""
     if process.name == "mosec":
         return "front"
     if "spawn_main" in process.command:

@@ -1,27 +1,16 @@
-"""CPU time of the gateway's process for each request, door by door, in one run; and latency where the server has little of it.
+"""CPU time of a request, door by door, in one run; and what TLS costs.
 
     python bench/cost/doors.py                                         three minutes
     python bench/cost/doors.py --only cost --rounds 3 --seconds 1      a first impression
-    python bench/cost/doors.py --only starved --busy 9 --rate 200
     python bench/cost/doors.py --only tls --flood 10000                with more half handshakes at once
 
-One server answers a text in capitals, at once, in one worker process. Beside it stand a bare grpc.aio server that does nothing
-but answer, and Triton with the same function, if `make triton` has installed it. Each round loads every door in a closed loop with
-64 requests in hand: the native route, OpenAI's completions and the Open Inference Protocol, in JSON and binary, with wrk; gRPC, ours,
-the bare server's and Triton's, with grpc.aio. A batch leaves with 64 inputs, or after 20 ms, also Triton's (dynamic batching). So
-all doors fill their batches, however fast their clients are, and a request's share of its batch costs the same by every door.
+`cost`: one server puts a text in capitals, at once. Beside it stand a bare grpc.aio server and, after `make triton`, Triton with the same function.
+Each round loads every door in a closed loop with 64 requests in hand, HTTP by wrk, gRPC by grpc.aio. A batch leaves with 64 inputs or after 20
+ms, Triton's too, so all doors fill their batches however fast their clients are. The time is that of the process that holds the connections,
+and of all processes beside it. Ratios are within a round, bounds are on the medians, and every other round goes backwards.
 
-The time is that of the process that holds the connections, user and system, from the process table; beside it stands that of all
-processes of the server. Each door is set beside the others of its own round, and the bounds are on the median over the rounds;
-every other round goes backwards. What else the machine does falls on all.
-
-`starved` leaves bench/out/starved.json: one process serves two GPUs made of sleep (20 ms a batch of at most 32), and busy programs of the
-same priority share its core. An open loop asks over HTTP, another one over gRPC, at the same time and rate.
-
-`tls` leaves bench/out/tls.json: what TLS costs for each request and connection, in memory for each connection, and what others see of a
-flood of half handshakes. Three servers of the same function: without TLS, with it, and with certificates of clients. Requests go
-over one connection after the other was opened and kept, as clients keep them; a flood opens connections and sends no more than
-their first message.
+`tls` leaves bench/out/tls.json: CPU time of a request and a connection, memory of a connection, and what others see of a flood of half
+handshakes. Three servers: without TLS, with it, and with certificates of clients.
 """
 
 from __future__ import annotations
@@ -37,10 +26,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from bench.stand import generators, parts, stand, triton_server
@@ -57,7 +45,7 @@ INFER = "Open Inference Protocol, gRPC"
 BARE = "bare grpc.aio"
 TRITON = "Triton, Open Inference Protocol, gRPC"
 WAIT_MS = 20
-CONNECTIONS, IN_HAND = 4, 64
+IN_HAND = 64
 TEXT = "the quick brown fox " * 5
 BODY = json.dumps({"model_id": "default", "input_data": TEXT}).encode()
 PROMPT = json.dumps({"model": "default", "prompt": TEXT}).encode()
@@ -68,83 +56,40 @@ BINARY_HEAD = json.dumps({"inputs": [{**INPUT, **BINARY_SIZE}], "parameters": {"
 BINARY_BODY = BINARY_HEAD + len(TEXT).to_bytes(4, "little") + TEXT.encode()
 BINARY_FIELD = f"Inference-Header-Content-Length: {len(BINARY_HEAD)}"
 WARM_UP = 1.0
-STARVED_SECONDS = 8.0
 MOST = 1.25
-"""Most of a bare server's time that the gRPC port may take, beside the native route's."""
+"""Most of a bare server's time that the gRPC port may take beyond the native route's."""
 MOST_OF_NATIVE = {COMPLETIONS: 1.3, TENSOR: 1.5, BINARY: 1.5}
-"""Most of the native route's time that a request by another door may take."""
 
 Load = Callable[[float], int]
-"""Seconds to the number of requests that were answered meanwhile."""
+"""Takes seconds, and returns the number of requests that were answered."""
 Doors = Mapping[str, tuple[Server, Load]]
 
 
 class Spent(NamedTuple):
-    """CPU time of a request in microseconds: in the process that holds the connections, and in all of the server's."""
+    """CPU time of a request in µs: in the process that holds the connections, and in all of the server's."""
 
     front: float
     whole: float
 
 
 Round = Mapping[str, Spent]
-"""What was spent in one round, by door."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="CPU time for each request, door by door.")
     parser.add_argument("--rounds", type=int, default=9, help="of the CPU time (default %(default)d)")
     parser.add_argument("--seconds", type=int, default=2, help="of each of its loads (default %(default)d)")
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 3, 9], help="programs (default 0 3 9)")
-    parser.add_argument("--rate", type=float, default=60.0, help="by each door beside those (default %(default)g)")
     parser.add_argument("--times", type=int, default=1000, help="that eight requests go over TLS (default %(default)s)")
     parser.add_argument("--flood", type=int, default=2000, help="half handshakes at once (default %(default)s)")
     return parts.run(parser, PARTS, {"cost": "doors"})
 
 
 def cost(findings: Findings, options: argparse.Namespace) -> None:
-    """Load all doors in turns."""
     with _doors() as doors:
         for _, load in doors.values():
             load(WARM_UP)
         rounds = [_round(doors, options.seconds, bool(number % 2)) for number in range(options.rounds)]
     _report(findings, rounds)
-
-
-def starved(findings: Findings, options: argparse.Namespace) -> None:
-    """Ask by HTTP and by gRPC at the same time, beside busy programs."""
-    port = stand.free_port()
-    flags = ("--grpc-port", str(port), "--request-timeout-ms", "60000", "--queue-timeout-ms", "30000")
-    rows: list[dict[str, object]] = []
-    with stand.emulated(20.0, 32, 2, *flags, name="starved") as server, ThreadPoolExecutor(1) as threads:
-        generators.open_loop(server, options.rate, WARM_UP)
-        for count in options.busy:
-            with _busy(count):
-                call = ("--rate", f"{options.rate:g}", "--connections", "1")
-                calls = threads.submit(_called, port, STARVED_SECONDS, *call)
-                http = generators.open_loop(server, options.rate, STARVED_SECONDS).report.total
-                said = calls.result()
-            times = sorted(said["milliseconds"]) or [0.0]
-            rows.append({
-                "busy programs": count,
-                "HTTP p50": http.latency_ms.p50, "p95": http.latency_ms.p95, "max": http.latency_ms.max,
-                "gRPC p50": times[len(times) // 2], "gRPC p95": times[int(len(times) * 0.95)], "gRPC max": times[-1],
-                "HTTP failed": http.requests - http.answered, "gRPC failed": said["failed"],
-            })  # fmt: skip
-    findings.table("Latency by both doors beside busy programs, ms", rows)
-
-
-@contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Busy programs on the server's core."""
-    command = stand.on_server_core([sys.executable, "-c", "while True: pass"])
-    running = [subprocess.Popen(command) for _ in range(count)]
-    try:
-        time.sleep(0.5)
-        yield
-    finally:
-        for one in running:
-            one.kill()
-            one.wait()
 
 
 def _report(findings: Findings, rounds: list[Round]) -> None:
@@ -176,13 +121,13 @@ def _report(findings: Findings, rounds: list[Round]) -> None:
 
 
 def _ratio(rounds: list[Round], one: str, other: str) -> float:
-    """Time by one door beside that by another; median of the ratios within a round."""
+    """Time by one door to that by another; median of the ratios within a round."""
     return statistics.median([found[one].front / found[other].front for found in rounds])
 
 
 @contextmanager
 def _doors() -> Iterator[Doors]:
-    """Doors by name: each with its server and its load."""
+    """Doors by name, each with its server and its load."""
     port = stand.free_port()
     flags = ["--grpc-port", str(port), "--max-batch-size", str(IN_HAND)]
     flags += ["--policy", "window", "--max-wait-ms", str(WAIT_MS)]
@@ -216,7 +161,7 @@ def _round(doors: Doors, seconds: float, backwards: bool) -> Round:
 
 
 def measure(server: Server, load: Load, seconds: float) -> Spent:
-    """CPU time of a request under a load of so many seconds."""
+    """Return the CPU time of a request under a load of so many seconds."""
     before = server.usage()
     answered = load(seconds)
     spent = generators.spent(before, server.usage())
@@ -225,31 +170,26 @@ def measure(server: Server, load: Load, seconds: float) -> Spent:
 
 
 def posts(url: str, body: bytes, seconds: float, *fields: str, in_hand: int = IN_HAND) -> int:
-    """Answered posts of a closed loop."""
-    found = generators.closed_loop(url, body, seconds, in_hand, fields)
-    if found.errors:
-        raise Broken(f"{found.errors} of {found.requests} posts failed")
-    return found.requests
+    """Return the number of answered posts of a closed loop."""
+    done = generators.closed_loop(url, body, seconds, in_hand, fields)
+    if done.errors:
+        raise Broken(f"{done.errors} of {done.requests} posts failed")
+    return done.requests
 
 
 def calls(port: int, seconds: float, *more: str, in_hand: int = IN_HAND) -> int:
-    """Answered calls of a closed loop."""
-    said = _called(port, seconds, "--connections", str(CONNECTIONS), "--calls", str(in_hand), *more)
-    if said["failed"]:
-        raise Broken(f"{said['failed']} calls failed")
-    return int(said["answered"])
-
-
-def _called(port: int, seconds: float, *more: str) -> dict[str, Any]:
-    """What the client of `grpc_client.py` says."""
+    """Return the number of answered calls of a closed loop."""
     command = [sys.executable, "bench/stand/grpc_client.py", f"127.0.0.1:{port}", "--seconds", f"{seconds:g}", *more]
+    command += ["--calls", str(in_hand)]
     done = subprocess.run(
         stand.on_load_core(command), cwd=stand.ROOT, capture_output=True, text=True, timeout=seconds + 90, check=False
     )
     if done.returncode:
         raise Broken(f"the calls ended with {done.returncode}: {done.stderr[-2000:]}")
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    outcomes: dict[str, int] = json.loads(done.stdout)
+    if outcomes["failed"]:
+        raise Broken(f"{outcomes['failed']} calls failed")
+    return outcomes["answered"]
 
 
 @contextmanager
@@ -274,7 +214,6 @@ Connect = Callable[[Server], socket.socket]
 
 
 def tls(findings: Findings, options: argparse.Namespace) -> None:
-    """Ask without TLS, with it, and with certificates of clients."""
     stand.pin_to_load_core()
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as name, ExitStack() as stack:
         kinds = _kinds(Authority(Path(name)))
@@ -372,7 +311,7 @@ def _half_open(server: Server, count: int) -> Iterator[None]:
         yield
 
 
-PARTS: parts.Parts = {"cost": cost, "starved": starved, "tls": tls}
+PARTS: parts.Parts = {"cost": cost, "tls": tls}
 
 if __name__ == "__main__":
     sys.exit(main())

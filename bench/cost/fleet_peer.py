@@ -1,19 +1,16 @@
-"""CPU time for each request over Redis, role by role, side by side with Triton's server.
+"""CPU time of a request over Redis, role by role, side by side with Triton's server.
 
     python bench/cost/fleet_peer.py                            about ten minutes
     python bench/cost/fleet_peer.py --rounds 1 --seconds 4     a first impression
 
-Both serve the same function (a text in capitals, no sleep), at most 64 in a batch, and get a JSON POST of 115 bytes.
-Headway is a gateway, a worker host with one GPU process, a controller and redis-server, with everything on: an API key
-looked up and its rate limit counted for every request, metrics, admin ports. Triton is one process and that of its
-Python backend, with a queue delay of 2 ms; Headway is measured with the window policy at the same 2 ms, with its default
-policy, and with an append-only file that is brought to disk every second. Triton keeps nothing that would outlive it.
+Both put a text in capitals, at once, at most 64 in a batch, and get a JSON POST of 115 bytes. Headway is a gateway, a worker host with one GPU
+process, a controller and redis-server, with everything on: an API key and its rate limit, metrics, admin ports. Triton is one process and
+that of its Python backend, with a queue delay of 2 ms. Headway is measured with the window policy at 2 ms, with its default policy, and with an
+append-only file that is synced every second. Triton keeps nothing that would outlive it.
 
-The servers take turns, each round starting a fresh one; all that belongs to one is on one core, the load on another. The
-loads are wrk to the brim, `headway bench` at 1,000 requests/s, and at 10,000 or, where the brim of one of them is too
-near, as near to it as a tenth of slack for the slowest allows. A function that takes no time is the hardest case: at
-1,000 requests/s hardly two requests meet in a batch. So that rate is measured once more with batches that take 20 ms.
-What Redis was asked to do is counted meanwhile.
+The servers take turns, and each round starts fresh ones, all processes of one on one core. The loads are wrk to the brim, 1,000 requests/s, and
+10,000, or less where the brim of the slowest is too near. A function that takes no time is the hardest case, as hardly two requests
+meet in a batch at 1,000/s. So that rate is measured with batches of 20 ms, too.
 """
 
 from __future__ import annotations
@@ -35,13 +32,17 @@ PACED = "Headway, paced"
 KEPT = "Headway, window, AOF everysec"
 LOW, HIGH = 1_000.0, 10_000.0
 GPU_MS = 20.0
-"""Run time of a batch where it takes any."""
 SLACK = 0.9
 BRIM = "brim"
 KEYS = "keys.toml"
 CALIBRATION = 2.0
 MOST, GOAL = 1.0, 0.75
 ROLES = ("front", "gateway", "worker", "gpu", "controller", "redis")
+ASKED = {
+    "script calls": "scripts", "blocking reads": "reads", "other commands": "inside", "socket reads": "arrivals",
+    "µs in scripts": "script_us",
+}  # fmt: skip
+"""Columns of what Redis was asked to do, and fields of `Operations`."""
 _PREFIX = len("01234567-000000000 ")
 """Characters that the load generator puts before each input."""
 
@@ -100,7 +101,7 @@ def _contenders(folder: Path, key: str, batch_ms: float) -> dict[str, Contender]
 
 
 def _calibrated(contenders: Mapping[str, Contender]) -> float:
-    """The higher of the two rates: 10,000 requests/s, or less where the slowest needs it."""
+    """The higher of the two rates."""
     brims = []
     for contender in contenders.values():
         with contender.start() as server:
@@ -137,17 +138,11 @@ def _asked(contenders: Mapping[str, Contender], load: str) -> Sequence[Mapping[s
         turns = [(turn.operations, turn.requests) for turn in contender.turns[load] if turn.operations is not None]
         if turns:
             requests = sum(count for _, count in turns)
-            asked = [operations for operations, _ in turns]
-            rows.append(
-                {
-                    "server": name,
-                    "script calls": sum(one.scripts for one in asked) / requests,
-                    "blocking reads": sum(one.reads for one in asked) / requests,
-                    "other commands": sum(one.inside for one in asked) / requests,
-                    "socket reads": sum(one.arrivals for one in asked) / requests,
-                    "µs in scripts": sum(one.script_us for one in asked) / requests,
-                }
-            )
+            each = {
+                title: sum(getattr(operations, field) for operations, _ in turns) / requests
+                for title, field in ASKED.items()
+            }
+            rows.append({"server": name, **each})
     return rows
 
 

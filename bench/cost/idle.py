@@ -1,14 +1,14 @@
-"""What a server costs at which nothing is asked, what an idle fleet asks of Redis, and what pages that show the dashboard cost.
+"""What an idle server costs, what an idle fleet asks of Redis, and what pages that show the dashboard cost.
 
     python bench/cost/idle.py                                 about seven minutes
     python bench/cost/idle.py --seconds 10 --only rest        a look
 
-A server with two GPUs made of sleep, and a fleet of two gateways, two worker hosts with two such GPUs each, and two controllers, are left
-alone. A wake-up is one time that a thread of a process slept and went on (voluntary context switches); CPU time is the
-scheduler's own, to the nanosecond. Redis's calls are those of its slow log, which holds all for as long as they are counted.
+`rest` leaves alone a server with two GPUs made of sleep, and a fleet of two gateways, two worker hosts with two such GPUs each, and two controllers.
+A wake-up is one time that a thread slept and went on (voluntary context switches); CPU time is the scheduler's own. Redis's calls are those of
+its slow log.
 
-`viewers` is the CPU time of a server with four such GPUs, at rest and at 100 requests/s, while so many pages look. Rounds without a
-viewer stand before and after those with some, as the machine is not the same all the time. It leaves bench/out/viewers.json.
+`viewers` is the CPU time of a server with four such GPUs, at rest and at 100 requests/s, while so many pages look. Rounds without viewers come
+before and after the others, because the machine isn't the same all the time. It leaves bench/out/viewers.json.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bench.stand.findings import Findings
 from bench.stand.generators import open_loop
 
 SETTLE = 8.0
-"""Seconds until all that is done at a start is done."""
+"""Seconds until the start is over."""
 WAKE_UPS, CPU_MS, CALLS = 5.0, 1.0, 5.0
-"""What is wished for: wake-ups and CPU milliseconds of the server, and calls of Redis's functions by the fleet, each a second."""
+"""Bounds a second."""
 VIEWERS = (0, 1, 20, 0)
 RATES = (0.0, 100.0)
 MOST_VIEWED = 2.0
@@ -46,7 +46,6 @@ def main() -> int:
 
 
 def rest(findings: Findings, options: argparse.Namespace) -> None:
-    """Leave a server and a fleet alone."""
     seconds = options.seconds
     with stand.emulated(80.0, 16, 2, name="idle") as server:
         time.sleep(SETTLE)
@@ -71,7 +70,7 @@ def rest(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def _rest(root: int, seconds: float) -> list[dict[str, Any]]:
-    """What the processes of a server do meanwhile, the first first."""
+    """What the processes of a server do meanwhile, the first one first."""
     family = processes.family(root)
     before = [_spent(one.pid) for one in family]
     time.sleep(seconds)
@@ -97,7 +96,6 @@ def _spent(pid: int) -> tuple[int, int]:
 
 
 def viewers(findings: Findings, options: argparse.Namespace) -> None:
-    """Have pages look at a server."""
     rows: list[dict[str, float]] = []
     with stand.emulated(80.0, 16, 4, name="viewers") as server:
         for rate in RATES:
@@ -135,7 +133,6 @@ async def _viewed(server: stand.Server, rate: float, count: int, seconds: float)
 
 
 async def _view(client: aiohttp.ClientSession, admin: str) -> None:
-    """Read a stream as a page does."""
     async with client.get(f"{admin}/internal/events") as answer:
         answer.raise_for_status()
         async for _ in answer.content.iter_any():

@@ -3,9 +3,8 @@
     python bench/cost/instructions.py                 two minutes
     python bench/cost/instructions.py --times 50      a first impression
 
-The same calls from one process, on a clock that only the program moves; so two runs differ by 1 %, whatever else the
-machine does, and what a change to the functions saves or costs is seen without a quiet hour. Of each figure the
-instructions of a PING are taken off. Reading the server's own clock is not among them.
+One process makes the same calls on a clock that only the program moves. So two runs differ by 1 %, whatever else the machine does, and the effect
+of a change to the functions shows without a quiet hour. The instructions of a PING are taken off each figure.
 
 valgrind and redis-server have to be installed. On Debian and Ubuntu: apt-get install valgrind redis-server
 """
@@ -48,15 +47,14 @@ _numbers = itertools.count(1)
 
 
 class AtOnce:
-    """A policy by which whatever waits leaves."""
+    """Policy by which whatever waits leaves."""
 
     def rule(self, load: Load) -> Rule:
-        """See Policy."""
         return Rule(size=1)
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock the program moves."""
+    """Loop whose clock the program moves."""
 
     at = 1e6
 
@@ -65,35 +63,14 @@ class ManualLoop(asyncio.SelectorEventLoop):
 
 
 class Watched:
-    """A redis-server under valgrind. Use it as a context manager.
-
-    Attributes:
-        port: of the server.
-    """
+    """A redis-server under valgrind, to be used as a context manager."""
 
     def __init__(self) -> None:
         self.port = stand.free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="headway-bench-instructions-"))
-        valgrind = [
-            "valgrind",
-            "--tool=callgrind",
-            "--instr-atstart=no",
-            f"--callgrind-out-file={self._folder}/out",
-            "-q",
-        ]
-        settings = {
-            "port": self.port,
-            "bind": "127.0.0.1",
-            "dir": self._folder,
-            "save": "",
-            "hz": 1,
-            "dynamic-hz": "no",
-        }
-        command = [
-            *valgrind,
-            "redis-server",
-            *(text for key, value in settings.items() for text in (f"--{key}", str(value))),
-        ]
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self._folder}/out", "-q"]
+        command += ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command += ["--save", "", "--hz", "1", "--dynamic-hz", "no"]
         self._server = Server("instructions-redis", command, lambda _: "redis")
 
     def __enter__(self) -> Watched:
@@ -105,18 +82,18 @@ class Watched:
         shutil.rmtree(self._folder)
 
     def control(self, *command: str) -> None:
-        """Tell valgrind to count, to begin anew, or to write down what it has counted."""
+        """Tell valgrind to count, to begin anew, or to write down its counts."""
         subprocess.run(
             ["callgrind_control", *command, str(self._server.pid)], check=True, capture_output=True, timeout=120.0
         )
 
     def counted(self) -> int:
-        """Instructions since counting began."""
+        """Return the instructions since counting began."""
         for file in self._folder.glob("out*"):
             file.unlink()
         self.control("--dump=now")
-        found = [TOTAL.search(file.read_bytes()) for file in self._folder.glob("out*")]
-        return max(int(total[1]) for total in found if total)
+        totals = [TOTAL.search(file.read_bytes()) for file in self._folder.glob("out*")]
+        return max(int(total[1]) for total in totals if total)
 
     def _answers(self) -> bool:
         with contextlib.suppress(redis.RedisError), redis.Redis(port=self.port, socket_timeout=5.0) as client:
@@ -125,12 +102,7 @@ class Watched:
 
 
 class Caller:
-    """The one process that calls.
-
-    Arguments:
-        watched: server that is called.
-        loop: loop of the process.
-    """
+    """The process that calls."""
 
     def __init__(self, watched: Watched, loop: ManualLoop) -> None:
         self._loop = loop
@@ -140,7 +112,7 @@ class Caller:
         self._read = 0
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass; slots tell that they are there."""
+        """Let time pass; slots send their heartbeats."""
         self._loop.at += seconds
         if self._loop.at > self._heard_at + HEARTBEATS:
             self._heard_at = self._loop.at
@@ -167,7 +139,7 @@ class Caller:
         _, self._read = await self.broker.replies(GATEWAY, self._read)
 
     async def serve(self, enqueues: int, each: int = 1, tenants: int = 1, task: bool = False) -> None:
-        """Enqueue so often, so many each time and from tenants in turn; claim them all, complete them, read the answers."""
+        """Enqueue so often, so many each time, from tenants in turn; claim and complete them all, and read the answers."""
         for number in range(enqueues):
             await self.wait(0.001)
             await self.enqueue(each, f"tenant {number % tenants}", task)
@@ -177,7 +149,7 @@ class Caller:
         await self.complete(lease)
 
     async def lone(self) -> None:
-        """A slot asks in vain, an entry comes and wakes it."""
+        """A slot asks in vain, then an entry comes and wakes it."""
         await self.wait(0.01)
         await self.broker.claim(SLOTS[0], AtOnce())
         await self.serve(1)

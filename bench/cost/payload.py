@@ -1,19 +1,14 @@
-"""Large payloads: CPU time for each request over all processes, copies in memory, small requests beside them, and what holds a loop.
+"""Large payloads: CPU time of a request over all processes, copies in memory, and small requests beside them.
 
-    python bench/cost/payload.py                                         about three minutes
-    python bench/cost/payload.py --seconds 3 --ways arena --only cost    a first impression
-    python bench/cost/payload.py --only holds --in-hand 8                more of them at a time
+    python bench/cost/payload.py                              about three minutes
+    python bench/cost/payload.py --seconds 3 --ways arena     a first impression
 
-Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a number and answer with 5 MB, over
-`POST /v1/predict` as octets: in one process with the arena, and in a fleet over Redis. Where
-`make triton` was run, Triton gets the same octets by its own protocol, in its binary form.
+Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a number and answer with 5 MB, over `POST /v1/predict` as octets: in one
+process with the arena, and in a fleet over Redis. After `make triton` Triton gets the same octets in the binary form of its own protocol.
 
-Copies are those of one request, with one GPU: the most memory that each process takes while one large request after the
-other is in hand, less what it took before, in multiples of the payload. Small requests come 20 times a second: alone, beside four small ones in hand, and beside four large
-ones. Any load has them wait for the next departure; what large ones cost them is the difference of the last two.
-
-`holds` tells by CPU time, so on a busy machine too, for how long one callback holds an event loop under the same load, as a small
-request waits for the loop as long as that; see bench/stand/holding.py. It leaves bench/out/holds.json.
+Copies are those of one request on one GPU: the most memory that each process takes while large requests come one after the other, less what it
+took before, in multiples of the payload. Small requests come 20 times a second, alone, beside four small ones in hand, and beside four large
+ones. Any load makes them wait for the next departure, so large ones cost them the difference of the last two.
 """
 
 from __future__ import annotations
@@ -25,7 +20,6 @@ import os
 import socket
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,19 +35,11 @@ from bench.stand.stand import Broken, Server
 SIZE = 5_000_000
 SMALL = 100
 SMALL_EVERY = 0.05
-"""Seconds between two small requests."""
 ALONE = 6
-"""Large requests of which the copies are counted, one after the other."""
+"""Large requests of which the copies are counted."""
 MOST_MS = 4.0
 """Most milliseconds of CPU time of a large request in one process with its workers."""
 MOST_COPIES = 2.0
-"""Most copies of a payload in the memory of one process."""
-HELD_WAYS = ("arena", "redis")
-MOST_HELD_MS = 15.0
-"""Most milliseconds of CPU time of one callback: a value of 5 MB is copied in pages that were never touched."""
-STARTING = ("run", "Service.start", "Batcher.start", "None")
-"""Callbacks of the beginning, and of processes that begin."""
-SHOWN = 3
 BODY_LIMIT = 16 << 20
 TARGETS = "bench/stand/targets.py"
 FLAGS = ("--max-body-bytes", str(BODY_LIMIT), "--max-batch-size", "8", "--log-level", "warning")
@@ -62,14 +48,7 @@ DEADLINES = ("--request-timeout-ms", "30000", "--queue-timeout-ms", "20000")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of a payload: what is asked, and the processes that take part, by role.
-
-    Attributes:
-        url: where requests go.
-        large, small: whole requests as bytes.
-        pids: processes by role.
-        usage: CPU seconds so far by role.
-    """
+    """One way of a payload: its URL, a large and a small request as bytes, its processes by role, and CPU seconds so far by role."""
 
     url: str
     large: bytes
@@ -79,18 +58,16 @@ class Way:
 
 
 Start = Callable[[str, int], contextlib.AbstractContextManager[Way]]
-"""Function from a direction and a number of GPUs to a way, whose processes run as long as its context lasts."""
+"""Takes a direction and a number of GPUs."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Large payloads: CPU time, copies, small requests beside, event loops."
-    )
+    parser = argparse.ArgumentParser(description="Large payloads: CPU time, copies, small requests beside.")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load (default %(default)g)")
     parser.add_argument("--in-hand", type=int, default=4, help="large requests (default %(default)g)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=", ".join(WAYS))
     stand.pin_to_load_core()
-    return parts.run(parser, PARTS, {"cost": "payload"})
+    return parts.run(parser, {"payload": cost})
 
 
 def cost(findings: Findings, options: argparse.Namespace) -> None:
@@ -131,41 +108,8 @@ def _measure(
     }  # fmt: skip
 
 
-def holds(findings: Findings, options: argparse.Namespace) -> None:
-    """Tell which callbacks hold the event loop of each process of ours that has a part in it."""
-    rows: list[dict[str, object]] = []
-    for name in options.ways:
-        for direction in ("in", "out") if name in HELD_WAYS else ():
-            rows += _held(findings, name, direction, options)
-    findings.table(f"{SIZE / 1e6:g} MB, {options.in_hand} in hand", rows)
-
-
-def _held(findings: Findings, name: str, direction: str, options: argparse.Namespace) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory(prefix="headway-bench-holds-") as folder:
-        os.environ["HOLDS"], stand.module = folder, "bench.stand.holding"
-        try:
-            with WAYS[name](direction, 2) as way:
-                done, roles = [0], dict(way.pids)
-                load = partial(_load_beside, way.url, way.large, options.in_hand, done)
-                _small_beside(way, options.seconds, load)
-        finally:
-            stand.module = "headway"
-        for path in sorted(Path(folder).glob("*.json")):
-            role = roles.get(int(path.stem), "controller")
-            if role == "controller":
-                continue
-            held = {what: took for what, took in json.loads(path.read_text()).items() if what not in STARTING}
-            longest = sorted(held.items(), key=lambda one: -max(one[1]))[:SHOWN]
-            shown = ", ".join(f"{what} {max(took):.1f} ({len(took)})" for what, took in longest)
-            most = max((max(took) for took in held.values()), default=0.0)
-            findings.at_most(f"{name}, {direction}, {role}: longest callback", most, MOST_HELD_MS, "ms")
-            rows.append({"way": name, "5 MB": direction, "large": done[0], "role": role, "longest ms (times)": shown})
-    return rows
-
-
 def _copies(way: Way) -> dict[str, float]:
-    """Payloads that fit into what each process took at most for one request, by role."""
+    """Payloads that fit into the memory that each process took at most for one request, by role."""
     with contextlib.closing(Client(way.url)) as client:
         for _ in range(3):
             client.ask(way.small)
@@ -174,11 +118,11 @@ def _copies(way: Way) -> dict[str, float]:
             Path(f"/proc/{pid}/clear_refs").write_text("5")
         for _ in range(ALONE):
             client.ask(way.large)
-    found: dict[str, float] = {}
+    copies: dict[str, float] = {}
     for pid, role in way.pids.items():
         count = max(0, _memory(pid, "VmHWM") - before[pid]) / SIZE
-        found[role] = max(found.get(role, 0.0), count)
-    return found
+        copies[role] = max(copies.get(role, 0.0), count)
+    return copies
 
 
 def _memory(pid: int, name: str) -> int:
@@ -207,7 +151,7 @@ def _small_beside(
 
 @contextlib.contextmanager
 def _load_beside(url: str, request: bytes, in_hand: int, done: list[int]) -> Iterator[None]:
-    """Requests in a closed loop, some at a time; `done` counts them."""
+    """Send requests in a closed loop, so many at a time; `done` counts them."""
     over = threading.Event()
 
     def run() -> None:
@@ -228,15 +172,13 @@ def _load_beside(url: str, request: bytes, in_hand: int, done: list[int]) -> Ite
 
 
 class Client:
-    """One connection."""
-
     def __init__(self, url: str) -> None:
         place = urlsplit(url)
         self._socket = socket.create_connection((place.hostname or "", place.port or 80), timeout=60)
         self._room = bytearray(1 << 20)
 
     def ask(self, request: bytes) -> None:
-        """Send a whole request, and take the whole answer."""
+        """Send a whole request, and read the whole answer."""
         self._socket.sendall(request)
         head = b""
         while b"\r\n\r\n" not in head:
@@ -256,7 +198,6 @@ class Client:
             left -= got
 
     def close(self) -> None:
-        """Hang up."""
         self._socket.close()
 
 
@@ -266,7 +207,7 @@ def _post(path: str, body: bytes, *fields: str) -> bytes:
 
 
 def asked(direction: str) -> tuple[str, bytes, bytes]:
-    """Target, large request and small one."""
+    """Return the target, a large request and a small one."""
     post = partial(_post, "/v1/predict?model_id=default")
     fields = ("Content-Type: application/octet-stream",)
     if direction == "in":
@@ -316,7 +257,7 @@ def _tensor(octets: bytes) -> bytes:
 
 
 def takes(url: str, request: bytes) -> bool:
-    """Whether a gateway has heard by now what its workers take."""
+    """Whether a gateway knows by now what its workers take."""
     with contextlib.closing(Client(url)) as client:
         try:
             client.ask(request)
@@ -342,7 +283,6 @@ WAYS: dict[str, Start] = {
     "redis": _redis,
     **({"triton": _triton} if triton_server.is_installed() else {}),
 }
-PARTS: parts.Parts = {"cost": cost, "holds": holds}
 
 if __name__ == "__main__":
     sys.exit(main())

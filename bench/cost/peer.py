@@ -1,23 +1,20 @@
-"""CPU time for each request beside mosec, the fastest batching server for Python that we know of, and how it grows.
+"""CPU time of a request beside mosec, the fastest batching server for Python that we know of, and how it grows.
 
     python bench/cost/peer.py                                          about ten minutes
     python bench/cost/peer.py --only brim --rounds 1 --seconds 5       a first impression
     python bench/cost/peer.py --only brim --profile bench/out          besides, what py-spy sees of the front process
 
-brim     Both serve the same function (a text in capitals, no sleep) in one worker process, at most 64 in a batch, and get the
-         same 115-byte JSON POST, by wrk to the brim of one core. Headway runs with everything on: an API key looked up and its rate
-         limit counted for every request, metrics, the admin port. It is measured with the window policy at mosec's 2 ms, and
-         with its default policy. mosec knows no keys and no limits; it is measured as it comes, and with msgspec in place of
-         the JSON it comes with.
-rates    Open loop, Poisson: 1,000 requests/s on two GPUs and 3,000 on four, which sleep for 100 ms a batch of at most 100.
-         Headway has its defaults, a key and a limit; mosec waits 10 ms for a batch. A request that arrives alone costs several
-         times what one does at the brim: what it needs is no longer in the processor's caches.
+brim     Both put a text in capitals, at once, in one worker process, at most 64 in a batch, and get the same JSON POST of 115 bytes, by wrk to the
+         brim of one core. Headway runs with everything on: an API key and its rate limit, metrics, the admin port. It is measured
+         with the window policy at mosec's 2 ms and with its default policy; mosec as it comes and with msgspec for its JSON.
+rates    Open loop, Poisson: 1,000 requests/s on two GPUs and 3,000 on four, which sleep for 100 ms a batch of at most 100. Headway has its
+         defaults, a key and a limit; mosec waits 10 ms for a batch. A request that comes alone costs several times what one does at the
+         brim, because what it needs has left the processor's caches.
 growth   Headway alone on such GPUs, eleven for each 10,000 requests/s, at 100 to 10,000 requests/s; then 1 to 64 workers at 900.
-         What a server does whether or not it is asked weighs most at the lowest rate.
-waiting  Memory of each further client that waits for its answer, while a GPU sleeps for long.
+waiting  Memory of each further client that waits for its answer.
 
-The servers take turns, each round starting a fresh one. The figure that travels between machines is CPU time per request, user
-and system, of all the processes of a server together; each part leaves a file of results: peer, peer_rates, growth, waiting.
+The servers take turns, and each round starts fresh ones. CPU time is that of all processes of a server; its ratios travel between machines.
+Each part leaves its own file: peer, peer_rates, growth, waiting.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ GPU_MS, GPU_BATCH, GPU_WAIT_MS = 100.0, 100, 10
 RATES = {"1,000/s, 2 GPUs": (1_000.0, 2), "3,000/s, 4 GPUs": (3_000.0, 4)}
 """Requests per second, and GPUs for them."""
 MOST_AT_RATES = 1.0
-"""Bound on the ratio of CPU time to mosec's."""
+"""Most CPU time to mosec's."""
 GROWTH = {
     "rates": [(rate, max(1, math.ceil(rate * 1.1 / 1000))) for rate in (100.0, 300.0, 1_000.0, 3_000.0, 10_000.0)],
     "numbers of workers": [(900.0, workers) for workers in (1, 4, 16, 64)],
@@ -59,10 +56,9 @@ GROWTH = {
 SPREAD = 1.1 / 0.9
 """Most that the largest cost may be of the smallest."""
 FEW, CLIENTS = 500, 4_000
-"""Clients that wait already, and those that come besides."""
+"""Clients that wait already."""
 MOST_KB = 20.0
 HERTZ = 499
-"""Samples of the profile in a second."""
 _ASK = "POST /v1/inference HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n{body}"
 
 
@@ -75,7 +71,6 @@ def main() -> int:
 
 
 def brim(findings: Findings, options: argparse.Namespace) -> None:
-    """Load all of them to the brim of a core."""
     key = stand.write_key(KEYS)
     common = ("--keys", str(KEYS), "--max-batch-size", str(MAX_BATCH), "--log-level", "warning")
     ours = partial(stand.headway, f"{stand.TARGETS}:upper", *common)
@@ -102,9 +97,9 @@ def brim(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def _profile(contender: Contender, server: Server, seconds: float, path: Path) -> None:
-    """Have py-spy draw what the process that holds the connections does under the same load, by the wall clock.
+    """Have py-spy draw by the wall clock what the front process does under the same load.
 
-    It cannot tell running from waiting for a core, so the workers go to the other one meanwhile.
+    It can't tell running from waiting for a core, so the workers go to the other one.
     """
     for pid in server.worker_pids():
         stand.move_to_load_core(pid)
@@ -117,7 +112,6 @@ def _profile(contender: Contender, server: Server, seconds: float, path: Path) -
 
 
 def rates(findings: Findings, options: argparse.Namespace) -> None:
-    """Ask both at rates that people have."""
     flags = ("--expect", "upper", "--key", stand.write_key(KEYS))
     for name, (rate, gpus) in RATES.items():
         ours = partial(stand.emulated, GPU_MS, GPU_BATCH, gpus, "--keys", str(KEYS), name="rates-headway")
@@ -146,7 +140,6 @@ def _show(findings: Findings, title: str, load: str, contenders: dict[str, Conte
 
 
 def growth(findings: Findings, options: argparse.Namespace) -> None:
-    """Ask Headway at more and more, and with more and more workers."""
     for over, loads in GROWTH.items():
         rows, turns = [], []
         for rate, workers in loads:
@@ -164,7 +157,6 @@ def growth(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def waiting(findings: Findings, options: argparse.Namespace) -> None:
-    """Measure what each further client adds that waits for its answer."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW + CLIENTS + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     patience = ("--request-timeout-ms", "60000", "--queue-timeout-ms", "60000", "--gpu-timeout-ms", "30000")
     flags = (*patience, "--max-batch-size", "4096", "--log-level", "warning")

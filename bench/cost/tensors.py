@@ -1,16 +1,12 @@
-"""CPU time of a request that carries numbers, over all processes: beside Triton's Python backend, and door by door.
+"""CPU time of a request that carries numbers, over all processes, beside Triton's Python backend.
 
     python bench/cost/tensors.py                               six minutes
     python bench/cost/tensors.py --rounds 1 --seconds 2        a first impression
-    python bench/cost/tensors.py --only doors                  how much the form costs
 
-One function takes a batch as one array, and answers with the first and the last number of each row. Each request has one row: 4 numbers
-(FP32), an image (UINT8, 224×224×3, 150 kB), or 600 kB (FP32). Where `make triton` was run, `tensors` has Triton serve the same
-function from its Python backend, and both get the same bytes by the binary form of the Open Inference Protocol over HTTP, with wrk,
-and by gRPC. A batch leaves when it is full, with as many as there are connections, or after 20 ms, so that both fill theirs.
-Each round begins with the other server. Bounds are on the median of the rounds' ratios.
-
-`doors` loads each way in of ours: native JSON, the protocol's JSON and binary form, and gRPC.
+One function takes a batch as an array, and answers with the first and the last number of each row. A request has one row: 4 numbers (FP32), an
+image (UINT8, 224×224×3, 150 kB), or 600 kB (FP32). Triton serves the same function. Both get the same bytes by the binary form of the Open
+Inference Protocol over HTTP, with wrk, and by gRPC. A batch leaves when it has as many rows as there are connections, or after 20 ms, so that
+both fill theirs. Each round begins with the other server. Bounds are on the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from bench.cost import doors
@@ -36,19 +32,11 @@ BODY_LIMIT = 8 << 20
 WAYS = HTTP, GRPC = "HTTP", "gRPC"
 """Ways in that both servers have: the protocol's binary form, and its raw contents."""
 Loads = Mapping[str, Callable[[float], int]]
-"""Ways in by name: seconds to the number of requests that were answered meanwhile."""
+"""Ways in by name: a function of seconds that returns the number of answered requests."""
 
 
 class Case(NamedTuple):
-    """Row of a request.
-
-    Attributes:
-        model: Triton's name of the model.
-        datatype: of its numbers.
-        row: its shape.
-        in_hand: requests at once, and in a full batch.
-        most: most of Triton's time that a request may take.
-    """
+    """Row of a request, Triton's name of the model, requests in hand and in a full batch, and most of Triton's time that it may take."""
 
     model: str
     datatype: str
@@ -70,11 +58,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=4, help="of each load (default %(default)d)")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=", ".join(WAYS))
-    return parts.run(parser, {"tensors": beside_triton, "doors": by_door}, {"doors": "tensor_doors"})
+    return parts.run(parser, {"tensors": beside_triton})
 
 
 def beside_triton(findings: Findings, options: argparse.Namespace) -> None:
-    """Load both servers in turns."""
     if not triton_server.is_installed():
         findings.say("There is no Triton; make triton installs it.")
         return
@@ -84,32 +71,20 @@ def beside_triton(findings: Findings, options: argparse.Namespace) -> None:
         with _ours(case) as (server, ours), _triton(case) as (triton, theirs):
             sides = (server, ours), (triton, theirs)
             for way in options.ways:
-                found = _rounds(sides, way, options)
-                ratio = statistics.median(one.whole / other.whole for one, other in found)
+                rounds = _rounds(sides, way, options)
+                ratio = statistics.median(one.whole / other.whole for one, other in rounds)
                 findings.at_most(f"{name}, {way}: CPU time against Triton", ratio, case.most, "x")
                 rows.append({
-                    "": name, "way": way, **_times("Headway", [one for one, _ in found]),
-                    **_times("Triton", [other for _, other in found]), "x Triton": ratio, "at most": case.most,
+                    "": name, "way": way, **_times("Headway", [one for one, _ in rounds]),
+                    **_times("Triton", [other for _, other in rounds]), "x Triton": ratio, "at most": case.most,
                 })  # fmt: skip
     findings.table("CPU time of a request in µs; medians", rows)
-
-
-def by_door(findings: Findings, options: argparse.Namespace) -> None:
-    """Load each way in of ours."""
-    rows: list[dict[str, object]] = []
-    for name in options.cases:
-        with _ours(CASES[name]) as (server, loads):
-            for way, load in loads.items():
-                load(WARM_UP)
-                found = [doors.measure(server, load, options.seconds) for _ in range(options.rounds)]
-                rows.append({"": name, "way": way, **_times("", found)})
-    findings.table("CPU time of a request in µs, by its way in; medians", rows)
 
 
 def _rounds(
     sides: tuple[tuple[Server, Loads], ...], way: str, options: argparse.Namespace
 ) -> list[tuple[doors.Spent, doors.Spent]]:
-    """What a request took of each side, round by round."""
+    """CPU time of a request of each side, round by round."""
     for _, loads in sides:
         loads[way](WARM_UP)
     found = []
@@ -132,34 +107,21 @@ def _ours(case: Case) -> Iterator[tuple[Server, Loads]]:
     flags = ["--grpc-port", str(port), "--max-batch-size", str(case.in_hand), "--max-body-bytes", str(BODY_LIMIT)]
     flags += ["--policy", "window", "--max-wait-ms", str(WAIT_MS), "--log-level", "warning"]
     with stand.headway(f"{stand.TARGETS}:Ends({case.datatype!r}, {row})", *flags, name="tensors") as server:
-        infer = f"{server.url}/v2/models/default/infer"
-        text = json.dumps(_zeros(case.row)).encode()
-        native = b'{"input":%b}' % text
-        tensor = b'{"inputs":[%b]}' % json.dumps(_tensor(case)).encode().replace(b"}", b',"data":[%b]}' % text, 1)
-        yield (
-            server,
-            {
-                "native JSON": lambda time: doors.posts(
-                    f"{server.url}/v1/inference", native, time, in_hand=case.in_hand
-                ),
-                "protocol's JSON": lambda time: doors.posts(infer, tensor, time, in_hand=case.in_hand),
-                **_ways(case, infer, port, "default"),
-            },
-        )
+        yield server, _ways(case, f"{server.url}/v2/models/default/infer", port, "default")
 
 
 @contextmanager
 def _triton(case: Case) -> Iterator[tuple[Server, Loads]]:
     port = stand.free_port()
-    with ExitStack() as stack:
-        server = stack.enter_context(triton_server.upper(grpc_port=port, delay_ms=WAIT_MS, names=("upper", case.model)))
+    with triton_server.upper(grpc_port=port, delay_ms=WAIT_MS, names=("upper", case.model)) as server:
         yield server, _ways(case, f"{server.url}/v2/models/{case.model}/infer", port, case.model)
 
 
 def _ways(case: Case, url: str, port: int, model: str) -> Loads:
-    """Ways in that both servers have."""
     size = SIZES[case.datatype] * math.prod(case.row)
-    asked = {**_tensor(case), "parameters": {"binary_data_size": size}}
+    asked = {
+        "name": "x", "datatype": case.datatype, "shape": [1, *case.row], "parameters": {"binary_data_size": size}
+    }  # fmt: skip
     head = json.dumps({"inputs": [asked], "parameters": {"binary_data_output": True}}).encode()
     field = f"Inference-Header-Content-Length: {len(head)}"
     flags = ("--infer", model, "--tensor", case.datatype, *map(str, case.row))
@@ -167,17 +129,6 @@ def _ways(case: Case, url: str, port: int, model: str) -> Loads:
         HTTP: lambda time: doors.posts(url, head + bytes(size), time, field, in_hand=case.in_hand),
         GRPC: lambda time: doors.calls(port, time, *flags, in_hand=case.in_hand),
     }
-
-
-def _tensor(case: Case) -> dict[str, object]:
-    return {"name": "x", "datatype": case.datatype, "shape": [1, *case.row]}
-
-
-def _zeros(row: tuple[int, ...]) -> object:
-    """A row as JSON has it; numbers of a usual length, where they are fractions."""
-    if len(row) > 1:
-        return [_zeros(row[1:])] * row[0]
-    return [round(math.sin(place), 6) for place in range(row[0])] if row[0] > 3 else [200] * row[0]
 
 
 if __name__ == "__main__":

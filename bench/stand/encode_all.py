@@ -1,7 +1,6 @@
 """Yardstick of a real model: texts a second of its own `encode`, given all at once, which it sorts by length and cuts.
 
 python bench/stand/encode_all.py FILE     a JSON array of texts
-
 """
 
 from __future__ import annotations

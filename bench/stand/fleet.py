@@ -2,7 +2,6 @@
 
 Or one service with its broker in memory, in the same shape. All share the core of servers. Redis is the distribution's, because a build
 with another malloc gives other figures.
-
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Bare grpc.aio server of `headway.v1.Inference/Predict`: each text in capitals, at once.
 
 python bench/stand/grpc_bare.py PORT
-
 """
 
 from __future__ import annotations

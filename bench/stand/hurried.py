@@ -2,7 +2,6 @@
 
 `python -m bench.stand.hurried gateway …` is `headway gateway …` so. A program that imports this module forgets as fast. All processes over
 one Redis must, or their functions there differ.
-
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
     python bench/stand/litserve_server.py --port 8000
 
 The variables are those of mosec_server.py and peer_models.py.
-
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A blocking client asks Headway and a socket that answers anything, in turns. Both wake from sleep for each request, so the difference is what
 Headway adds, its GPU process included. An open-loop generator is no use here, because it wakes as late as what is to be measured.
-
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 
 BENCH_MAX_BATCH, BENCH_MAX_WAIT_MS and BENCH_WORKERS shape it. BENCH_MSGSPEC puts msgspec in place of its JSON. The function is that of
 peer_models.py.
-
 """
 
 from __future__ import annotations

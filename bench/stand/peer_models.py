@@ -2,7 +2,6 @@
 
 BENCH_TARGET is MODULE:NAME of a function or class, such as `bench.stand.targets:Padded`. Empty: each text in capitals, after BENCH_BATCH_MS a
 batch.
-
 """
 
 from __future__ import annotations

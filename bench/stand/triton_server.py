@@ -2,7 +2,6 @@
 
 Only the server of that wheel is used, its libraries and the backend. It serves MODELS, functions that Headway serves beside it, at most 64
 inputs in a batch, with a queue delay of 2 ms unless another is given. All else is as it comes.
-
 """
 
 from __future__ import annotations

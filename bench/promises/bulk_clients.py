@@ -1,7 +1,7 @@
 """Clients of bulk jobs, beside a crowd: they send files of lines, begin jobs, end a few, and fetch what came of each.
 
-Their texts begin with `bulk`, or with what the model function rejects, and have `bulk` in them; no client of a crowd asks such.
-Nothing is sent twice whose answer did not come, but a job that was begun without an answer is found in the end, and is judged, too.
+Their texts have `bulk` in them, and no client of a crowd sends such texts. Nothing is sent again for want of an answer, but a job that was begun
+without an answer is found in the end, and judged too.
 """
 
 from __future__ import annotations
@@ -20,34 +20,24 @@ from tests.promises.operation import BAD, Job
 from tests.promises.texts import LARGE_BYTES
 
 LINES = 1_000, 4_000
-"""Lines of a job: least and most."""
+"""Least and most lines of a job."""
 EVERY = 6.0
 """Mean seconds between two jobs."""
 SEVERAL, PARTS = 0.1, (2, 6)
-"""Share of the lines that have several inputs, and how many: least and most."""
+"""Share of the lines that have several inputs, and least and most of these."""
 REJECTED, LARGE, CANCELLED = 0.01, 0.002, 0.25
-"""Shares: of lines that the model rejects, of lines that are large, and of jobs that their client ends when they are half done."""
+"""Shares of lines that the model rejects, of lines that are large, and of jobs that are ended when half done."""
 ENDPOINT = "/v1/completions"
 LOOK_EVERY = 0.5
-"""Seconds between two looks at a job."""
 PATIENCE = 180.0
-"""Seconds after the end of the load in which each job ends. Who holds it next waits for the lease of 30 s of one that was killed."""
+"""Seconds after the load in which each job ends. The next holder waits for the lease of 30 s of one that was killed."""
 ANSWERED = 40.0
 """Seconds after which a client asks another gateway."""
 ENDED = ("completed", "cancelled", "failed", "expired")
 
 
 class BulkClients:
-    """Clients of bulk jobs. Build it in a running loop.
-
-    Arguments:
-        doors: gateways; follows what becomes of them.
-        tenants: values of `Authorization` by tenant.
-        jobs: where jobs are noted.
-        seed: of the dice.
-        poison: share of the lines that make their batch raise.
-        parameters: parameters of a call that lines have; some have none.
-    """
+    """Clients of bulk jobs. Build it in a running loop. `poison` is the share of lines that make their batch raise."""
 
     def __init__(
         self, doors: list[Door], tenants: Mapping[str, str], jobs: list[Job], seed: int, poison: float,
@@ -92,7 +82,7 @@ class BulkClients:
             await self._session.close()
 
     async def _begin(self, number: int) -> None:
-        """Send a job, and end it when it is half done, if its client is such a one."""
+        """Send a job; some are ended when they are half done."""
         rng = self._rng
         tenant, cancels = rng.choice(list(self._tenants)), rng.random() < CANCELLED
         lines = {f"{number}-{at}": self._texts(number, at) for at in range(rng.randint(*LINES))}
@@ -121,7 +111,7 @@ class BulkClients:
         return tuple(self._text(number, f"{at}.{place}", count) for place in range(count))
 
     def _text(self, number: int, at: str, of: int) -> str:
-        """One of so many texts of a line."""
+        """A text of a line with so many."""
         luck, large = self._rng.random(), self._rng.random() < LARGE
         poison, rejected = self._poison / of, REJECTED / of
         kind = BAD[1] if luck < poison else BAD[0] if luck < poison + rejected else "bulk"
@@ -129,7 +119,6 @@ class BulkClients:
         return f"{kind} bulk {self._seed:x}-{number}-{at}{tail}"
 
     async def _fetch(self, job: Job) -> None:
-        """Wait for the end of a job, and fetch its files."""
         path = f"/v1/batches/{job.id}"
         while (told := await self._ask(job.tenant, path))["status"] not in ENDED:
             job.status, job.counts = told["status"], told["request_counts"]
@@ -146,7 +135,7 @@ class BulkClients:
         return [json.loads(line) for line in content.splitlines()]
 
     async def _ask(self, tenant: str, path: str, body: Any = None, *, tries: int = 1_000, whole: bool = False) -> Any:
-        """Answer of any gateway that gives one; after so many tries nothing."""
+        """Return the answer of any gateway that gives one; after so many tries nothing."""
         fields = {"Authorization": self._tenants[tenant]}
         fields |= {"Content-Type": "application/json"} if isinstance(body, str) else {}
         while tries:
@@ -175,12 +164,10 @@ def _written(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def _outputs(record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """`custom_id` of an answer, and its outputs."""
     choices = sorted(record["response"]["body"]["choices"], key=lambda one: int(one["index"]))
     return record["custom_id"], tuple(one["text"] for one in choices)
 
 
 def _code(record: dict[str, Any]) -> tuple[str, str]:
-    """`custom_id` of an error, and its code."""
     error = record["error"] or record["response"]["body"]["error"]
     return record["custom_id"], error["code"]

@@ -1,10 +1,10 @@
-"""Clients behind a load balancer, by HTTP and by gRPC, and the history of what became of each request.
+"""Clients behind a load balancer, over HTTP and gRPC, and the history of their requests.
 
 Load is open-loop. Each request is a text of its own and has one outcome:
 
     ok             the right answer
     an error       status and code of a refusal or failure, such as `503 no_workers`
-    wrong          an answer that is not the right one to this very text
+    wrong          another answer than the right one to this very text
     cut            the connection was closed instead of an answer
     silent         no answer within PATIENCE
     unreachable    no connection was taken
@@ -27,9 +27,9 @@ import grpc
 from headway.grpc import messages
 
 PATIENCE = 40.0
-"""Seconds after which a request counts as never answered; longer than any deadline of the service."""
+"""Longer than any deadline of the service."""
 IDLE_SECONDS = 5.0
-"""Age at which an unused connection is closed; well before the service would."""
+"""Age at which an unused connection is closed, well before the service would."""
 SHOWN = 8
 """Violations that are kept word for word."""
 PREDICT = "/headway.v1.Inference/Predict"
@@ -38,7 +38,7 @@ OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 
 @dataclass(slots=True)
 class Request:
-    """One request. `due` and `ended` are instants of the loop's clock, the latter 0 when it has not ended."""
+    """A request; `due` and `ended` are instants of the loop's clock, the latter 0 until it has ended."""
 
     text: str
     due: float
@@ -47,12 +47,7 @@ class Request:
 
 
 class History:
-    """What became of all requests.
-
-    Attributes:
-        requests: all of them, in the order in which they fell due.
-        examples: the first violations, in words.
-    """
+    """Requests in the order in which they fell due, and the first violations in words."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -60,21 +55,16 @@ class History:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """How many requests ended how; the empty outcome is that of requests without one."""
         return Counter(request.outcome for request in self.requests)
 
     @property
     def latencies(self) -> Sequence[float]:
-        """Of right answers, seconds from the due instant, ascending."""
+        """Seconds from the due instant to right answers, ascending."""
         return sorted(one.ended - one.due for one in self.requests if one.outcome == "ok")
 
 
 class _Load:
-    """Open-loop, Poisson load, until `end_load`.
-
-    Attributes:
-        history: so far.
-    """
+    """Open-loop, Poisson load."""
 
     def __init__(self, rate: float, seed: int) -> None:
         self.history = History()
@@ -113,23 +103,15 @@ class _Load:
             history.examples.append(f"{request.outcome}: {request.text!r}: {example}")
 
     async def _ask(self, text: str) -> tuple[str, str]:
-        """Outcome of a request, and in words what is wrong about it."""
+        """Return the outcome of a request, and in words what is wrong about it."""
         raise NotImplementedError
 
     async def _close(self) -> None:
-        """Close all connections."""
         raise NotImplementedError
 
 
 class Callers(_Load):
-    """Clients by HTTP/1.1. Build it in a running loop.
-
-    Arguments:
-        url: whom they ask.
-        rate: mean requests per second.
-        seed: of the dice.
-        trust: by which they check whom they ask, at https://.
-    """
+    """Clients over HTTP/1.1, which check an https:// URL by `trust`. Build it in a running loop."""
 
     def __init__(self, url: str, rate: float, seed: int, trust: ssl.SSLContext | None = None) -> None:
         super().__init__(rate, seed)
@@ -159,14 +141,7 @@ class Callers(_Load):
 
 
 class GrpcCallers(_Load):
-    """Clients by gRPC over one channel. Build it in a running loop.
-
-    Arguments:
-        target: whom they ask, as HOST:PORT.
-        authority: certificate in PEM format by which they check that.
-        rate: mean calls per second.
-        seed: of the dice.
-    """
+    """Clients over one gRPC channel to HOST:PORT, which they check by a certificate in PEM. Build it in a running loop."""
 
     def __init__(self, target: str, authority: bytes, rate: float, seed: int) -> None:
         super().__init__(rate, seed)

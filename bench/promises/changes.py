@@ -1,7 +1,7 @@
-"""What changes while a fleet is asked and is no trouble: weights of the versions of a model, and the number of workers.
+"""Changes that are no trouble: weights of the versions of a model, and the number of workers.
 
-The rules of the autoscaler want a worker more whenever a request waits as they look, and one less when none does. So the number of
-workers goes up and down for as long as there is load, and ends at the least.
+The rules of the autoscaler want one worker more whenever a request waits as they look, and one less when none does. So the number goes up and
+down for as long as there is load, and ends at the least.
 """
 
 from __future__ import annotations
@@ -25,22 +25,13 @@ from bench.stand.fleet import Fleet
 from tests.promises.operation import History, Weighing, mark_of
 
 LASTS = (8.0, 14.0)
-"""Seconds for which weights last: least and most."""
+"""Least and most seconds for which weights last."""
 TELL_EVERY = 1.0
 """Seconds after which gateways are told again: one that has just started may have read the file before."""
 
 
 class Rollout:
-    """Weights that are in a file of the gateways', who are told to read it again.
-
-    Arguments:
-        folder: where the file is.
-        versions: versions of the model, at least two.
-        seed: of the dice.
-
-    Attributes:
-        file: the file.
-    """
+    """Weights of versions in a file that gateways are told to read again."""
 
     def __init__(self, folder: Path, versions: Sequence[str], seed: int) -> None:
         self.file = folder / "weights.toml"
@@ -54,7 +45,7 @@ class Rollout:
         self._write()
 
     async def run(self, made: Fleet, history: History) -> None:
-        """Change the weights, again and again, until cancelled."""
+        """Change the weights again and again, until cancelled."""
         loop = asyncio.get_running_loop()
         history.weighings.append(Weighing(self._weights, time.monotonic()))
         while True:
@@ -102,30 +93,19 @@ def report(findings: Findings, history: History) -> None:
 
 RULES = [{"queue_above": 0, "for_s": 0.0, "add": 1}, {"utilisation_below": 9.0, "for_s": 0.5, "remove": 1}]
 SCALER_LOOKED_AT_EVERY = 0.25
-"""Seconds between two looks at what the autoscaler wants."""
 
 
 def flags_of_scaler(least: int, most: int) -> Sequence[str]:
-    """Flags of the process that decides how many workers there are."""
     bounds = "--min-workers", str(least), "--max-workers", str(most)
     return "--autoscale", "local", *bounds, "--scale-rules", json.dumps(RULES)
 
 
 def flags_of_host(most: int) -> Sequence[str]:
-    """Flags of a worker host that has so many workers at most."""
     return "--autoscale", "local", "--max-workers", str(most)
 
 
 class Growth:
-    """Notes of what the autoscaler wanted.
-
-    Arguments:
-        made: the fleet, or the service.
-
-    Attributes:
-        changes: number of times that it wanted more, and fewer, as far as was seen.
-        most: most workers that it wanted.
-    """
+    """Notes of what the autoscaler wanted: how often more and fewer workers, and the most."""
 
     def __init__(self, made: Fleet) -> None:
         self.changes = Counter[str]()
@@ -133,7 +113,7 @@ class Growth:
         self._made = made
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Look until cancelled."""
         before = 0
         while True:
             await asyncio.sleep(SCALER_LOOKED_AT_EVERY)

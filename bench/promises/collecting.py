@@ -1,4 +1,4 @@
-"""Collects what the service itself gives of a history when all is answered: ledger, counts, dead letters, keys, logs."""
+"""Evidence of the service itself of a history, once all is answered: ledger, counts, dead letters, keys, logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.servers.postgres import PostgresServer
 LINE = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\dT\S+) \[(?P<level>warning|error|critical) *\] (?P<event>.*?) \[[\w.]+\](?P<text>.*)"
 )
-"""Warning or error in a log. What begins otherwise belongs to the line above it."""
+"""Warning or error in a log. Lines of another form belong to the one above them."""
 
 
 def collect(made: Fleet, evidence: Evidence) -> None:
@@ -55,7 +55,7 @@ def _letters(door: Server) -> Iterator[Letter]:
 
 
 def keys_in(client: redis.Redis) -> Iterator[Key]:
-    """All keys of a fleet."""
+    """Return all keys of a fleet."""
     sizes: dict[str, Callable[[bytes], Any]] = {
         "hash": lambda key: _fields(client, key), "zset": client.zcard, "list": client.llen, "stream": client.xlen, "set": client.scard,
         "none": lambda key: 0,
@@ -76,12 +76,12 @@ def _fields(client: Any, key: bytes) -> int:
 
 
 def lines_of(made: Fleet) -> list[Line]:
-    """Warnings and errors in the logs of all processes that were ever started."""
+    """Return warnings and errors of the logs of all processes that were ever started."""
     return [line for server in made.ever for line in lines_in(server.name, server.output)]
 
 
 def lines_in(process: str, output: str) -> Iterator[Line]:
-    """Warnings and errors in a log; instants are those of the monotonic clock."""
+    """Return warnings and errors of a log; instants are those of the monotonic clock."""
     offset = time.time() - time.monotonic()
     for found in map(LINE.match, output.splitlines()):
         if found is not None:
@@ -92,12 +92,12 @@ def lines_in(process: str, output: str) -> Iterator[Line]:
 # The ledger.
 
 LEDGERS = ("postgres", "sqlite")
-"""Kinds of ledgers: a database that can be killed and paused, or a file."""
+"""A database that can be killed and paused, or a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """One ledger: its URL, and its server, which a file has not."""
+    """A ledger; a file has no server."""
 
     url: str
     server: PostgresServer | None = None
@@ -109,13 +109,12 @@ class Ledger:
         return ["--ledger", self.url, "--ledger-content"]
 
     def rows(self) -> list[Row]:
-        """All its rows."""
         return rows_in_file(self.file) if self.file is not None else asyncio.run(rows_in_postgres(self.url))
 
 
 @contextlib.contextmanager
 def ledger_of(kind: str, folder: Path) -> Iterator[Ledger]:
-    """A ledger of a kind, empty, until the context ends."""
+    """An empty ledger of a kind, until the context ends."""
     if kind == "sqlite":
         file = folder / "ledger.db"
         yield Ledger(f"sqlite:///{file}", file=file)

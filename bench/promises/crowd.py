@@ -1,13 +1,12 @@
 """Clients that behave badly: they leave before their answer, tear requests apart, and send what makes a model fail.
 
-Each client has one connection, one way into the service and one request at a time; those that call over gRPC
-(`crowd_calls.py`) share a few connections. Every text is unique, and an answer counts only when it is the right one for that
-very text; whatever arrives unasked is noted. A request may have several texts, where its way takes a list. So each
-text that was sent whole has one outcome here:
+Each client has a connection, a way into the service and a request at a time; those over gRPC (`crowd_calls.py`) share a few connections. Every
+text is unique, and an answer counts only when it is the right one for that very text. Where a way takes lists, a request has several
+texts. Each text that was sent whole has one outcome:
 
     ok          the right answer
     an error    the code of a refusal or failure, such as rejected_by_model
-    let go      another text of its request has failed, so that nothing was told of this one
+    let go      another text of its request has failed, so nothing was told of this one
     left        the client closed the connection while it waited (half of them politely, half by a reset), or cancelled the call
     cut         the server closed the connection instead of answering
     silent      no answer within PATIENCE
@@ -32,7 +31,6 @@ from tests.promises import ways_in
 from tests.promises.ways_in import WayIn, place_of_message
 
 PATIENCE = 15.0
-"""Seconds after which a request counts as never answered."""
 SHOWN = 5
 """Violations that are kept word for word."""
 
@@ -41,22 +39,20 @@ MOST = 4
 ALL_WAYS = tuple(way for way in ways_in.WAYS_IN if not way.numbers)
 """Ways by which texts come back as texts."""
 WAYS = {"all": ALL_WAYS, "native": (ways_in.NATIVE,)}
-"""Ways into the service, by what the command line calls them."""
+"""Ways into the service, by the names of the command line."""
 
 _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """How clients behave. All but `pause` and `stay` are shares of the requests, 0 to 1.
+    """How clients behave.
 
     Attributes:
-        leave: the client goes away while it waits.
-        tear: the request is broken off half-way.
-        reject: the input is one that the model refuses.
-        poison: the input is one that makes its whole batch fail.
-        stay: mean seconds until a client that leaves has left; at least one millisecond.
-        pause: mean seconds between an answer and the client's next request; 0 for none.
+        leave, tear, reject, poison: shares of the requests whose client goes while it waits, that are broken off half-way, whose input the model
+            refuses, and whose input makes its batch fail.
+        stay: mean seconds until a client that leaves has left.
+        pause: mean seconds between an answer and the client's next request.
     """
 
     leave: float = 0.1
@@ -71,16 +67,12 @@ class Tallied:
     """What became of all requests.
 
     Attributes:
-        sent: texts sent whole.
-        unsure: those of calls that were cancelled, perhaps before they had left the client.
-        torn: requests broken off; they have no outcome.
-        outcomes: of those sent whole.
+        unsure: texts of calls that were cancelled, perhaps before they had left the client.
+        torn: requests that were broken off, which have no outcome.
         by_way: right answers by way.
-        wrong: answers that are not the right answer to their request; none may be.
-        unasked: bytes that came when no answer was due; none may be.
-        blamed: requests with nothing wrong in them that were answered as if there were.
-        spared: poisonous or rejected requests that were answered as if nothing were wrong; none may be.
-        examples: the first violations, in words.
+        wrong, unasked: answers to another request, and octets that came when no answer was due. None may be.
+        blamed: fine inputs that were answered as failing.
+        spared: failing inputs that were answered as fine. None may be.
     """
 
     def __init__(self) -> None:
@@ -90,14 +82,14 @@ class Tallied:
         self.examples: list[str] = []
 
     def violation(self, text: str) -> None:
-        """Keep one in words, if there is room."""
+        """Keep a violation in words, if there is room."""
         if len(self.examples) < SHOWN:
             self.examples.append(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Texts of one request, and whether each is `plain`, one that the model refuses (`REJECT`), or `POISON`."""
+    """Texts of a request, each of them `plain`, `REJECT` or `POISON`."""
 
     way: WayIn
     texts: Sequence[str]
@@ -105,16 +97,7 @@ class Asked:
 
 
 class Crowd:
-    """A crowd of clients for one server. Build it in a running loop and call `run` once.
-
-    Arguments:
-        url: of the server.
-        size: how many clients.
-        manners: how they behave.
-        seed: of their dice.
-        ways: ways into the service, dealt to the clients in turn.
-        grpc_port: port of those over gRPC.
-    """
+    """A crowd of clients for one server. Build it in a running loop, and call `run` once. The ways are dealt to the clients in turn."""
 
     def __init__(
         self,
@@ -165,13 +148,8 @@ class Crowd:
         if all(client.idle for client in self._clients):
             self._over.set()
 
-    def went_idle(self) -> None:
-        """A client has nothing more to do."""
-        if self.left_to_send <= 0 and all(client.idle for client in self._clients):
-            self._over.set()
-
     def draw(self, way: WayIn) -> Asked:
-        """Texts of the next request."""
+        """Return texts for the next request."""
         rng, manners = self.rng, self.manners
         self.left_to_send -= 1
         texts, kinds = [], []
@@ -185,15 +163,7 @@ class Crowd:
         return Asked(way, texts, kinds)
 
     def judge(self, asked: Asked, outputs: Sequence[str], code: str, blamed: int, told: object) -> None:
-        """Note the answer to a request.
-
-        Arguments:
-            asked: the request.
-            outputs: outputs; empty for an error.
-            code: code of the error.
-            blamed: place of the text that the error names; -1: it names none.
-            told: the answer, for a violation in words.
-        """
+        """Note the answer to a request. `blamed` is the place of the text that an error names, -1 if it names none."""
         counters, fine = self.counters, all(kind == "plain" for kind in asked.kinds)
         if outputs:
             self.count("ok", len(asked.texts))
@@ -212,14 +182,14 @@ class Crowd:
             counters.violation(f"blamed: {asked} got {told!r}")
 
     def count(self, outcome: str, times: int = 1) -> None:
-        """Note the outcome of so many texts."""
         if times:
             self.counters.outcomes[outcome] += times
 
     def rest(self, client: _Client | Caller) -> None:
         """Note that a client has nothing more to do."""
         client.idle = True
-        self.went_idle()
+        if self.left_to_send <= 0 and all(other.idle for other in self._clients):
+            self._over.set()
 
     async def _sweep(self) -> None:
         while True:
@@ -318,7 +288,6 @@ class _Client(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Cut the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -328,7 +297,7 @@ class _Client(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return  # the server closed it; connection_lost goes on
         if crowd.left_to_send <= 0:
-            self._rest()
+            self._crowd.rest(self)
             return
         self._asked = crowd.draw(self._way)
         path, fields, body = self._way.write(self._asked.texts)
@@ -360,20 +329,16 @@ class _Client(asyncio.Protocol):
         """Take the next step, after a pause if that is the manner; or be done."""
         crowd = self._crowd
         if crowd.left_to_send <= 0:
-            self._rest()
+            self._crowd.rest(self)
         elif crowd.manners.pause > 0.0:
             crowd.loop.call_later(crowd.rng.expovariate(1.0 / crowd.manners.pause), step)
         else:
             step()
-
-    def _rest(self) -> None:
-        self._crowd.rest(self)
 
     def _count(self, outcome: str) -> None:
         self._crowd.count(outcome, len(self._asked.texts))
 
 
 def loop_factory() -> asyncio.AbstractEventLoop:
-    """The event loop that crowds run in."""
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop

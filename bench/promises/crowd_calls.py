@@ -1,4 +1,4 @@
-"""Clients of a crowd that call over gRPC, or send by streams; those who leave cancel what they have sent."""
+"""Clients of a crowd over gRPC, by calls or streams; those who leave cancel what they have sent."""
 
 from __future__ import annotations
 
@@ -16,18 +16,13 @@ if TYPE_CHECKING:
 PATIENCE = 15.0
 """Seconds after which a request counts as never answered."""
 CLOSING = 1.0
-"""Seconds in which gRPC closes connections, after it has said that they are closed."""
+"""Seconds in which gRPC closes connections after it has said that they are closed."""
 CONNECTIONS = 8
 """Connections that the clients share."""
 
 
 class Calls:
-    """Connections of the callers of a crowd.
-
-    Arguments:
-        crowd: the crowd.
-        port: port for gRPC.
-    """
+    """Connections of the callers of a crowd."""
 
     def __init__(self, crowd: Crowd, port: int) -> None:
         self.crowd = crowd
@@ -36,7 +31,6 @@ class Calls:
         self._next = 0
 
     def connection(self) -> Any:
-        """Connection of the next client."""
         self._next += 1
         if len(self._channels) < CONNECTIONS:
             self._channels.append(channel(self._port))
@@ -53,7 +47,7 @@ class Calls:
 
 
 class Caller:
-    """One client, with one request at a time."""
+    """A client with a request at a time."""
 
     def __init__(self, calls: Calls, way: WayIn) -> None:
         self.idle = False
@@ -64,14 +58,12 @@ class Caller:
         self._task: asyncio.Task[None] | None = None
 
     def connect(self) -> None:
-        """Begin."""
         self._task = self._crowd.loop.create_task(self._go())
 
     def lose_patience(self, now: float) -> None:
-        """Nothing to do: each request has its own time."""
+        """Each request has a time-out of its own."""
 
     def close(self) -> None:
-        """Stop at once."""
         self._connection = self._stream = None
         if self._task is not None:
             self._task.cancel()

@@ -1,7 +1,7 @@
-"""Drains of a fleet: an operator has a worker, a process or the whole machine claim nothing for a while, one order at a time.
+"""Drains of a fleet: an operator drains a worker, a process or the whole machine for a while, one order at a time.
 
-The service refuses a drain that would leave a model without a healthy worker, which costs nobody anything. That of the machine is
-all of it, and short, so it is ordered all the same: then requests may be refused for want of workers.
+The service refuses a drain that would leave a model without a healthy worker. That of the machine is forced, and short; requests may be refused
+meanwhile for want of workers.
 """
 
 from __future__ import annotations
@@ -24,25 +24,20 @@ from bench.stand.stand import Server
 from tests.promises.faults import Drained, Fault
 
 LEVELS = {"worker": 3, "process": 3, "machine": 1}
-"""How often each is drained, relative to the others."""
+"""Weights of what is drained."""
 LASTS, LASTS_FOR_ALL = (0.5, 8.0), (0.3, 2.0)
-"""Seconds from the instant at which nothing runs there until it is undrained: least and most; and of the whole machine."""
+"""Least and most seconds from when it is idle until it is undrained; and those of the whole machine."""
 HEARD = 10.0
-"""Seconds for which is waited until an order is carried out."""
+"""Longest wait until an order is carried out."""
 LOOK_EVERY = 0.1
 ANSWERED_WITHIN = 5.0
 
 
 class Drains:
-    """Orders of an operator.
-
-    Arguments:
-        made: the fleet.
-        faults: where drains are noted, one for each process.
-        rng: the dice.
+    """Orders of an operator, which are noted in `faults`.
 
     Attributes:
-        now: names of the processes that are drained, all or in part.
+        now: names of processes that are drained, all or in part.
         refused: orders that the service refused.
     """
 
@@ -84,7 +79,7 @@ class Drains:
             self.now.clear()
 
     async def _name(self, level: str, worker: str) -> str:
-        """Name to be drained, of a worker, its process or their machine; empty if that is not known now."""
+        """Name of what is drained; empty if it isn't known now."""
         if level == "machine":
             return socket.gethostname()
         process = worker.partition("/")[0]
@@ -94,7 +89,7 @@ class Drains:
         return next((one["id"] for one in fleet["members"]), "") if fleet else ""
 
     def _note(self, level: str, began: float, lines: Sequence[dict[str, Any]]) -> list[Drained]:
-        """Note a drain: of workers by the processes of their functions, else of all of a process of Headway."""
+        """Note a drain, of GPU processes or of a whole process of Headway."""
         noted: dict[tuple[str, int], Drained] = {}
         for line in lines:
             host = host_of(self._made, line)
@@ -107,19 +102,19 @@ class Drains:
         return list(noted.values())
 
     async def _idle(self, ids: set[str]) -> bool:
-        """Whether all workers of these ids have told that they are drained and run nothing, or are gone."""
+        """Whether all these workers are drained and run nothing, or are gone."""
         found = await self._workers()
         there = [one for one in found if one["worker_id"] in ids and one["status"] != "offline"]
         return bool(found) and all(one["status"] == "drained" and not one["in_flight"] for one in there)
 
     async def _back(self, ids: set[str]) -> bool:
-        """Whether all workers of these ids are healthy, or gone."""
+        """Whether all these workers are healthy, or gone."""
         found = await self._workers()
         there = [one for one in found if one["worker_id"] in ids and one["status"] != "offline"]
         return bool(found) and all(one["status"] == "healthy" for one in there)
 
     async def _seen(self, look: Callable[[], Any]) -> float | None:
-        """Instant at which something was seen; None if it was not in time."""
+        """Instant at which something was seen; None if it wasn't in time."""
         until = time.monotonic() + HEARD
         while time.monotonic() < until:
             if await look():
@@ -131,7 +126,7 @@ class Drains:
         return await self._asked(listed) or []
 
     async def _asked(self, ask: Callable[[Server], Any]) -> Any:
-        """What the first process says that answers; None if none does."""
+        """Answer of the first process that gives one; None if none does."""
         for door in self._rng.sample(self._made.doors, len(self._made.doors)):
             try:
                 if found := await asyncio.to_thread(ask, door):
@@ -141,7 +136,7 @@ class Drains:
         return None
 
     async def _told(self, what: str, **query: str) -> tuple[int, Any]:
-        """Status and answer to an order, which is given again, at any process, until there is one that is no error of the service."""
+        """Status and answer to an order, which is repeated until it isn't answered by an error of the service."""
         while True:
             door = self._rng.choice(self._made.doors) if self._made.doors else None
             if door is not None and door.admin:

@@ -4,19 +4,17 @@
     python bench/promises/exactness.py --only exactness --requests 100000    a first impression
     python bench/promises/exactness.py --ways native              by the native route alone
     python bench/promises/exactness.py --broker redis             with the broker in Redis
-    python bench/promises/exactness.py --models 5                 five models, each of which knows its own texts
     python bench/promises/exactness.py --only soak --minutes 20   long enough to tell
     python bench/promises/exactness.py --only soak --kill-every 0.4   crashes above all: does a dead worker leave anything behind?
 
-A crowd of clients sends unique texts by all ways into the service, some of them several in a request, and checks each answer. One in ten leaves while it waits; some tear a request
-apart, some send an input that the model refuses, or one that makes its whole batch fail. One batch in two hundred
-fails for no reason, and every two seconds a worker is killed with SIGKILL, so batches are run again whole, in halves,
-and alone. In the end the clients' books are compared with the server's: outcome by outcome, the server counted what
-the clients saw, and the difference is those who left.
+A crowd of clients sends unique texts by all ways into the service, some of them several in a request, and checks each answer. One in ten leaves
+while it waits; some tear a request apart, some send an input that the model refuses, or one that makes its whole batch fail. One batch in two
+hundred fails for no reason, and a worker is killed every two seconds, so batches run again whole, in halves, and alone. In the end the clients'
+books are compared with the server's: it counted what they saw, outcome by outcome, and the difference is those who left.
 
-`soak` has the same at a moderate rate. The memory of the front process, the memory of its workers, open descriptors, threads and
-processes are sampled; the medians of the second fifth and of the last fifth of the time must be alike. When the clients are gone,
-descriptors must be back to where they were before them. The books are audited as above; it leaves bench/out/soak.json.
+`soak` has the same at a moderate rate. Memory of the front process and of its workers, open descriptors, threads and processes are sampled; the
+medians of the second and of the last fifth of the time must be alike, and descriptors must be back to where they were when the clients are gone.
+It leaves bench/out/soak.json.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from bench.promises.crowd import WAYS, Crowd, Manners, Tallied, loop_factory
@@ -41,7 +39,7 @@ from bench.stand import parts, processes, stand
 from bench.stand.findings import Findings
 from bench.stand.fleet import Redis
 from bench.stand.stand import Server
-from tests.promises.ways_in import WayIn, native_of
+from tests.promises.ways_in import WayIn
 
 CLIENTS = 256
 GPUS = 2
@@ -50,7 +48,7 @@ RAISES = 0.005
 BATCH_MS = 2.0
 SETTLE_SECONDS = 10.0
 UNTOLD = ("left", "let go")
-"""Outcomes of texts of which their clients were told nothing, so that the server may have counted any."""
+"""Outcomes of texts of which clients were told nothing; the server may have counted any."""
 SLOWEST = 2_000.0
 """Requests per second at which the run would take as long as it may."""
 SOAK_RATE = 800.0
@@ -64,7 +62,6 @@ def main() -> int:
     add = parser.add_argument
     add("--requests", type=int, default=1_000_000, help="how many (default %(default)d)")
     add("--seconds", type=float, default=0.0, help="most of the load (default: 60, and one for each 2,000 requests)")
-    add("--models", type=int, default=1, help="asked by the native route alone where there are several (default 1)")
     add("--minutes", type=float, default=2.0, help="of the soak (default %(default)g)")
     add("--kill-every", type=float, default=10.0, help="seconds between kills in the soak (default %(default)g)")
     add("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
@@ -78,12 +75,10 @@ def exactness(findings: Findings, options: argparse.Namespace) -> None:
     stand.pin_to_load_core()
     findings.say(f"{options.requests:,} requests, seed {options.seed}.")
     environment = {"BENCH_MS": f"{BATCH_MS}", "BENCH_RAISE": f"{RAISES}", "BENCH_SEED": str(options.seed)}
-    models = [f"m{number}" for number in range(options.models)] if options.models > 1 else []
-    ways = tuple(map(native_of, models)) or WAYS[options.ways]
-    with flaky("exactness", options.broker, 1 if models else GPUS, environment, models) as server:
+    with flaky("exactness", options.broker, environment) as server:
         begun = time.monotonic()
         longest = options.seconds or 60 + options.requests / SLOWEST
-        load = Load(Manners(), ways, options.requests, longest, KILL_EVERY)
+        load = Load(Manners(), WAYS[options.ways], options.requests, longest, KILL_EVERY)
         counters, kills = load.run(server, options.seed)
         seconds = time.monotonic() - begun
         counted = settled(server)
@@ -96,31 +91,22 @@ def exactness(findings: Findings, options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def flaky(
-    name: str, broker: str, workers: int, environment: dict[str, str], models: Sequence[str] = ()
-) -> Iterator[Server]:
-    """Service of a function that fails now and then, with a port for gRPC and its broker in memory or Redis.
-
-    `models` are the names of several such functions, of which each knows its own texts.
-    """
+def flaky(name: str, broker: str, environment: dict[str, str]) -> Iterator[Server]:
+    """Service of a function that fails now and then, with a port for gRPC."""
     port = stand.free_port()
-    flags = ["--workers", str(workers), "--max-batch-size", "64", "--log-level", "error", "--grpc-port", str(port)]
+    flags = ["--workers", str(GPUS), "--max-batch-size", "64", "--log-level", "error", "--grpc-port", str(port)]
     with contextlib.ExitStack() as stack:
         if broker == "redis":
             flags += ["--broker", stack.enter_context(Redis(f"{name}-redis")).url]
-        targets = [f"{model}={stand.TARGETS}:FlakyOf('{model}')" for model in models] or [f"{stand.TARGETS}:Flaky"]
-        server = stack.enter_context(stand.headway(*targets, *flags, name=name, environment=environment))
+        target = f"{stand.TARGETS}:Flaky"
+        server = stack.enter_context(stand.headway(target, *flags, name=name, environment=environment))
         server.grpc_port = port
         yield server
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What clients do to a server: until `requests` were sent or `seconds` are over.
-
-    Attributes:
-        kill_every: mean seconds between two kills of a worker.
-    """
+    """What clients do to a server until `requests` were sent or `seconds` are over; `kill_every` is the mean of seconds between two kills."""
 
     manners: Manners
     ways: Sequence[WayIn]
@@ -129,7 +115,7 @@ class Load:
     kill_every: float
 
     def run(self, server: Server, seed: int, *watch: Callable[[], Coroutine[Any, Any, None]]) -> tuple[Tallied, int]:
-        """What became of the requests, and how many workers were killed; `watch` goes on meanwhile."""
+        """Return what became of the requests, and how many workers were killed; `watch` goes on meanwhile."""
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(self._drive(server, seed, *watch))
 
@@ -149,7 +135,7 @@ class Load:
 
 
 async def kill_workers(server: Server, every: float, rng: random.Random, kills: list[int]) -> None:
-    """Kill a worker of `server` with SIGKILL every so many seconds, until cancelled; `kills` gets their pids."""
+    """Kill a worker every so many seconds, until cancelled; `kills` gets their pids."""
     while True:
         await asyncio.sleep(rng.uniform(0.5, 1.5) * every)
         with contextlib.suppress(OSError):
@@ -161,7 +147,7 @@ async def kill_workers(server: Server, every: float, rng: random.Random, kills: 
 
 
 def settled(server: Server) -> Counter[str]:
-    """The server's count of outcomes, as soon as it holds no request."""
+    """Return the server's count of outcomes, as soon as it holds no request."""
     patience = time.monotonic() + SETTLE_SECONDS
     while server.ask("/internal/health")["pending"] and time.monotonic() < patience:
         time.sleep(0.05)
@@ -174,17 +160,11 @@ def audit(findings: Findings, counters: Tallied, counted: Counter[str], kills: i
         {outcome: count for outcome, count in counters.outcomes.items() if outcome not in (*UNTOLD, "silent")}
     )
     left = sum(counters.outcomes[outcome] for outcome in UNTOLD)
-    rows = [
-        {
-            "outcome": outcome,
-            "clients": seen[outcome],
-            "server": counted[outcome],
-            "more": counted[outcome] - seen[outcome],
-        }
-        for outcome in sorted(seen | counted)
+    rows: list[dict[str, object]] = [
+        {"outcome": outcome, "clients": seen[outcome], "server": counted[outcome]} for outcome in sorted(seen | counted)
     ]
-    rows.append({"outcome": "left, or let go", "clients": left, "server": None, "more": None})
-    rows.append({"outcome": "all", "clients": counters.outcomes.total(), "server": counted.total(), "more": None})
+    rows.append({"outcome": "left, or let go", "clients": left})
+    rows.append({"outcome": "all", "clients": counters.outcomes.total(), "server": counted.total()})
     findings.table("Outcomes", rows)
     ways = [{"way": way, "answered": times} for way, times in sorted(counters.by_way.items())]
     findings.table("Requests answered, by their way", ways)
@@ -230,14 +210,14 @@ def _report(findings: Findings, counters: Tallied, counted: Counter[str], kills:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the server held at an instant: memory in MiB, counts of the rest."""
+    """What the server held at an instant."""
 
     at: float
     front_mb: float
     workers_mb: float
-    descriptors: int
-    threads: int
-    processes: int
+    descriptors: float
+    threads: float
+    processes: float
 
 
 def soak(findings: Findings, options: argparse.Namespace) -> None:
@@ -247,7 +227,7 @@ def soak(findings: Findings, options: argparse.Namespace) -> None:
     findings.say(f"{options.minutes:g} minutes at about {SOAK_RATE:,.0f}/s, seed {options.seed}.")
     environment = {"BENCH_MS": "10", "BENCH_RAISE": "0.002", "BENCH_SEED": str(options.seed)}
     samples: list[Sample] = []
-    with flaky("soak", options.broker, GPUS, environment) as server:
+    with flaky("soak", options.broker, environment) as server:
 
         async def watch() -> None:
             begun = time.monotonic()
@@ -270,7 +250,6 @@ def soak(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def sample(server: Server, at: float) -> Sample:
-    """Look at the server now; `at` is the instant to note."""
     rss = server.rss()
     return Sample(
         at=round(at, 1),
@@ -300,15 +279,7 @@ def _judge(findings: Findings, samples: list[Sample], before: Sample, after: Sam
 
 
 def _median(samples: list[Sample]) -> Sample:
-    """The median of each figure."""
-    return Sample(
-        at=statistics.median(one.at for one in samples),
-        front_mb=statistics.median(one.front_mb for one in samples),
-        workers_mb=statistics.median(one.workers_mb for one in samples),
-        descriptors=round(statistics.median(one.descriptors for one in samples)),
-        threads=round(statistics.median(one.threads for one in samples)),
-        processes=round(statistics.median(one.processes for one in samples)),
-    )
+    return Sample(*(statistics.median(figures) for figures in zip(*map(astuple, samples), strict=True)))
 
 
 PARTS: parts.Parts = {"exactness": exactness, "soak": soak}

@@ -4,14 +4,14 @@
     python bench/promises/proxied.py --proxy nginx --only rolling --seconds 60
     python bench/promises/proxied.py --only troubles --troubles redis-stalled gateway-killed --proxy haproxy
 
-rolling    300 requests/s, half of them over HTTP/1.1, a third over gRPC, the rest over HTTP/2, while gateways and worker hosts are restarted
-           one after the other, again and again
+rolling    300 requests/s, half of them over HTTP/1.1, a third over gRPC, the rest over HTTP/2, while gateways and worker hosts are restarted one
+           after the other, again and again
 slow       clients that send a byte at a time, and requests and polls that take 30 s, beside 100 requests/s
-race       all idle connections to the gateways are used at once, 10,000 times in all, at ages around those at which proxy and gateway
-           give them up: the proxy after 4 s, the gateway after 5. Then again with a gateway that gives up first, after 1, to see what that costs
-troubles   what befalls a fleet, one thing after the other (TROUBLES), each with a fleet of its own: two gateways, two worker hosts with a GPU
-           made of sleep each, two controllers, and Redis, alone, under Sentinels or as a cluster. 100 requests/s, and after two seconds
-           the trouble. `recovery` is the seconds from its beginning to the end of the last request that failed or took over a second
+troubles   one after the other of TROUBLES, each in a fleet of its own: two gateways, two worker hosts with a GPU made of sleep each, two
+           controllers, and Redis, alone, under Sentinels or as a cluster. 100 requests/s, and after two seconds the trouble. `recovery` is the
+           seconds from its beginning to the end of the last request that failed or took over a second
+
+That no idle connection ends under a request that uses it, tests/e2e/test_proxies.py holds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import Protocol, Self
+
+import aiohttp
 
 from bench.promises.callers import Callers, GrpcCallers, History
 from bench.promises.crowd import loop_factory
@@ -44,30 +45,26 @@ from bench.stand.findings import Findings
 from bench.stand.fleet import Fleet
 from bench.stand.proxies import KINDS, Behind, Proxy
 from bench.stand.stand import Broken, Server
-from bench.stand.stores import ReplicatedCluster
 from tests.clients.environments import client_command
-from tests.servers.ports import Port
+from tests.servers.cluster import ClusterSetup
+from tests.servers.ports import LOOPBACK, Port
 from tests.servers.redis import RedisServer
 from tests.servers.sentinel import SentinelSetup
 
 BATCH_MS, MAX_BATCH = 50.0, 32
 LAME_DUCK_MS = 5000
 RATES = {"http/1.1": 150.0, "grpc": 100.0, "http/2": 50.0}
-"""Requests per second while all is restarted."""
+"""Requests per second of `rolling`."""
 WAIT = 30.0
 """Seconds of a long request, and of a long poll."""
-PROXY_IDLE = 4.0
-"""Seconds after which the proxies give an idle connection up, as their files say."""
-LINES, WAVES = 250, 40
-"""Connections that are used at once, and how often."""
 TARGET = f"{stand.TARGETS}:Waiting"
 LONG = ("--queue-timeout-ms", "60000", "--request-timeout-ms", "60000", "--task-timeout-ms", "60000")
 PATIENT = ("--gpu-timeout-ms", "40000", "--broker-timeout-ms", "20000")
 LAME_DUCK = ("--lame-duck-ms", str(LAME_DUCK_MS))
 BEFORE, AFTER = 2.0, 4.0
-"""Seconds of load before a trouble begins, and after it is over."""
+"""Seconds of load before a trouble, and after it."""
 LATE = 1.0
-"""Seconds after which an answer counts as late in a trouble."""
+"""Seconds after which an answer counts as late."""
 DISK_MB = 8
 
 Row = dict[str, object]
@@ -101,7 +98,7 @@ def main() -> int:
 
 
 def rolling(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row]:
-    """Restart everything that serves, under load, for `options.seconds`."""
+    """Restart all that serves, under load, for `options.seconds`."""
     restarts: Counter[str] = Counter()
 
     async def work(scene: Scene, front: Proxy) -> dict[str, History]:
@@ -131,24 +128,17 @@ def rolling(kind: str, options: argparse.Namespace, findings: Findings) -> list[
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             histories = runner.run(work(scene, front))
         told = json.loads(over_http_2.communicate(timeout=60)[0].splitlines()[-1])
-    found = [_row(kind, name, history) for name, history in histories.items()]
-    found.append(
-        {
-            "behind": kind,
-            "over": "http/2",
-            "requests": sum(told.values()),
-            "failed": sum(told.values()) - told.get("ok", 0),
-            "seen": _seen(told),
-        }
-    )
-    for row in found:
+    rows = [_row(kind, name, history) for name, history in histories.items()]
+    requests, failed = sum(told.values()), sum(told.values()) - told.get("ok", 0)
+    rows.append({"behind": kind, "over": "http/2", "requests": requests, "failed": failed, "seen": _seen(told)})
+    for row in rows:
         row["restarts"] = ", ".join(f"{count} {role}s" for role, count in restarts.items())
         findings.none(f"rolling restart behind {kind}, {row['over']}: failed", int(str(row["failed"])))
-    return found
+    return rows
 
 
 def _http_2(front: Proxy) -> subprocess.Popen[str]:
-    """Clients over HTTP/2 that end when their input does."""
+    """Clients over HTTP/2, which end with their input."""
     arguments = (front.url, str(front.certificates.trusted), f"{RATES['http/2']:g}")
     command, environ = client_command("deploy", "http2_program.py", *arguments)
     pipe = subprocess.PIPE
@@ -165,19 +155,16 @@ def slow(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row
     """Slow clients, long requests and long polls beside a load."""
 
     async def work(front: Proxy) -> dict[str, Counter[str]]:
-        callers = Callers(front.url, 100.0, 0, front.certificates.context("http/1.1"))
+        trust = front.certificates.context("http/1.1")
+        callers = Callers(front.url, 100.0, 0, trust)
         load = asyncio.create_task(callers.run())
         await asyncio.sleep(2.0)
-        trust = front.certificates.context("http/1.1")
-        kinds: dict[str, tuple[int, Callable[[ssl.SSLContext, int], Awaitable[str]]]] = {
-            "a byte at a time, 8 s": (100, _trickled),
-            f"answers after {WAIT:g} s": (8, _long),
-            f"polls of {WAIT:g} s": (8, _polled),
-        }
-        told = {}
-        for name, (count, ask) in kinds.items():
-            told[name] = asyncio.gather(*(ask(trust, front.port) for _ in range(count)))
-        outcomes = {name: Counter(await found) for name, found in told.items()}
+        connections = aiohttp.TCPConnector(limit=0, ssl=trust)
+        async with aiohttp.ClientSession(front.url, connector=connections, timeout=aiohttp.ClientTimeout(120)) as client:
+            asked = {
+                name: asyncio.gather(*(_outcome(ask(client)) for _ in range(count))) for name, (count, ask) in SLOW.items()
+            }
+            outcomes = {name: Counter(await answers) for name, answers in asked.items()}
         callers.end_load()
         outcomes["100 requests/s beside them"] = (await load).outcomes
         return outcomes
@@ -194,139 +181,69 @@ def slow(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row
     return found
 
 
-async def _trickled(trust: ssl.SSLContext, port: int) -> str:
-    """Send a request within 8 s, and read its answer as slowly."""
-    body = json.dumps({"input": "slowly " * 10}).encode()
-    head = b"POST /v1/inference HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n" % len(body)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+async def _outcome(asked: Awaitable[str]) -> str:
     try:
-        writer.write(head)
-        for at in range(len(body)):
-            writer.write(body[at : at + 1])
-            await writer.drain()
-            await asyncio.sleep(8.0 / len(body))
-        return await _outcome(reader, b"SLOWLY")
-    finally:
-        writer.close()
-
-
-async def _long(trust: ssl.SSLContext, port: int) -> str:
-    """Ask for what takes WAIT seconds."""
-    return await _asked(trust, port, {"input": f"wait {WAIT:g} long"}, b"LONG")
-
-
-async def _polled(trust: ssl.SSLContext, port: int) -> str:
-    """Have a task that takes WAIT seconds, and wait for its end with one poll."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
-    try:
-        body = json.dumps({"input": f"wait {WAIT:g} polled"}).encode()
-        writer.write(
-            b"POST /v1/inference HTTP/1.1\r\nHost: bench\r\nPrefer: respond-async\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
-        _status, content = await _answer(reader)
-        task = json.loads(content)["task_id"]
-        writer.write(f"GET /v1/result/{task}?wait=60 HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
-        return await _outcome(reader, b"POLLED")
-    finally:
-        writer.close()
-
-
-async def _asked(trust: ssl.SSLContext, port: int, sent: object, expected: bytes) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
-    try:
-        body = json.dumps(sent).encode()
-        writer.write(b"POST /v1/inference HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        return await _outcome(reader, expected)
-    finally:
-        writer.close()
-
-
-async def _outcome(reader: asyncio.StreamReader, expected: bytes) -> str:
-    try:
-        status, content = await _answer(reader)
-    except (OSError, asyncio.IncompleteReadError) as exc:
+        return await asked
+    except (aiohttp.ClientError, OSError, ValueError) as exc:
         return repr(exc)[:80]
-    return "ok" if status == 200 and expected in content else f"{status} {content[:60]!r}"
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    length = int(head.partition(b"content-length:")[2].split(b"\r\n", 1)[0])
-    return int(head[9:12]), await reader.readexactly(length)
+async def _output(expected: str, request: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> str:
+    async with request as answer:
+        content = await answer.json(content_type=None)
+    return "ok" if content.get("output") == expected else f"{answer.status} {content}"[:80]
 
 
-# Idle connections that are used again as they are given up.
+async def _trickle(client: aiohttp.ClientSession) -> str:
+    """Send a body a byte at a time, for 8 s."""
+    text = "slowly " * 10
+    body = json.dumps({"input": text}).encode()
+
+    async def octets() -> AsyncIterator[bytes]:
+        for at in range(len(body)):
+            yield body[at : at + 1]
+            await asyncio.sleep(8.0 / len(body))
+
+    fields = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    return await _output(text.upper(), client.post(ROUTE, data=octets(), headers=fields))
 
 
-def race(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row]:
-    """Use all idle connections at once at the ages at which they end; then with a gateway that is the first to end them."""
-    found = []
-    for keep_alive, around in ((5.0, (3.9, 5.7)), (1.0, (0.9, 1.7))):
-        with ExitStack() as stack:
-            _, front = _scene(stack, kind, ("--keep-alive-ms", f"{keep_alive * 1000:g}", "--user-rate", "0"))
-            with asyncio.Runner(loop_factory=loop_factory) as runner:
-                seen = runner.run(_raced(front, WAVES, around))
-        failed = seen.total() - seen["ok"]
-        first = "the proxy" if keep_alive > PROXY_IDLE else "the gateway"
-        if keep_alive > PROXY_IDLE:
-            findings.none(f"keep-alive race behind {kind}: failed", failed)
-        found.append(
-            {"behind": kind, "gives up first": first, "tries": seen.total(), "failed": failed, "seen": _seen(seen)}
-        )
-    return found
+async def _wait_long(client: aiohttp.ClientSession) -> str:
+    text = f"wait {WAIT:g} long"
+    return await _output(text.upper(), client.post(ROUTE, json={"input": text}))
 
 
-async def _raced(front: Proxy, waves: int, around: tuple[float, float]) -> Counter[str]:
-    """Outcomes of all requests of LINES clients that send together after silences spread over `around`, in seconds."""
-    rng = random.Random(0)
-    trust = front.certificates.context("http/1.1")
-    body = b'{"input": "race"}'
-    sent = b"POST /v1/inference HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    outcomes: Counter[str] = Counter()
-    lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def ask(number: int) -> None:
-        reader, writer = lines[number]
-        try:
-            writer.write(sent)
-            outcome = await _outcome(reader, b"RACE")
-        except OSError as exc:
-            outcome = repr(exc)[:80]
-        outcomes[outcome] += 1
-        if outcome != "ok":
-            writer.close()
-            lines[number] = await asyncio.open_connection("127.0.0.1", front.port, ssl=trust)
-
-    for _ in range(LINES):
-        lines.append(await asyncio.open_connection("127.0.0.1", front.port, ssl=trust))
-    await asyncio.gather(*map(ask, range(LINES)))
-    outcomes.clear()
-    for wave in range(waves):
-        least, most = around
-        await asyncio.sleep(least + (most - least) * (wave + rng.random()) / waves)
-        await asyncio.gather(*map(ask, range(LINES)))
-    for _, writer in lines:
-        writer.close()
-    return outcomes
+async def _poll(client: aiohttp.ClientSession) -> str:
+    """Wait for the end of a long task with one poll."""
+    text = f"wait {WAIT:g} polled"
+    async with client.post(ROUTE, json={"input": text}, headers={"Prefer": "respond-async"}) as accepted:
+        task = (await accepted.json())["task_id"]
+    return await _output(text.upper(), client.get(f"/v1/result/{task}?wait=60"))
 
 
-# What befalls a fleet.
+ROUTE = "/v1/inference"
+SLOW: dict[str, tuple[int, Callable[[aiohttp.ClientSession], Awaitable[str]]]] = {
+    "a byte at a time, 8 s": (100, _trickle),
+    f"answers after {WAIT:g} s": (8, _wait_long),
+    f"polls of {WAIT:g} s": (8, _poll),
+}
+"""Number of clients of each kind, and what each does."""
+
+
+# Troubles of a fleet.
 
 Act = Callable[["Scene"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One of them.
+    """One trouble.
 
     Attributes:
-        what: in words.
-        act: makes it; returns when it is over.
+        act: makes it, and returns when it is over.
         store: builds what the fleet shares, in a folder.
-        failing: why clients may see errors, if they may; as the documents say.
-        flags: of all processes.
-        small_disk: the store is on a disk of DISK_MB, which needs root.
+        failing: why clients may see errors, as the documents say; empty if they may not.
+        small_disk: the store is on a disk of DISK_MB, which takes root.
     """
 
     what: str
@@ -403,7 +320,7 @@ async def redis_full(scene: Scene) -> None:
 
 
 async def disk_full(scene: Scene) -> None:
-    """Fill the disk that the append-only file is on, and make room again."""
+    """Fill the disk of the append-only file, and make room again."""
     ballast = scene.redis.folder / "ballast"
 
     def fill() -> None:
@@ -429,10 +346,27 @@ async def sentinel_killed(scene: Scene) -> None:
     await asyncio.sleep(12.0)
 
 
+class Cluster(ClusterSetup):
+    """A cluster that puts a replica in the place of a killed primary within seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("redis", folder, durable=True, replicas=True)
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{','.join(f'{LOOPBACK}:{server.port}' for server in self.servers)}"
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        for server in (*self.servers, *self.replicas):
+            server.command("CONFIG", "SET", "cluster-node-timeout", 3000)
+        return self
+
+
 async def cluster_planned(scene: Scene) -> None:
-    assert isinstance(scene.store, ReplicatedCluster)
-    for primary in scene.store.servers[:3]:
-        await asyncio.to_thread(scene.store.replica_of(primary).command, "CLUSTER", "FAILOVER")
+    assert isinstance(scene.store, Cluster)
+    for replica in scene.store.replicas:
+        await asyncio.to_thread(replica.command, "CLUSTER", "FAILOVER")
         await asyncio.sleep(2.0)
 
 
@@ -441,10 +375,7 @@ async def cluster_killed(scene: Scene) -> None:
     await asyncio.sleep(10.0)
 
 
-def _watched(folder: Path) -> SentinelSetup:
-    return SentinelSetup("redis", folder, durable=True)
-
-
+watched = partial(SentinelSetup, "redis", durable=True)
 SHARDED = ("--shards", "4")
 AWAY = "Redis is away for longer than --broker-timeout-ms: 503"
 HELD = "what the process held at that instant"
@@ -468,17 +399,16 @@ TROUBLES = {
     "redis-flushed": Trouble("all keys of Redis removed", redis_flushed),
     "redis-memory": Trouble("Redis out of memory for 3 s", redis_full, failing="429 memory"),
     "redis-disk": Trouble("Redis's disk full for 4 s", disk_full, failing=AWAY, small_disk=True),
-    "sentinel-planned": Trouble("planned failover by Sentinels", sentinel_planned, _watched),
-    "sentinel-killed": Trouble("primary killed under Sentinels", sentinel_killed, _watched, AWAY),
+    "sentinel-planned": Trouble("planned failover by Sentinels", sentinel_planned, watched),
+    "sentinel-killed": Trouble("primary killed under Sentinels", sentinel_killed, watched, AWAY),
     "cluster-planned": Trouble(
-        "planned failover of each primary of a cluster", cluster_planned, ReplicatedCluster, flags=SHARDED
+        "planned failover of each primary of a cluster", cluster_planned, Cluster, flags=SHARDED
     ),
-    "cluster-killed": Trouble("a primary of a cluster killed", cluster_killed, ReplicatedCluster, AWAY, SHARDED),
+    "cluster-killed": Trouble("a primary of a cluster killed", cluster_killed, Cluster, AWAY, SHARDED),
 }
 
 
 def troubles(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row]:
-    """Have one trouble after the other."""
     rows: list[Row] = []
     for name in options.troubles:
         trouble = TROUBLES[name]
@@ -532,7 +462,7 @@ def _befallen(trouble: Trouble, kind: str) -> tuple[History, float]:
 
 @contextlib.contextmanager
 def _small_disk() -> Iterator[Path]:
-    """A file system of DISK_MB, for as long as the context lasts. Needs to be root on Linux."""
+    """A file system of DISK_MB; takes root on Linux."""
     with TemporaryDirectory(prefix="headway-disk-") as folder:
         command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", folder]
         subprocess.run(command, check=True, capture_output=True)
@@ -542,30 +472,16 @@ def _small_disk() -> Iterator[Path]:
             subprocess.run(["umount", folder], check=False, capture_output=True)
 
 
-# What all have in common.
+# Fleets.
 
 
 class Store(Protocol):
-    """What a fleet shares: a server of Redis, or several."""
-
     @property
-    def url(self) -> str:
-        """By which Headway finds it."""
-        ...
+    def url(self) -> str: ...
 
 
 class Scene:
-    """A fleet whose gateways keep their ports, and what it shares; use it as a context manager.
-
-    Arguments:
-        store: what it shares.
-        counts: how many of each role.
-        flags: of all.
-        gateways, workers: further flags of those.
-
-    Attributes:
-        ports: of the gateways.
-    """
+    """A fleet whose gateways keep their ports, and its store, to be used as a context manager."""
 
     def __init__(
         self,
@@ -602,31 +518,25 @@ class Scene:
     @property
     def redis(self) -> RedisServer:
         """The server, or the first one."""
-        found = self.store.servers[0] if isinstance(self.store, SentinelSetup | ReplicatedCluster) else self.store
+        found = self.store.servers[0] if isinstance(self.store, SentinelSetup | Cluster) else self.store
         assert isinstance(found, RedisServer)
         return found
 
     def of(self, role: str) -> list[Server]:
-        """The processes of a role."""
         return self._fleet.rosters[role]
 
     async def end(self, role: str, place: int) -> None:
-        """Tell one to end, and wait for that.
-
-        Raises:
-            Broken: its exit code is not 0.
-        """
+        """End a process; raise Broken if its exit code isn't 0."""
         server = self.of(role)[place]
         if code := await asyncio.to_thread(server.stop):
             raise Broken(f"{server.name} ended with exit code {code}:\n{server.output[-2000:]}")
 
     async def start(self, role: str, place: int) -> None:
-        """Start one anew; returns when it serves, and a gateway is ready."""
+        """Start a process anew; returns when it serves, and a gateway is ready."""
         self.of(role)[place] = self._started(role, place)
         await asyncio.to_thread(self._up, role, place)
 
     def close(self) -> None:
-        """End all."""
         for server in self._fleet.every():
             with contextlib.suppress(ProcessLookupError):
                 if server.is_running:
@@ -649,7 +559,6 @@ class Scene:
 
 
 def _ready(port: int) -> bool:
-    """Whether a gateway's public port says that it is ready."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
             return bool(answer.status == 200)
@@ -699,7 +608,6 @@ def _seen(outcomes: Counter[str] | dict[str, int]) -> str:
 PARTS: dict[str, Callable[[str, argparse.Namespace, Findings], list[Row]]] = {
     "rolling": rolling,
     "slow": slow,
-    "race": race,
     "troubles": troubles,
 }
 

@@ -6,8 +6,8 @@
        ├──────────────────────────────────┘
        └──SIGTERM──▶ draining ──exit──▶ gone
 
-Troubles overlap. At least one gateway and one worker host are in peace at any time, and not drained, mostly one of each version of the model; Redis has one trouble at a time, and so have the
-ledger's database and a service with its broker in memory. What is drained (`bench/promises/drains.py`) meets trouble like all others.
+Troubles overlap. At least one gateway and one worker host, mostly one of each version of the model, are in peace at any time and not drained.
+Redis, the ledger's database and a service with its broker in memory have one trouble at a time. What is drained meets trouble like all others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from bench.promises.drains import Drains
@@ -35,34 +36,29 @@ from tests.servers.postgres import PostgresServer
 WEIGHTS = {
     "gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "ledger": 2, "service": 3, "drain": 3
 }  # fmt: skip
-"""How often each role gets into trouble, relative to the others."""
 GONE = (0.3, 3.0)
-"""Seconds until a process that has gone is replaced: least and most."""
+"""Least and most seconds until a process that has gone is replaced."""
 PAUSED = (0.3, 6.0)
-"""Seconds that a process is paused; a lease lasts 3."""
+"""A lease lasts 3 s."""
 REDIS_AWAY = (0.1, 2.0)
-"""Seconds that Redis is gone or paused."""
 LEDGER_AWAY = (0.5, 8.0)
-"""Seconds that the ledger's database is gone or paused."""
 KEPT = {"always": "durable", "everysec": "synced each second", "no": "memory only"}
-"""What a killed Redis brings back, by how often its append-only file is brought to disk."""
+"""What a killed Redis brings back, by how often its append-only file is synced."""
 START_AGAIN = 1.0
-"""Seconds between attempts to start a process that did not come up, because Redis was away."""
+"""Seconds between attempts to start a process that didn't come up, because Redis was away."""
 TAKING = ("gateway", "service")
 """Roles that take requests."""
 SPARED = ("gateway", "worker")
 """Roles of which one is always left in peace."""
 LAST = 0.3
-"""Chance that trouble for the last host of a version that is in peace is not called off."""
+"""Chance of trouble for the last host of a version."""
 MOST_STARTS = 10
-"""Such attempts, after which this program gives up."""
 WATCH_EVERY = 0.25
-"""Seconds between two looks for processes that ended by themselves."""
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A process of the fleet, and whether it is left in peace."""
+    """A process of the fleet."""
 
     role: str
     server: Server
@@ -71,21 +67,14 @@ class Unit:
 
 
 class Trouble:
-    """All of it. Build it in a running loop, once the fleet is up, and call `make` once.
+    """All trouble. Build it in a running loop, once the fleet is up, and call `make` once.
 
-    Arguments:
-        made: the fleet; its lists follow what becomes of it.
-        doors: to its gateways; follows what becomes of them.
-        faults: where what is done is noted.
-        processes: where it is noted which processes are there, and when.
-        every: mean seconds between troubles.
-        seed: of the dice.
-        ledger: server of the ledger; None: there is none that could be in trouble.
+    The lists of the fleet, and `doors`, follow what becomes of processes. What is done is noted in `faults`, and which processes there are when, in
+    `processes`.
 
     Attributes:
-        unruly: processes that ended without being told, or were told and ended with an exit code other than 0.
-        false_starts: attempts to start a process that came to nothing, because Redis was away.
-        examples: unruly ones in words.
+        unruly: processes that ended without being told, or with an exit code other than 0; `examples` has them in words.
+        false_starts: attempts to start a process that failed, because Redis was away.
     """
 
     def __init__(
@@ -142,17 +131,17 @@ class Trouble:
 
     @property
     def refused(self) -> int:
-        """Drains that the service refused, as a model would have had no worker left."""
+        """Drains that the service refused."""
         return self._drains.refused
 
     def orphans(self) -> list[Process]:
-        """GPU processes that are still there though their host was killed."""
+        """Return GPU processes that outlived their killed host."""
         return [child for child in self._children if processes.is_alive(child)]
 
     def _begin(self) -> None:
         """Begin one trouble, if there is one to be had."""
         role = self._rng.choices(list(self._weights), list(self._weights.values()))[0]
-        what: Callable[[], Awaitable[None]]
+        what: Callable[[], Coroutine[Any, Any, None]]
         if role == "redis":
             if not self._redis_in_peace:
                 return
@@ -172,20 +161,17 @@ class Trouble:
             doings = (self._kill_gpu, self._pause_gpu) if role == "gpu" else (self._kill, self._end, self._pause)
             doing = self._rng.choice(doings)
             what = lambda: doing(unit)  # noqa: E731
-        task = self._loop.create_task(self._run(what))
-        self._keep(task)
+        self._keep(what())
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Keep a trouble that is under way; one that fails fails all of it."""
+        task = self._loop.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: None if done.cancelled() else self._failed.append(done.exception()))
 
-    async def _run(self, what: Callable[[], Awaitable[None]]) -> None:
-        await what()
-
     def _pick(self, role: str) -> Unit | None:
-        """One that is in peace, and whose trouble leaves another in peace if its role is spared."""
+        """A unit in peace whose trouble leaves another one in peace, if its role is spared."""
         calm = [unit for unit in self._units if unit.role == role and unit.in_peace]
         found = self._rng.choice(calm) if calm else None
         others = [unit for unit in calm if unit is not found and unit.server.name not in self._drains.now]
@@ -226,7 +212,7 @@ class Trouble:
                 os.kill(pid, signal.SIGKILL)
 
     async def _pause_gpu(self, unit: Unit) -> None:
-        """It may be killed and replaced meanwhile by its host, which finds that it hangs."""
+        """Pause a GPU process. Its host may find that it hangs, and replace it meanwhile."""
         found = [process for pid in self._one_of(fleet.gpu_pids(unit.server)) if (process := processes.look(pid))]
         for process in found:
             with self._noted("gpu paused", unit), contextlib.suppress(ProcessLookupError):
@@ -238,7 +224,6 @@ class Trouble:
                         os.kill(process.pid, signal.SIGCONT)
 
     def _one_of(self, pids: Sequence[int]) -> Sequence[int]:
-        """One of these, if there are any."""
         return self._rng.sample(pids, min(len(pids), 1))
 
     async def _drain(self) -> None:
@@ -267,7 +252,6 @@ class Trouble:
         self._redis_in_peace = True
 
     async def _trouble_ledger(self) -> None:
-        """Kill its server, or have it stand still, for a while."""
         server, killed = self._ledger, self._rng.random() < 0.5
         assert server is not None
         self._ledger_in_peace = False
@@ -280,7 +264,7 @@ class Trouble:
         self._ledger_in_peace = True
 
     async def _start_ledger(self, server: PostgresServer) -> None:
-        """Start it again, which may fail while what was killed is still on its way out."""
+        """Start it, which may fail while what was killed is still on its way out."""
         for attempt in range(1, MOST_STARTS + 1):
             try:
                 await asyncio.to_thread(server.start)
@@ -292,7 +276,7 @@ class Trouble:
                 await asyncio.sleep(START_AGAIN)
 
     def _leave(self, unit: Unit, standing: Standing) -> None:
-        """From now on it is not asked, and not counted on. Said before the signal is sent."""
+        """Have no client ask or count on a unit from now on, before the signal is sent."""
         unit.in_peace = False
         if unit.door is not None:
             unit.door.standing = standing
@@ -301,7 +285,6 @@ class Trouble:
                 one.gone = time.monotonic()
 
     async def _replace(self, unit: Unit) -> None:
-        """Start another one in its place, after a while."""
         self._units.remove(unit)
         self._fleet.rosters[unit.role].remove(unit.server)
         await asyncio.sleep(self._rng.uniform(*GONE))
@@ -343,7 +326,7 @@ class Trouble:
             for unit in [unit for unit in self._units if unit.in_peace and not unit.server.is_running]:
                 self._blame(unit, f"ended by itself: {unit.server.output[-500:]}")
                 self._leave(unit, Standing.ENDING)
-                self._keep(self._loop.create_task(self._replace(unit)))
+                self._keep(self._replace(unit))
 
     def _blame(self, unit: Unit, text: str) -> None:
         self.unruly += 1

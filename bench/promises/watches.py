@@ -1,12 +1,10 @@
-"""Watches of a fleet while it is in trouble: of requests that wait for longer than they should, of Redis, and of the registry.
+"""Watches of a fleet in trouble: of requests that wait for too long, of Redis, and of the registry.
 
-A request that ends with 504 leaves nothing behind that says why. So requests are watched while they are under way, and of one that
-waits for too long this is written down at once: the operation, the troubles until then, what each gateway tells of it and of
-its workers, and of each queue in Redis the figures, the lanes, the leases, what waits apart, the idle slots, flights and followers, with all
-that is known of this very entry.
+A request that ends with 504 leaves no reason behind. So requests are watched while they are under way, and of one that waits for too long this is
+written down at once: the operation, the troubles until then, what each process tells of it, and what lies in each queue in Redis.
 
-Stalls of Redis that nobody has staged are noted, too: on a busy machine its disk may keep it for seconds, as each write waits for
-that. And so are the slots that the registry has as healthy.
+Stalls of Redis that nobody has staged are noted, because on a busy machine its disk may keep it for seconds. So are the slots that the registry has
+as healthy.
 """
 
 from __future__ import annotations
@@ -35,26 +33,16 @@ from tests.promises.operation import ASKS, History, Operation
 LATE_SECONDS = 14.0
 """Age of a request at which something is wrong: pauses last 6 s, leases 3, and a host is replaced within some seconds."""
 LATE_LOOKED_FOR_EVERY = 0.5
-"""Seconds between two looks for such requests."""
 MOST = 12
 """Most requests of which evidence is written down."""
 LEFT_OUT = ("k:", "kc:", "P:", "R:", "z", "o", "u", "w")
-"""Beginnings of the names of keys that say nothing of what waits: kept outcomes, large values, dead letters, limits."""
+"""Beginnings of names of keys that say nothing of what waits: kept outcomes, large values, dead letters, limits."""
 STREAM_ENTRIES = 5
 """Last entries of a stream that are told."""
 
 
 class Witness:
-    """Witness of all requests of a history.
-
-    Arguments:
-        made: the fleet, or the service.
-        history: operations that are under way are looked for here.
-        folder: where evidence is written down.
-
-    Attributes:
-        files: files that have been written.
-    """
+    """Witness of the requests of a history, who writes `files` into a folder."""
 
     def __init__(self, made: Fleet, history: History, folder: Path) -> None:
         self.files: list[Path] = []
@@ -112,7 +100,7 @@ def _told_by(server: Server, operation: Operation) -> dict[str, Any]:
 
 
 def _told_by_redis(client: Any, texts: list[bytes]) -> dict[str, Any]:
-    """All that lies in the queues, and the entries of these inputs."""
+    """What lies in the queues, and the entries of these inputs."""
     told: dict[str, Any] = {"time": client.time(), "clients": client.client_list(), "queues": {}, "entries": []}
     for key in sorted(client.scan_iter(match=f"{PREFIX}:*", count=1000)):
         tag, _, rest = key.partition(b"}")
@@ -150,7 +138,7 @@ def _value(client: Any, key: bytes, name: bytes) -> Any:
 
 
 def figures_of(packed: bytes) -> Mapping[str, float]:
-    """Figures of a queue, as they lie in the server."""
+    """Return the figures of a queue as they lie in the server."""
     sections = list(SECTIONS.values())
     rest = sum(8 * len(section) for section in sections)
     tiers = [{f"{name} {tier}": 0.0 for name in TIER} for tier in range((len(packed) - rest) // (8 * len(TIER)))]
@@ -159,7 +147,7 @@ def figures_of(packed: bytes) -> Mapping[str, float]:
 
 
 def _unpacked(value: bytes) -> Any:
-    """Value as msgpack has it, if it is that."""
+    """A value as msgpack has it, if it is that."""
     try:
         return repr(msgspec.msgpack.decode(value))[:2000]
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -173,14 +161,13 @@ def _shown(value: Any) -> str:
 # Stalls.
 
 STALLS_LOOKED_FOR_EVERY = 0.2
-"""Seconds between two questions."""
 STALLED = 1.0
 """Seconds after which a question without an answer is a stall."""
 
 
 @contextlib.contextmanager
 def stalls_noted(store: Redis | None, faults: list[Fault]) -> Iterator[None]:
-    """Note as a pause each time that Redis does not answer a write of another connection, while the context lasts."""
+    """Note as a pause each time that Redis doesn't answer a write of another connection, while the context lasts."""
     over = threading.Event()
     thread = threading.Thread(target=_watch_stalls, args=(store, faults, over))
     if store is not None:
@@ -216,16 +203,10 @@ def _answers_writes(store: Redis) -> bool:
 # The registry.
 
 REGISTRY_LOOKED_AT_EVERY = 0.5
-"""Seconds between two looks."""
 
 
 class RegistryWatch:
-    """Watch of the registry of a fleet, or of a service.
-
-    Arguments:
-        made: the fleet; any of its gateways is asked.
-        sightings: where looks are noted.
-    """
+    """Watch of the registry of a fleet, or of a service; notes `sightings`."""
 
     def __init__(self, made: Fleet, sightings: list[Sighting]) -> None:
         self._made, self._sightings = made, sightings
@@ -242,7 +223,7 @@ class RegistryWatch:
                     break
 
     def _slot(self, told: dict[str, Any]) -> Slot | None:
-        """Slot of a line of the registry; None if it is not healthy, or its host is gone."""
+        """Slot of a line of the registry; None if it isn't healthy, or its host is gone."""
         name, host = told["worker_id"], host_of(self._made, told)
         if told["status"] != "healthy" or host is None:
             return None
@@ -252,13 +233,13 @@ class RegistryWatch:
 
 
 def host_of(made: Fleet, told: dict[str, Any]) -> Server | None:
-    """Process of the worker of a line of the registry; None for one that is gone."""
+    """Return the process of the worker of a line of the registry; None for one that is gone."""
     pid = told["worker_id"].partition("/")[0].rpartition("-")[2]  # Of a fleet's workers; a service's have no such name.
     return next((one for one in made.hosts if str(one.pid) == pid or made.services), None)
 
 
 def listed(door: Server) -> list[dict[str, Any]]:
-    """Workers as a gateway lists them; none where it does not answer."""
+    """Return the workers that a gateway lists; none where it doesn't answer."""
     try:
         found: list[dict[str, Any]] = door.ask("/internal/workers", REGISTRY_LOOKED_AT_EVERY)["workers"]
     except (OSError, urllib.error.HTTPError, msgspec.DecodeError):

@@ -6,12 +6,12 @@
 
 spacing     H1: 1,000 requests/s on two GPUs (100 ms a batch of at most 100), beside a job of 100,000 lines.
 lone        requests that never meet, to one, two and eight GPUs that only bulk keeps busy.
-overload    half as many requests again as the GPUs can serve: bulk is to yield at once.
+overload    half as many requests again as the GPUs can serve: bulk has to yield at once.
 kills       as spacing, with a worker killed every four seconds.
-neighbour   as spacing, while another tenant sends ten million lines in one file, has them counted, and has them run.
+neighbour   as spacing, while another tenant's file of ten million lines is sent, counted and run.
 idle        nothing but a job: how full the batches are, and how long the GPUs run of the time.
 
-GPUs are made of sleep; everything is on loopback. Load is open-loop, Poisson. The job is sent before the load begins, but by the neighbour.
+GPUs are made of sleep; load is open-loop, Poisson. The job is sent before the load begins, but by the neighbour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,26 +39,26 @@ from bench.stand.stand import Server
 
 BATCH_MS, MAX_BATCH, RATE = 100.0, 100, 1_000.0
 SMALL_BATCH = 20
-"""Most inputs in a batch where GPUs are to be asked for more than they can serve."""
+"""Most inputs in a batch where GPUs get more than they can serve."""
 LINES, MANY_LINES = 100_000, 10_000_000
 WARM_UP = 5.0
 KILL_EVERY = 4.0
 LATER = 1.03
-"""Most that the 95th percentile may grow by beside a job."""
+"""Most that P95 may grow by beside a job."""
 LONE_LATER = 1.05
-"""Most that the 99th percentile of lone requests may grow by."""
+"""Most that P99 of lone requests may grow by."""
 SPARE = 800.0
 """Least lines per second beside H1."""
 FULL = 0.95
-"""Least part of GPUs' time and of their seats that a job alone takes."""
+"""Least part of the GPUs' time and seats that a job alone takes."""
 
 Start = Callable[[Path, str], AbstractContextManager[Server]]
-"""What starts a service, by the folder for bulk jobs and a name."""
+"""Starts a service, by the folder for bulk jobs and a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One load, without a job or beside one: latencies in ms, requests without a right answer, answers and lines per second."""
+    """A load, without a job or beside one: latencies in ms, answers and lines per second."""
 
     p50: float
     p95: float
@@ -78,7 +78,6 @@ def main() -> int:
 
 
 def spacing(findings: Findings, options: argparse.Namespace) -> None:
-    """H1 beside a job."""
     start = emulated(2, MAX_BATCH)
     sides = in_turns(options.rounds, "spacing", start, partial(_load, RATE, options.seconds), LINES)
     later = compare(findings, "1,000 requests/s on two GPUs", sides)
@@ -87,7 +86,6 @@ def spacing(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def lone(findings: Findings, options: argparse.Namespace) -> None:
-    """Requests that never meet."""
     for gpus in (1, 2, 8):
         start = emulated(gpus, MAX_BATCH)
         sides = in_turns(options.rounds, f"lone-{gpus}", start, partial(_alone, options.seconds), LINES * 3)
@@ -96,7 +94,6 @@ def lone(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def overload(findings: Findings, options: argparse.Namespace) -> None:
-    """More requests than there is room for."""
     capacity = 2 * SMALL_BATCH / BATCH_MS * 1000
     start = emulated(2, SMALL_BATCH)
     sides = in_turns(options.rounds, "overload", start, partial(_flood, 1.5 * capacity, options.seconds), LINES)
@@ -107,7 +104,6 @@ def overload(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def kills(findings: Findings, options: argparse.Namespace) -> None:
-    """Workers that are killed."""
     load = partial(_load, RATE, options.seconds, kill_every=KILL_EVERY)
     sides = in_turns(options.rounds, "kills", emulated(3, MAX_BATCH), load, LINES)
     later = compare(findings, "1,000 requests/s on three GPUs, a worker killed every four seconds", sides)
@@ -117,7 +113,6 @@ def kills(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def neighbour(findings: Findings, options: argparse.Namespace) -> None:
-    """Ten million lines of somebody else, sent, counted and run."""
     start, load = emulated(2, MAX_BATCH), partial(_load, RATE, options.seconds)
     sides = in_turns(options.rounds, "neighbour", start, load, MANY_LINES, send_first=False)
     later = compare(findings, "1,000 requests/s while ten million lines are sent, counted and run", sides)
@@ -125,7 +120,6 @@ def neighbour(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def idle(findings: Findings, options: argparse.Namespace) -> None:
-    """Nothing but a job."""
     with (
         tempfile.TemporaryDirectory() as folder,
         emulated(2, MAX_BATCH)(Path(folder), "bulk-idle") as server,
@@ -133,10 +127,11 @@ def idle(findings: Findings, options: argparse.Namespace) -> None:
     ):
         _until_lines_run(server)
         time.sleep(WARM_UP)
-        before, begun = _worked(server), time.monotonic()
+        metrics = "headway_bulk_lines_total", "headway_batch_size_count"
+        before, begun = [server.total(metric) for metric in metrics], time.monotonic()
         time.sleep(options.seconds)
-        after, took = _worked(server), time.monotonic() - begun
-    lines, batches = after[0] - before[0], after[1] - before[1]
+        lines, batches = (server.total(metric) - count for metric, count in zip(metrics, before, strict=True))
+        took = time.monotonic() - begun
     busy = batches * BATCH_MS / 1000 / (2 * took)
     row = {"lines/s": lines / took, "in a batch": lines / batches, "busy": busy}
     findings.table("A job alone on two GPUs", [row])
@@ -145,8 +140,6 @@ def idle(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def emulated(gpus: int, max_batch: int) -> Start:
-    """`headway serve` with GPUs made of sleep and room for bulk jobs."""
-
     def start(folder: Path, name: str) -> AbstractContextManager[Server]:
         room = ("--bulk-dir", str(folder / "bulk"))
         served: AbstractContextManager[Server] = stand.emulated(BATCH_MS, max_batch, gpus, *room, name=name)
@@ -158,18 +151,9 @@ def emulated(gpus: int, max_batch: int) -> Start:
 def in_turns(
     rounds: int, name: str, start: Start, load: Callable[[Server, int], Side], lines: int, *, send_first: bool = True
 ) -> tuple[list[Side], list[Side]]:
-    """The load without a job and with one, in turns, each on a service of its own.
+    """Measure the load without a job and with one, in turns, each on a service of its own.
 
-    Arguments:
-        rounds: how many pairs.
-        name: of the services.
-        start: starts one.
-        load: puts it under load, given a seed.
-        lines: of the job.
-        send_first: whether lines run before the load begins; else their file is sent while it lasts.
-
-    Raises:
-        stand.Broken: a server does not come up, or takes no job.
+    `load` gets a service and a seed. `send_first`: lines run before the load begins; else their file is sent while it lasts.
     """
     sides: tuple[list[Side], list[Side]] = [], []
     for number, beside in itertools.product(range(rounds), (False, True)):
@@ -178,7 +162,7 @@ def in_turns(
             start(Path(folder), f"bulk-{name}-{'with' if beside else 'without'}") as server,
         ):
             open_loop(server, 200, WARM_UP)
-            with _job(server, Path(folder), lines) if beside else _nothing():
+            with _job(server, Path(folder), lines) if beside else nullcontext():
                 if beside and send_first:
                     _until_lines_run(server)
                 sides[beside].append(load(server, number))
@@ -186,7 +170,7 @@ def in_turns(
 
 
 def compare(findings: Findings, title: str, sides: tuple[list[Side], list[Side]]) -> Side:
-    """Show both sides, means over their rounds. Returns the quotients of the latencies, with ÷ without."""
+    """Show both sides, means over their rounds, and return the quotients, with ÷ without."""
     without, beside = (
         Side(*(statistics.mean(getattr(side, field) for side in both) for field in Side.__slots__)) for both in sides
     )
@@ -204,7 +188,7 @@ def _lines(sides: tuple[list[Side], list[Side]]) -> float:
 
 
 def _load(rate: float, seconds: float, server: Server, seed: int, kill_every: float = 0.0) -> Side:
-    """So many requests per second for so long; every `kill_every` seconds a worker is killed, unless that is 0."""
+    """So many requests per second for so long; a worker is killed every `kill_every` seconds, unless that is 0."""
     before, over = server.total("headway_bulk_lines_total"), threading.Event()
     killer = threading.Thread(target=_kill, args=(server, kill_every, seed, over)) if kill_every else None
     if killer:
@@ -222,13 +206,13 @@ def _load(rate: float, seconds: float, server: Server, seed: int, kill_every: fl
 
 
 def _flood(rate: float, seconds: float, server: Server, seed: int) -> Side:
-    """So many requests per second, from when they wait in a queue; lines ran before that began."""
+    """A load that begins when requests wait in the queue; lines ran before."""
     open_loop(server, rate, WARM_UP)
     return _load(rate, seconds, server, seed)
 
 
 def _alone(seconds: float, server: Server, seed: int) -> Side:
-    """One blocking client, which pauses before each request."""
+    """A blocking client, which pauses before each request."""
     before, begun = server.total("headway_bulk_lines_total"), time.monotonic()
     ours, _ = trips.alternate(server, seconds, seed)
     took, found = time.monotonic() - begun, [trip.total for trip in ours]
@@ -247,7 +231,7 @@ def _kill(server: Server, every: float, seed: int, over: threading.Event) -> Non
 
 @contextmanager
 def _job(server: Server, folder: Path, lines: int) -> Iterator[None]:
-    """A job of so many short texts, sent by `headway bulk` while the context is there."""
+    """A job of so many short texts, sent by `headway bulk` while the context lasts."""
     texts = folder / "texts.txt"
     with texts.open("w", encoding="ascii") as file:
         file.writelines(f"line {number}\n" for number in range(lines))
@@ -261,16 +245,6 @@ def _job(server: Server, folder: Path, lines: int) -> Iterator[None]:
             sender.wait()
     if sender.returncode not in (0, -15, 143):
         raise stand.Broken(f"the job was not taken: {(folder / 'sent.txt').read_text(encoding='utf-8')}")
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def _worked(server: Server) -> tuple[float, float]:
-    """Lines and batches so far."""
-    return server.total("headway_bulk_lines_total"), server.total("headway_batch_size_count")
 
 
 def _until_lines_run(server: Server) -> None:

@@ -5,19 +5,17 @@
     python bench/load/cases.py --only H1 H7
     python bench/load/cases.py --only B2 hosts remote      over Redis; leaves bench/out/gathering.json
 
-H1, H3   1,000 requests/s on two GPUs: the 95th percentile against what perfectly even spacing would give
+H1, H3   1,000 requests/s on two GPUs: P95 against that of perfectly even spacing
 H7       a lone request on an idle system: what Headway adds to the run of the function
 H2       10,000 requests/s on eleven GPUs, in steps: as far as this machine carries it, and what stops it
-B2       1,000 requests/s on two GPUs made of sleep (100 ms a batch of at most 100), over Redis: through one gateway, and
-         through three at 333 requests/s each. Batches must be as full, and as many.
-hosts    the same rate on two worker hosts with one GPU each, beside the single process `serve` with two: the 95th
-         percentile of latency may be 10 ms more
-remote   a lone request on an idle system over Redis: what is added at p99
+B2       1,000 requests/s on two GPUs (100 ms a batch of at most 100), over Redis: through one gateway, and through three at a third each. Batches must
+         be as full, and as many.
+hosts    the same rate on two worker hosts with one GPU each, beside `serve` with two: P95 may be 10 ms more
+remote   a lone request on an idle system over Redis: what is added at P99
 
-Load is open-loop, Poisson, counted from the instant each request was due, so the load generator's own lateness is
-in every figure (but those of lone requests: see bench/stand/lone.py). Each server is warmed up for some seconds first: the
-batch time and the rate are learnt in service. B2 and hosts take turns, with the same seed for all of one round, and their
-figures are means over the rounds.
+Load is open-loop, Poisson, from the instant each request was due, so the generator's own lateness is in every figure (but those of lone requests: see
+bench/stand/lone.py). Each server is warmed up first, because it learns batch time and rate in service. B2 and hosts take turns, with the same
+seeds in a round, and their figures are means over the rounds.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -40,18 +39,18 @@ WARM_UP = 5.0
 LATE_MS = 5.0
 BUSY = 0.9
 ADDED_MS = {"H7": 2.0, "remote": 5.0}
-"""Most that a lone request may pay at p99."""
+"""Most that a lone request may pay at P99."""
 APART = 0.05
-"""Largest difference of mean fill, and of the number of batches, between one gateway and three."""
+"""Largest difference of fill, and of the number of batches, between one gateway and three."""
 LATER_MS = 10.0
-"""Most that the 95th percentile on two hosts may exceed that of the single process."""
+"""Most that P95 on two hosts may exceed that of the single process."""
 LOCAL, SHARED = ("H1", "H3", "H7", "H2"), ("B2", "hosts", "remote")
 """Cases of one process, and of a fleet; each of the two leaves a file of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A load, the GPUs for it, and the bound that its 95th percentile must keep (milliseconds)."""
+    """A load, the GPUs for it, and the bound on P95 in ms."""
 
     name: str
     batch_ms: float
@@ -62,7 +61,7 @@ class Case:
 
     @property
     def ideal_ms(self) -> float:
-        """The 95th percentile of latency with departures evenly spaced by s = α/k: about s·(k + 0.95)."""
+        """P95 with departures evenly spaced by s = α/k: about s·(k + 0.95)."""
         return self.batch_ms * (1 + 0.95 / self.workers)
 
 
@@ -74,20 +73,24 @@ STEPS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one load found: mean entries in a batch, batches per second, and the report."""
+    """Mean entries in a batch, batches per second, and a report of the load for each gateway."""
 
     fill: float
     batches: float
-    measured: Measured
+    cpu_us: float
+    core: float
+    loads: Sequence[Measured]
+
+    @property
+    def failures(self) -> int:
+        return sum(load.failures for load in self.loads)
 
     @property
     def p95(self) -> float:
-        """Latency in ms."""
-        return self.measured.report.total.latency_ms.p95
+        return statistics.fmean(load.report.total.latency_ms.p95 for load in self.loads)
 
 
 Start = Callable[[], AbstractContextManager[Server] | AbstractContextManager[Fleet]]
-"""What starts a service."""
 
 
 def main() -> int:
@@ -110,14 +113,13 @@ def main() -> int:
 
 
 def _local(findings: Findings, chosen: Sequence[str], options: argparse.Namespace) -> None:
-    """Measure the cases of one process."""
     rows = []
     for case in CASES:
         if case.name in chosen:
             run = _run(_served(case), case.rate, options.seconds)
-            findings.keep(case.name, run.measured)
+            findings.keep(case.name, run.loads)
             findings.at_most(f"{case.name}: p95", run.p95, case.p95_ms, "ms")
-            findings.none(f"{case.name}: requests without a right answer", run.measured.failures)
+            findings.none(f"{case.name}: requests without a right answer", run.failures)
             rows.append(_row(case, case.name, [run]))
     if rows:
         findings.table("1,000 requests/s on two GPUs; ms, CPU in µs per request, cores in shares", rows)
@@ -135,14 +137,14 @@ def _served(case: Case) -> Start:
 
 
 def _climb(seconds: float, findings: Findings) -> None:
-    """H2 in steps, until one is not carried."""
+    """H2 in steps, until one isn't carried."""
     rows, carried = [], 0.0
     for step in STEPS:
         run = _run(_served(step), step.rate, seconds)
-        findings.keep(step.name, run.measured)
+        findings.keep(step.name, run.loads)
         limit = step.ideal_ms * STEPS[-1].p95_ms / STEPS[-1].ideal_ms
-        fine = run.p95 <= limit and not run.measured.failures
-        told = "yes" if fine else _culprit(run.measured)
+        fine = run.p95 <= limit and not run.failures
+        told = "yes" if fine else _culprit(run)
         rows.append(_row(step, step.name, [run]) | {"p95 ≤": round(limit, 1), "carried": told})
         if not fine:
             break
@@ -153,10 +155,10 @@ def _climb(seconds: float, findings: Findings) -> None:
         findings.at_most("H2: p95", run.p95, STEPS[-1].p95_ms, "ms")
 
 
-def _culprit(measured: Measured) -> str:
+def _culprit(run: Run) -> str:
     """What kept a step from being carried."""
-    own = measured.report.generator
-    if measured.core > BUSY:
+    own = run.loads[0].report.generator
+    if run.core > BUSY:
         return "no: the server's core is full"
     if own.cpu_share > BUSY or own.lag_ms.p99 > LATE_MS:
         return "no: the load generator is late"
@@ -187,7 +189,7 @@ def _shared(findings: Findings, chosen: Sequence[str], options: argparse.Namespa
     if runs:
         rows = [_row(case, name, turns) for name, turns in runs.items()]
         findings.table(f"{case.rate:,.0f} requests/s on two GPUs; ms, CPU in µs per request", rows)
-        failed = sum(run.measured.failures for turns in runs.values() for run in turns)
+        failed = sum(run.failures for turns in runs.values() for run in turns)
         findings.none("requests without a right answer", failed)
         for name, turns in runs.items():
             findings.keep(name, turns)
@@ -215,25 +217,28 @@ def _compare(findings: Findings, chosen: Sequence[str], runs: Mapping[str, Seque
 
 
 def _run(start: Start, rate: float, seconds: float, seed: int | None = None) -> Run:
-    """Start a service, warm it up, and put it under load: with a seed through all its gateways, else by `headway bench`."""
-    with start() as service:
-        urls = service.urls if isinstance(service, Fleet) else [service.url]
+    """Start a service, warm it up, and load all its gateways, with a seed if there is one."""
+    with start() as service, ThreadPoolExecutor() as threads:
+        doors = service.gateways if isinstance(service, Fleet) else [service]
 
-        def load(seconds: float) -> Measured:
-            if seed is None:
-                return generators.open_loop(service, rate, seconds, "--expect", "upper")
-            return generators.spread(service, urls, rate, seconds, seed)
+        def load(seconds: float) -> list[Measured]:
+            loads = []
+            for number, door in enumerate(doors):
+                flags = ("--expect", "upper", *(() if seed is None else ("--seed", str(10 * seed + number))))
+                loads.append(threads.submit(generators.open_loop, door, rate / len(doors), seconds, *flags))
+            return [load.result() for load in loads]
 
         load(WARM_UP)
-        entries, batches = _in_batches(service)
-        measured = load(seconds)
-        more_entries, more_batches = _in_batches(service)
-    count = max(1.0, more_batches - batches)
-    return Run((more_entries - entries) / count, count / measured.report.elapsed_s, measured)
+        before, used = _in_batches(service), service.usage()
+        loads = load(seconds)
+        spent = sum(generators.spent(used, service.usage()).values())
+        entries, batches = (late - early for late, early in zip(_in_batches(service), before, strict=True))
+    elapsed = max(load.report.elapsed_s for load in loads)
+    answered = max(1, sum(load.report.total.answered for load in loads))
+    return Run(entries / max(1.0, batches), batches / elapsed, 1e6 * spent / answered, spent / elapsed, loads)
 
 
 def _in_batches(service: Server | Fleet) -> tuple[float, float]:
-    """Entries in all batches so far, and batches."""
     return service.total("headway_batch_size_sum"), service.total("headway_batch_size_count")
 
 
@@ -250,13 +255,13 @@ def _p95(turns: Sequence[Run]) -> float:
 
 
 def _row(case: Case, name: str, turns: Sequence[Run]) -> dict[str, object]:
-    totals = [run.measured.report.total for run in turns]
-    own = [run.measured.report.generator for run in turns]
+    totals = [load.report.total for run in turns for load in run.loads]
+    own = [load.report.generator for run in turns for load in run.loads]
     return {
         "": name,
         "GPUs": case.workers,
         "requests": sum(total.requests for total in totals),
-        "failed": sum(run.measured.failures for run in turns),
+        "failed": sum(run.failures for run in turns),
         "fill": _fill(turns),
         "batches/s": _batches(turns),
         "p50": statistics.fmean(total.latency_ms.p50 for total in totals),
@@ -264,10 +269,10 @@ def _row(case: Case, name: str, turns: Sequence[Run]) -> dict[str, object]:
         "p99": statistics.fmean(total.latency_ms.p99 for total in totals),
         "max": max(total.latency_ms.max for total in totals),
         "ideal p95": round(case.ideal_ms, 1),
-        "CPU µs": statistics.fmean(run.measured.server_us for run in turns),
-        "server core": max(run.measured.core for run in turns),
-        "load core": max(one.cpu_share for one in own),
-        "lag p99": max(one.lag_ms.p99 for one in own),
+        "CPU µs": statistics.fmean(run.cpu_us for run in turns),
+        "server core": max(run.core for run in turns),
+        "load core": max(generator.cpu_share for generator in own),
+        "lag p99": max(generator.lag_ms.p99 for generator in own),
     }
 
 

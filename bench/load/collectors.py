@@ -3,11 +3,10 @@
     python bench/load/collectors.py                          six minutes
     python bench/load/collectors.py --rounds 1 --seconds 4   a first impression
 
-One server with two emulated GPUs gets the same open load again and again, all of it sampled: with a collector that takes all, one
-that is dead, that takes connections and never answers, that resets them, that wants to be asked later (503 with Retry-After: 2), that
-rejects spans, and that takes 2 s for each message; and without traces. So the queue of spans fills where they cannot be sent. Each is
-set beside the load without traces of its own round, and the bounds are on the median over the rounds; every other round goes
-backwards.
+One server with two emulated GPUs gets the same open load again and again, all of it sampled: with a collector that takes all, one that is dead, that
+takes connections and never answers, that resets them, that wants to be asked later (503 with Retry-After: 2), and that takes 2 s for each
+message; and without traces. Each is set beside the load without traces of its round, and the bounds are on the medians over the rounds; every
+other round goes backwards.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from bench.stand.findings import Findings
 
 BATCH_MS, MAX_BATCH, WORKERS, RATE = 20.0, 32, 2, 400.0
 MOST_P95_MS = 3.0
-"""Most milliseconds that a collector may add to the P95; a load by itself varies by about 1."""
+"""Most milliseconds that a collector may add to P95; a load by itself varies by about 1."""
 MOST_SHUTDOWN = 2.0
 """Most seconds that it may add to the end of the process."""
 
@@ -48,12 +47,10 @@ def main() -> int:
     for number in range(options.rounds):
         order = names[::-1] if number % 2 else names
         rounds.append({name: _measure(name, options.seconds) for name in order})
-    rows = []
-    for name in names:
-        columns = rounds[0][name]
-        rows.append(
-            {"collector": name, **{key: statistics.median([one[name][key] for one in rounds]) for key in columns}}
-        )
+    rows = [
+        {"collector": name, **{key: statistics.median(each[name][key] for each in rounds) for key in rounds[0][name]}}
+        for name in names
+    ]
     findings.table("one load with each collector, all requests sampled; medians", rows)
     for name in COLLECTORS:
         p95, end = (

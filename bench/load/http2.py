@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as a client writes them that means harm: no state is kept, and nothing keeps it from what is forbidden."""
+"""Frames of HTTP/2 as a hostile client writes them, without any state or check."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ Fields = Sequence[tuple[str, str]]
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
 def hello() -> bytes:
-    """What a connection begins with; whatever the server sends is let pass, so that it never waits for its client."""
+    """Return the beginning of a connection, which lets all pass that the server sends, so that it never waits."""
     window = frame(SETTINGS, 0, 0, b"\x00\x04" + _LARGEST.to_bytes(4, "big"))
     return PREFACE + window + frame(WINDOW, 0, 0, (_LARGEST - 65_535).to_bytes(4, "big"))
 
 
 def stream_of(number: int) -> int:
-    """Number of a connection's stream in the order in which they begin."""
+    """Return the number of a connection's stream in the order in which they begin."""
     return (2 * number + 1) & _LARGEST
 
 
 def headers(number: int, method: str, more: Fields = (), *, end: bool = False) -> bytes:
-    """Beginning of a gRPC call."""
+    """Return the beginning of a gRPC call."""
     fields = [
         (":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "bench"),
         ("content-type", "application/grpc"), ("te", "trailers"), *more,
@@ -41,21 +40,19 @@ def headers(number: int, method: str, more: Fields = (), *, end: bool = False) -
 
 
 def message(number: int, body: bytes, *, end: bool = True, length: int | None = None) -> bytes:
-    """Message of a call, in one frame; `length` is what it says that it has."""
+    """Return a message of a call in a frame; `length` is the one that it claims."""
     said = len(body) if length is None else length
     return frame(DATA, END_STREAM if end else 0, stream_of(number), b"\0" + said.to_bytes(4, "big") + body)
 
 
 def reset(number: int) -> bytes:
-    """End of a call that is cancelled."""
+    """Return the cancellation of a call."""
     return frame(RESET, 0, stream_of(number), _CANCEL.to_bytes(4, "big"))
 
 
 def ping() -> bytes:
-    """Question whether the other side is there."""
     return frame(PING, 0, 0, b"8 octets")
 
 
 def settings(number: int) -> bytes:
-    """Change of the connection's settings."""
     return frame(SETTINGS, 0, 0, b"\x00\x04" + (65_535 + number % 1000).to_bytes(4, "big"))

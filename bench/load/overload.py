@@ -4,20 +4,18 @@
     python bench/load/overload.py --seconds 8 --minutes 0.2              a first impression
     python bench/load/overload.py --only promise tenants                 some of them
 
-promise   3,000 requests/s are offered to 2,000/s of capacity (two GPUs, 100 ms a batch of at most 100) under a promise of 200 ms,
-          which is also the server's deadline, by 5 % enterprise, 25 % paid and 70 % free: what is answered in time, how fast the
-          others are refused, and whether memory grows.
-tiers     400/s of capacity, asked for two and a half times, and five times, as much by that mix. Enterprise's P95 against that at
-          half the capacity; who is refused; free's reserved share.
-tenants   eleven tenants of one tier. One of them asks ten times as much as each other: below capacity in all, and alone for half as
-          much again as there is. The others' P95 against that without it.
-workers   two of four worker hosts are killed under a flood of free requests, and started again: how long the gateway's throttle
-          takes to follow, and what it lets in meanwhile.
-exact     one key of 1,000 a minute, 50 at once, through four gateways over Redis, which get 70, 20, 9 and 1 % of the traffic: what
-          was let in, against the rule.
+promise   3,000 requests/s to 2,000/s of capacity (two GPUs, 100 ms a batch of at most 100) under a promise of 200 ms, which is also the deadline, by
+          5 % enterprise, 25 % paid and 70 % free: what is answered in time, how fast the others are refused, and whether memory grows.
+tiers     400/s of capacity, asked for two and a half times, and five times, as much by that mix. Enterprise's P95 against that at half the
+          capacity; who is refused; free's reserved share.
+tenants   eleven tenants of a tier, one of which asks ten times as much as each other: below capacity in all, and alone for half as much again as
+          there is. The others' P95 against that without it.
+workers   two of four worker hosts are killed under a flood of free requests, and started again: how soon the gateway's throttle follows.
+exact     one key of 1,000 a minute, 50 at once, through four gateways over Redis, which get 70, 20, 9 and 1 % of the traffic: what was let in,
+          against the rule.
 
-GPUs are made of sleep; everything is on loopback. Enterprise is the tier of requests without a key where a mix asks, because
-X-Request-Tier may only lower a tier. `promise` leaves bench/out/overload.json, each other part a file of its own.
+GPUs are made of sleep; everything is on loopback. Enterprise is the tier of requests without a key where a mix asks, because X-Request-Tier
+may only lower a tier. `promise` leaves bench/out/overload.json, each other part a file of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ BY_TIER = ("--default-tier", "enterprise")
 WARM_UP = 4.0
 PROMISED_BATCH, OFFERED, PROMISE_MS = 100, 3_000.0, 200.0
 GROWTH_MB = 8.0
-"""What the memory of the server may grow by from the second fifth of the load to the last."""
+"""Most growth of the server's memory from the second fifth of the load to the last."""
 MAX_BATCH = 20
 CAPACITY = GPUS * MAX_BATCH / BATCH_MS * 1000
 """Requests per second of all other parts."""
@@ -57,11 +55,7 @@ SPLIT = (0.7, 0.2, 0.09, 0.01)
 
 
 class Watch(threading.Thread):
-    """Reads a figure again and again until it is told to stop.
-
-    Attributes:
-        samples: (monotonic seconds, figure).
-    """
+    """Reads a figure again and again; `samples` are (monotonic seconds, figure)."""
 
     def __init__(self, read: Callable[[], float], every: float) -> None:
         super().__init__(daemon=True)
@@ -81,7 +75,7 @@ class Watch(threading.Thread):
         return self.samples
 
     def reached(self, since: float, low: float, high: float) -> float:
-        """Seconds from an instant until the figure first lay between two bounds; -1 when it never did."""
+        """Return the seconds from an instant until the figure first lay between two bounds; -1 if it never did."""
         return next((at - since for at, read in self.samples if at >= since and low <= read <= high), -1.0)
 
 
@@ -123,7 +117,6 @@ def promise(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def tiers(findings: Findings, options: argparse.Namespace) -> None:
-    """A flood by all tiers."""
     with stand.emulated(BATCH_MS, MAX_BATCH, GPUS, *PATIENT, *BY_TIER, name="overload-tiers") as server:
         open_loop(server, CAPACITY / 2, WARM_UP, "--mix", MIX)
         loads = {
@@ -143,7 +136,6 @@ def tiers(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def tenants(findings: Findings, options: argparse.Namespace) -> None:
-    """A flood by one tenant."""
     names = [f"t{number}" for number in range(OTHERS)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.toml"
@@ -217,7 +209,6 @@ def workers(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def exact(findings: Findings, options: argparse.Namespace) -> None:
-    """One key through four gateways."""
     seconds = options.minutes * 60
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.toml"

@@ -3,51 +3,29 @@
     python bench/promises/chaos.py                           ten minutes
     python bench/promises/chaos.py --seconds 60 --seed 7     a first impression; the same dice as before
     python bench/promises/chaos.py --rate 100 --poison 0.002 some inputs make their batch raise, too
-    python bench/promises/chaos.py --keep no                 Redis keeps nothing on disk: what it may forget is not held against it
+    python bench/promises/chaos.py --keep no                 Redis keeps nothing on disk, so what it forgets isn't held against it
     python bench/promises/chaos.py --large 0.1               more of the texts are large, and go apart from the queue
-    python bench/promises/chaos.py --memory                  one service with its broker in memory, in place of the fleet
+    python bench/promises/chaos.py --memory                  one service with three GPUs and its broker in memory, in place of the fleet
     python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile
-    python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on one GPU, which holds two of them; with all of the above
-    python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one; with all of the above but --sharing
-    python bench/promises/chaos.py --numbers 2               it takes two tensors of numbers, or 1; likewise
-    python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above but --sharing
-    python bench/promises/chaos.py --fitted                  the model pads, and its calls have one value of a parameter; with all of the above but tensors
-    python bench/promises/chaos.py --bulk                    bulk jobs run beside; with all of the above but tensors
+    python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on a GPU that holds two of them
+    python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one
+    python bench/promises/chaos.py --numbers 2               it takes two tensors of numbers, or 1
+    python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time
+    python bench/promises/chaos.py --fitted                  the model pads, and a call has one value of a parameter
+    python bench/promises/chaos.py --bulk                    bulk jobs run beside
 
-Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
-brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
-Clients of three tenants come open-loop through all gateways, as through a load balancer that asks no gateway which is gone,
-and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids and idempotency keys used again, polls,
-deletions, inputs that the model rejects, departures at every point, one input and several, by each API over HTTP, and by
-calls and streams over gRPC; a third tenant is limited. Meanwhile processes of every role are killed (SIGKILL), told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
-random pause. One gateway and one worker host are always left in peace. An operator drains a worker, a process, or now and then all of the
-machine, and undrains it again, which is no fault and excuses nothing but a want of workers.
+They go together, but for tensors (--rows, --numbers) with --sharing, --fitted or --bulk, and --autoscale with --sharing.
 
-With --versions four worker hosts run two versions, of which some requests name one, or one that nobody runs. The weights are
-changed every few seconds, each version drains now and then, and now and then the last host of one is killed. The answers,
-the ledger and the statuses of the gateways are compared with what ran.
+Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file synced at every write:
+with less, a killed Redis may forget what it has acknowledged. Clients of three tenants come open-loop through all gateways and do all that clients
+do (`tests/promises/crowd.py`); the third tenant is limited. Meanwhile processes of every role, Redis and the ledger's PostgreSQL are killed, told
+to end and paused, and an operator drains workers, processes and the machine (`bench/promises/trouble.py`).
 
-Every request is recorded in a ledger, in PostgreSQL, which is killed and paused, too. In the end its rows, what gateways have
-counted, dead letters, what is left in Redis, and each warning in a log are compared with what clients were told, what failed
-and what was done.
-
-With --sharing some requests name one of two further models. Hosts that have all three on one GPU, which holds two of them at a
-time, are put to trouble as the others are.
-
-With --autoscale each host has one to three workers, whose number goes up and down all the time. That one of them leaves is no fault, and excuses nothing.
-
-With --bulk the tenants also send jobs of some thousand lines, some of which the model rejects, and end a few half-way. In the end
-each has ended, and each line of those that were completed has one answer or error, the right one.
-
-With --fitted a call takes a fixed time and a time for its number of inputs × the longest, and has one value of a parameter, which requests and bulk lines
-have or not. Batches are cut into calls, and inputs of like length ride together. No call may have inputs with other values.
-
-With --memory one service has three GPUs, and is killed, told to end and paused as they are. What is in its memory ends with
-it, which is not held against it.
-
-In the end every task and key is asked for once more, and the whole history is judged (`tests/promises/checker.py`), by what
-each fault may cost (`tests/promises/faults.py`). The queue is empty then, no lease is left, and the registry of every
-gateway names the GPU processes there are.
+In the end every task and key is asked for once more, and the whole history is judged (`tests/promises/checker.py`) by what each fault may cost
+(`tests/promises/faults.py`). The ledger, counts, dead letters, warnings and what is left in Redis are compared with what clients were told, what ran
+and what was done. A drain and a worker that the autoscaler takes away excuse nothing but a want of workers. Each bulk job has ended, and each line
+of a completed one has its own answer or error. With --fitted no call has inputs with other values. The queue is empty, no lease is left, and the
+registry of every gateway names the GPU processes there are.
 """
 
 from __future__ import annotations
@@ -90,26 +68,26 @@ GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
 MOST_WORKERS = 3
 """Most workers of a host with an autoscaler."""
 LEAST_CHANGES = 1
-"""Least times that an autoscaler is to have wanted more, and fewer, or it was not tried."""
+"""Least times that the autoscaler has to want more, and fewer."""
 RATE = 300.0
 BATCH_MS, MAX_BATCH = 50.0, 64
 TIMEOUT_MS = 30_000
 QUIET_SECONDS = 12.0
-"""Load without trouble at the end; a worker that is gone leaves the registry within it."""
+"""Load without trouble at the end, within which a worker that is gone leaves the registry."""
 LAST = 1.0
-"""Seconds before a deadline within which a request may be late already, as no run would end in time."""
+"""Seconds before a deadline within which a request may be late already, because no run would end in time."""
 SETTLE_SECONDS = 15.0
 THREADS = 32
-"""Most threads that wait for processes and servers: more than there are of these."""
+"""More than there are processes and servers to wait for."""
 SHOWN = 5
-"""Violations of one promise that are told word for word."""
+"""Violations of a promise that are told word for word."""
 TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
 ROWS, *NUMBERS = (TARGET.replace("Marked", name) for name in ("Rows", "Codes", "Numbers"))
 BODY_BYTES = 4_000_000
-"""Most bytes of a body; a large text as numbers in JSON takes some times its own."""
+"""A large text as numbers in JSON takes some times its own size."""
 FITTED = TARGET.replace("Marked", "Fitted")
 VALUES = tuple(json.dumps({"t": value}) for value in (1, 1.0, 2, "1", None))
-"""Parameters of a call that requests have. 1 and 1.0 may be in one call."""
+"""Parameters of a call that requests have; 1 and 1.0 may be in one call."""
 SPREAD = 1_000
 """Most characters that a text to a model that pads has more than others."""
 OTHERS = {name: TARGET.replace("Marked", name.title()) for name in ("second", "third")}
@@ -181,7 +159,7 @@ def main() -> int:
 
 
 def _await_tensors(made: Fleet) -> None:
-    """Wait until all gateways know that the model takes tensors: before, they take a tensor of texts for several inputs."""
+    """Wait until all gateways know that the model takes tensors. Before, they take a tensor of texts for several inputs."""
     fields = {"Authorization": f"Bearer {key_of(TENANTS[0])}"}
     for door in made.doors:
         asked = urllib.request.Request(f"{door.url}/v2/models/{MODEL}", headers=fields)
@@ -237,7 +215,6 @@ def _flags(folder: Path, options: argparse.Namespace) -> list[str]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Variables of what runs the function."""
     return {"PROMISES_MS": f"{BATCH_MS:g}", "PROMISES_JOURNAL": str(folder / "journal")}
 
 
@@ -305,10 +282,9 @@ class Rest:
     """What is left when the clients have gone, and should be nothing.
 
     Attributes:
-        held: requests that gateways hold.
-        queued: entries in the queue, as the gateway says that says most.
-        kept: what Redis holds of entries, by kind.
-        endless: large values in Redis that have no end of their own.
+        queued: entries in the queue, by the gateway that says most.
+        kept: entries in Redis, by kind.
+        endless: large values in Redis that would never expire.
         wrong: gateways whose registry differs from what there is, in words.
         padding: GPU processes that have learnt that their model pads.
     """
@@ -322,12 +298,11 @@ class Rest:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether all is as it should be."""
         return not (self.held or self.queued or any(self.kept.values()) or self.endless or self.wrong)
 
 
 async def _settled(made: Fleet) -> Rest:
-    """What is left: waits until it is nothing, or too long."""
+    """What is left, once it is nothing or it took too long."""
     loop = asyncio.get_running_loop()
     patience = loop.time() + SETTLE_SECONDS
     while True:
@@ -424,7 +399,7 @@ def _outcome(status: int, code: str, lost: str) -> str:
 
 
 def _late(history: History) -> list[Operation]:
-    """Requests without a short deadline of their own for which that deadline passed. What became of a task is told at once by its id."""
+    """Requests whose deadline passed, if it isn't a short one of their own."""
     asks = [one for one in history.operations if one.kind is Kind.ASK and one.status == 504]
     return [one for one in asks if (one.returned or one.called) - one.called >= TIMEOUT_MS / 1000 - LAST]
 
@@ -445,47 +420,27 @@ def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> N
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Random kills of every role and of Redis, and the history checked.")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of load (default %(default)g)")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
-    parser.add_argument("--rate", type=float, default=RATE, help="operations a second (default %(default)g)")
-    parser.add_argument(
-        "--keep",
-        choices=("always", "everysec", "no"),
-        default="always",
-        help="when Redis brings to disk what it is told",
-    )
-    parser.add_argument(
-        "--ledger", choices=LEDGERS, default=LEDGERS[0], help="where every request is recorded (default %(default)s)"
-    )
-    parser.add_argument(
-        "--sharing",
-        type=int,
-        default=0,
-        help="worker hosts more that have several models on one GPU; with --memory, whether the service does (default %(default)s)",
-    )
-    parser.add_argument("--memory", action="store_true", help="one service with its broker in memory")
-    parser.add_argument(
-        "--poison",
-        type=float,
-        default=0.0,
-        help="share of the inputs that make their batch raise (default %(default)g: to search for them and to let their "
-        "callers ride apart takes more GPU time than there is at the usual rate; 0.002 goes with --rate 100)",
-    )
-    parser.add_argument("--versions", default="", help="versions of the model, such as 3,4; one with --memory")
-    parser.add_argument("--rows", action="store_true", help="the model takes tensors, and several inputs are its rows")
-    parser.add_argument(
-        "--numbers", type=int, default=0, choices=(1, 2), help="tensors of numbers that the model takes"
-    )
-    parser.add_argument("--autoscale", action="store_true", help="workers come and go by an autoscaler")
-    parser.add_argument("--fitted", action="store_true", help="the model pads, and its calls have parameters")
-    parser.add_argument("--bulk", action="store_true", help="bulk jobs run beside")
-    parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
-    parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
+    add = parser.add_argument
+    add("--seconds", type=float, default=600.0, help="of load (default %(default)g)")
+    add("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
+    add("--rate", type=float, default=RATE, help="operations a second (default %(default)g)")
+    add("--keep", choices=("always", "everysec", "no"), default="always", help="when Redis syncs its append-only file")
+    add("--ledger", choices=LEDGERS, default=LEDGERS[0], help="of all requests (default %(default)s)")
+    add("--sharing", type=int, default=0, help="more worker hosts with several models; with --memory, 1 for the service")
+    add("--memory", action="store_true", help="one service with its broker in memory")
+    poison = "share of the inputs that make their batch raise; 0.002 goes with --rate 100, as the search takes GPU time"
+    add("--poison", type=float, default=0.0, help=poison)
+    add("--versions", default="", help="versions of the model, such as 3,4; one with --memory")
+    add("--rows", action="store_true", help="the model takes tensors, and several inputs are its rows")
+    add("--numbers", type=int, default=0, choices=(1, 2), help="tensors of numbers that the model takes")
+    add("--autoscale", action="store_true", help="workers come and go by an autoscaler")
+    add("--fitted", action="store_true", help="the model pads, and its calls have parameters")
+    add("--bulk", action="store_true", help="bulk jobs run beside")
+    add("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
+    add("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
     options = parser.parse_args()
-    if options.bulk and (options.rows or options.numbers):
-        parser.error("--bulk is of texts; leave out --rows and --numbers")
-    if options.fitted and (options.rows or options.numbers):
-        parser.error("--fitted is of texts; leave out --rows and --numbers")
+    if (options.bulk or options.fitted) and (options.rows or options.numbers):
+        parser.error("--bulk and --fitted are of texts; leave out --rows and --numbers")
     return options
 
 

@@ -1,7 +1,4 @@
-"""Services and loads drawn at random, for what compares policies on them.
-
-Each has a number, and follows from that and a seed alone, so that any of them can be run again by itself.
-"""
+"""Services and loads drawn at random. Each follows from a seed and a number alone, so that any of them can be run again by itself."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ CLIENTS = (4, 16, 64)
 KINDS = ("poisson", "poisson", "poisson", "death", "steps", "bursts", "closed", "cold")
 """Kinds of loads, in turn."""
 COLD_BATCHES = 5
-"""Least batch times of a cold start that count; and a second at least."""
+"""Least batch times of a cold start that count, which lasts for a second at least."""
 TOUR = 12.0
-"""Requests of a synthetic burst, on average; and of the lull before the next."""
+"""Mean requests of a synthetic burst, and of the lull after it."""
 
 Traces = Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Configuration: a scenario without its policy, the kind of its load, and what the load is of the capacity."""
+    """A scenario without its policy, the kind of its load, and the load as a share of the capacity."""
 
     name: str
     kind: str
@@ -36,31 +33,18 @@ class Drawn:
     load: float
     traffic: str = ""
 
-    @property
-    def cycle(self) -> float:
-        """Seconds that a full batch takes on a GPU that is not slow."""
-        return full_seconds(self.scenario)
-
-
 def full_seconds(scenario: Scenario) -> float:
-    """Seconds that a full batch takes on a GPU that is not slow."""
+    """Return the seconds of a full batch on a GPU that isn't slow."""
     return scenario.alpha + scenario.beta * scenario.max_batch
 
 
 def capacity(scenario: Scenario) -> float:
-    """Most requests per second, the slow GPU's included."""
+    """Return the most requests per second, the slow GPU's included."""
     return (scenario.workers - 1 + 1 / scenario.slow) * scenario.max_batch / full_seconds(scenario)
 
 
 def draw(seed: int, number: int, traces: Traces, even: bool = False) -> Drawn:
-    """Draw a configuration.
-
-    Arguments:
-        seed: of all of them.
-        number: of this one.
-        traces: instants of recorded traffic by name; bursts are of these and of synthetic ones.
-        even: all GPUs are equally fast.
-    """
+    """Draw configuration `number` of a seed. Bursts are those of `traces` and synthetic ones; `even`: all GPUs are equally fast."""
     rng = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)]
     workers, max_batch = rng.randint(2 if kind == "death" else 1, 8), rng.choice((16, 32, 64, 100))
@@ -76,7 +60,6 @@ def draw(seed: int, number: int, traces: Traces, even: bool = False) -> Drawn:
 
 
 def with_load(name: str, kind: str, fleet: Scenario, rng: random.Random, traces: Traces) -> Drawn:
-    """Give a fleet a load of a kind, drawn at random."""
     if kind == "closed":
         return closed(name, fleet, rng.choice(CLIENTS))
     load = rng.uniform(0.05, 0.95)
@@ -121,14 +104,14 @@ def cold(name: str, fleet: Scenario, rate: float) -> Drawn:
 
 
 def steady(name: str, fleet: Scenario, rate: float) -> Drawn:
-    """Send Poisson arrivals of a rate to a fleet."""
+    """Send Poisson arrivals to a fleet."""
     warmup = max(WARM_UP_REQUESTS / rate, 5.0)
     changes = {"rate": rate, "warmup": warmup, "duration": warmup + max(REQUESTS / rate, 5.0)}
     return Drawn(name, "poisson", _changed(fleet, changes), rate / capacity(fleet))
 
 
 def synthetic(rng: random.Random) -> tuple[float, ...]:
-    """Instants of requests that come in bursts of Poisson arrivals, with lulls as long between them."""
+    """Return instants of bursts of Poisson arrivals, with lulls as long between them."""
     gaps: list[float] = []
     while len(gaps) < REQUESTS // 2:
         burst = 1 + int(rng.expovariate(1.0 / TOUR))
@@ -148,7 +131,7 @@ def _fleet(workers: int, alpha: float, beta: float = 0.0, max_batch: int = 64, s
 
 
 def named() -> tuple[Drawn, ...]:
-    """Configurations that were once found to be bad, or that are asked for by name."""
+    """Return configurations that were once found to be bad, or that are asked for by name."""
     six, small = _fleet(6, 0.1, 0.002), _fleet(2, 0.02, 0.002)
     return (
         *(

@@ -5,11 +5,9 @@
     python bench/simulated/fit.py --traces DIR                     also lengths of the Azure traces, see traces.py
 
 A service has 1 to 8 GPUs and batches of 8 to 128 inputs. A full batch without padding takes 20 to 200 ms, of which α is 2 to 80 %. Lengths are
-log-normal, of two sizes, even or those of a trace. One or three tiers of 1 to 10 tenants each ask 20 to 95 % of what the GPUs carry
-first come, first served.
-
-A ratio is a figure of latency with fit over that of first come, of the same requests; above 1 is worse. Where one is beyond its bound, the mean
-over more seeds counts.
+log-normal, of two sizes, even or those of a trace. One or three tiers of 1 to 10 tenants each ask 20 to 95 % of what the GPUs carry first come,
+first served. A ratio is a figure of latency with fit over that of first come, of the same requests; above 1 is worse. Where one is beyond its
+bound, the mean over more seeds counts.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ Lengths = Mapping[str, tuple[int, ...]]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Outcome of one configuration: figures in ms first come and with fit, and the ratios."""
+    """Outcome of a configuration: figures in ms first come and with fit, and the ratios."""
 
     name: str
     lengths: str
@@ -103,15 +101,8 @@ def draw(seed: int, number: int, recorded: Lengths) -> tuple[str, str, float, fl
     alpha, beta = cycle * share, cycle * (1.0 - share) / max_batch / statistics.fmean(lengths)
     load = rng.uniform(0.2, 0.95)
     fleet = Scenario(
-        rate=1.0,
-        workers=workers,
-        alpha=alpha,
-        beta=beta,
-        max_batch=max_batch,
-        weights=lengths,
-        padded=True,
-        first_come=True,
-    )
+        rate=1.0, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, weights=lengths, padded=True, first_come=True
+    )  # fmt: skip
     padded, rate = fleet.cycle(max_batch), load * fleet.capacity
     warmup = max(WARM_UP_REQUESTS / rate, WARM_UP_CYCLES * padded)
     scenario = replace(
@@ -164,7 +155,7 @@ def synthetic(kind: str, rng: random.Random) -> tuple[int, ...]:
 
 
 def read_lengths(folder: Path | None) -> dict[str, tuple[int, ...]]:
-    """Lengths of the inputs of the Azure traces, as far as they are there."""
+    """Return the lengths of the inputs of the Azure traces, as far as they are there."""
     found = {}
     for name, file in TRACES.items():
         path = folder / file if folder is not None else None

@@ -2,17 +2,15 @@
 
     python bench/simulated/never_worse.py                                  500 configurations, about half an hour of one core
     python bench/simulated/never_worse.py --configurations 50 --seed 2     a first impression, other ones
-    python bench/simulated/never_worse.py --resume                         goes on where the last run of this seed ended
 
-A service has 1 to 8 GPUs, a batch time of α + β for each input, batch times that vary or not, and one GPU that may be slower
-than the others. Its load is Poisson arrivals of 5 to 95 % of what the GPUs can do; the same while a GPU dies and comes back;
-steps between such rates; bursts, synthetic and of the Azure traces (--traces DIR, see traces.py); 4, 16 or 64 clients that
-each wait for the answer to their last request; or a cold start straight into a rate. The production queue and policies run it
-under virtual time.
+A service has 1 to 8 GPUs, a batch time of α + β for each input, batch times that vary or not, and one GPU that may be slower than the others. Its
+load is Poisson arrivals of 5 to 95 % of what the GPUs can do; the same while a GPU dies and comes back; steps between such rates; bursts,
+synthetic and of the Azure traces (--traces DIR, see traces.py); 4, 16 or 64 clients that each wait for their last answer; or a cold start straight
+into a rate. The production queue and policies run it under virtual time.
 
-The ratio of a configuration is the 95th percentile of latency under `paced` over the smaller one of those under `window` and
-eager; with clients that wait, the larger one of their answers per second over that of `paced`. So above 1 is worse. Where
-chance could be the reason of a ratio beyond the bound, the mean over more seeds counts.
+The ratio of a configuration is P95 under `paced` over the smaller one of those under `window` and eager; with clients that wait, the larger one of
+their answers per second over that of `paced`. So above 1 is worse. Where chance could be the reason of a ratio beyond the bound, the mean
+over more seeds counts.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,7 @@ import msgspec
 from bench.simulated import draws
 from bench.simulated.draws import Drawn
 from bench.simulated.traces import traffic
-from bench.stand.findings import OUT, Findings
+from bench.stand.findings import Findings
 from headway.errors import SettingError
 from headway.simulator.engine import simulate
 from headway.simulator.report import percentile
@@ -48,7 +46,7 @@ SEEDS, MORE_SEEDS = 4, 16
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Outcome of one configuration: P95 in ms and answers per second under each policy, and the ratio."""
+    """Outcome of a configuration: P95 in ms and answers per second under each policy, and the ratio."""
 
     name: str
     kind: str
@@ -77,7 +75,8 @@ def main() -> int:
     begun = time.monotonic()
     chosen = [draws.draw(options.seed, number, traces, options.even) for number in range(options.configurations)]
     by_name = [row for row in map(compared, draws.named()) if not options.even or row.slow == 1.0]
-    rows = list(_all_compared(chosen, options))
+    with ProcessPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(compared, chosen))
     findings.say(f"{len(rows)} configurations in {time.monotonic() - begun:.0f} s.")
     findings.table(
         "Configurations asked for by name; P95 in ms, answers/s with clients", [_shown(row) for row in by_name]
@@ -125,23 +124,6 @@ def _ratio(drawn: Drawn, p95: dict[str, float], answers: dict[str, float]) -> fl
     return p95["paced"] / min(p95["window"], p95["eager"])
 
 
-def _all_compared(chosen: list[Drawn], options: argparse.Namespace) -> Iterator[Row]:
-    """Outcomes in order, those of an earlier run first if it is resumed; kept in a file one by one."""
-    path = OUT / f"never_worse-{options.seed}{'-even' if options.even else ''}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Row] = {}
-    if options.resume and path.exists():
-        rows = [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines()]
-        known = {row.name: row for row in rows}
-    wanted = [drawn for drawn in chosen if drawn.name not in known]
-    yield from (known[drawn.name] for drawn in chosen if drawn.name in known)
-    with path.open("ab" if options.resume else "wb") as file, ProcessPoolExecutor(options.jobs) as pool:
-        for row in pool.map(compared, wanted):
-            file.write(msgspec.json.encode(row) + b"\n")
-            file.flush()
-            yield row
-
-
 def _report(findings: Findings, rows: list[Row]) -> None:
     worst = sorted(rows, key=lambda row: -row.ratio)[:SHOWN]
     findings.table(f"The {len(worst)} where paced does worst", [_shown(row) for row in worst])
@@ -160,15 +142,8 @@ def _report(findings: Findings, rows: list[Row]) -> None:
 
 
 def _load(row: Row) -> str:
-    return (
-        "clients"
-        if row.kind == "closed"
-        else "≤ 35 %"
-        if row.load <= 0.35
-        else "≤ 70 %"
-        if row.load <= 0.7
-        else "> 70 %"
-    )
+    share = "≤ 35 %" if row.load <= 0.35 else "≤ 70 %" if row.load <= 0.7 else "> 70 %"
+    return "clients" if row.kind == "closed" else share
 
 
 DIMENSIONS: dict[str, Callable[[Row], str]] = {
@@ -180,7 +155,6 @@ DIMENSIONS: dict[str, Callable[[Row], str]] = {
     "jitter:": lambda row: f"{row.jitter:g}",
     "slow GPU:": lambda row: f"×{row.slow:g}",
 }
-"""Group of a row, by dimension."""
 
 
 def _summed_up(name: str, rows: Iterable[Row]) -> dict[str, object]:
@@ -223,7 +197,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the draw (default %(default)d)")
     parser.add_argument("--even", action="store_true", help="all GPUs of a service are equally fast")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
-    parser.add_argument("--resume", action="store_true", help="go on where the last run of this seed ended")
     parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)"
     )

@@ -1,4 +1,4 @@
-"""Picture for docs/padding.md: P95 over requests a second of a model that pads, first come, first served and with inputs of like length together.
+"""Picture for docs/padding.md: P95 over requests a second of a model that pads, first come and with inputs of like length together.
 
     python bench/simulated/padding_plot.py --traces DIR     lengths of the Azure trace conv, see traces.py; needs matplotlib
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _p95(scenario: Scenario) -> list[tuple[int, float]]:
-    """P95 in ms by the rate, up to the first that is too high to be shown."""
+    """P95 in ms by rate, up to the first that is too high to be shown."""
     found = list[tuple[int, float]]()
     for rate in RATES:
         latency = sorted(simulate(replace(scenario, rate=float(rate))).latency)

@@ -3,27 +3,22 @@
     python bench/simulated/policies.py --traces DIR
     python bench/simulated/policies.py --only promised poison
 
-promised   The cases that the default policy is made for: does it keep what was promised? Poisson arrivals, and a batch takes its
-           time whatever its size.
-policies   All policies on real traffic and on Poisson arrivals. Deadlines are 30 s, so that hardly anything is refused and
-           latencies tell all. Traffic of a high coefficient of variation of its gaps (CV) comes in bursts, which more GPUs help
-           against, and no policy.
-formation  Where batches are formed: in one queue when a GPU is free, or, as is usual, by each gateway, which closes a batch when it
-           is full or its window is over, and pushes it whole into a queue (`tests.simulator.preformed`). Such a gateway sees its own
-           share of the traffic only, so its batches are the emptier the more gateways there are; and it closes them whether or not
-           a GPU is free. Both cost GPUs. That real gateways, brokers and clocks keep to it, bench/load/cases.py measures.
-poison     What inputs that make the model fail cost the others: two GPUs, batches of at most 32 in 160 ms, so 400 requests/s at most;
-           200/s of them are good. Each table is made for three models that take as long for a full batch, and differ in what a batch
-           costs before its first input. The search for a culprit runs small batches, so that part decides how much of it there is
-           time for. First, one tenant of its own sends nothing but poison, beside the good ones of another. Then everybody is one
-           caller, and some of its inputs are poison. Nobody retries.
-bulk       What lines of bulk jobs, of which there are always some, get beside requests on four GPUs, and what requests pay for them: without
-           and with them at 10 to 95 % load, where a batch takes 100 ms whatever its size, and where it takes 20 ms and 0.8 ms for
-           each input. 200 ms are promised. *Goodput* is answers within that, and lines, over the capacity of full batches.
+promised   The cases H1 to H6: does the default policy keep what was promised? Poisson arrivals, and a batch takes its time whatever its size.
+policies   All policies on real traffic and on Poisson arrivals. Deadlines are 30 s, so that latencies tell all. Traffic of a high coefficient of
+           variation of its gaps (CV) comes in bursts, which more GPUs help against, and no policy.
+formation  Where batches are formed: in one queue when a GPU is free, or, as is usual, by each gateway, which closes a batch when it is full or its
+           window is over, and pushes it whole into a queue (`tests.simulator.preformed`). Such a gateway sees only its own share of the traffic,
+           and closes batches whether or not a GPU is free. Both cost GPUs.
+poison     What inputs that make the model fail cost the others: two GPUs, batches of at most 32 in 160 ms, 200 good requests/s, for three shares of
+           the batch's time that don't depend on its size. First a tenant of its own sends nothing but poison. Then everybody is one caller, and
+           some of its inputs are poison. Nobody retries.
+bulk       What endless lines of bulk jobs get beside requests on four GPUs, and what requests pay, at 10 to 95 % load, where a batch takes 100 ms
+           whatever its size, and where it takes 20 ms and 0.8 ms for each input. 200 ms are promised. *Goodput* is answers within that, and
+           lines, over the capacity of full batches.
 
-DIR holds the Azure traces (see traces.py); those that are not there are left out. Time is compressed so that the mean rate is 1,000
-requests/s; each trace is played twice, and the first time is the warm-up. There a batch takes 100 ms and holds at most 100. Everywhere
-1.5 ms pass between a GPU's answer and its next batch. The same seed gives the same figures on every machine.
+DIR holds the Azure traces (see traces.py); those that aren't there are left out. Time is compressed to a mean rate of 1,000 requests/s; each trace is
+played twice, and the first time is the warm-up. There a batch takes 100 ms and holds at most 100. 1.5 ms pass between a GPU's answer and
+its next batch.
 """
 
 from __future__ import annotations
@@ -51,7 +46,7 @@ RATE = 1_000.0
 ALPHA, MAX_BATCH = 0.1, 100
 PATIENCE = 30.0
 PROMISE = 0.2
-"""Seconds within which latencies are counted, or are to be at the 95th percentile."""
+"""Seconds."""
 POISSON_SECONDS = 30.0
 
 
@@ -68,13 +63,7 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A load, the GPUs that are to carry it, and the latency that they are to keep.
-
-    Attributes:
-        alpha: seconds that a batch takes.
-        bound: milliseconds that `percentile` of the requests may take.
-        seconds: of simulated time.
-    """
+    """A load, the GPUs for it, and the milliseconds that a percentile of its requests may take."""
 
     name: str
     rate: float
@@ -97,7 +86,6 @@ PROMISES = (
 
 
 def promised(findings: Findings, _: argparse.Namespace) -> None:
-    """Keep what was promised."""
     rows: list[dict[str, object]] = []
     for one in PROMISES:
         scenario = Scenario(
@@ -112,7 +100,6 @@ def promised(findings: Findings, _: argparse.Namespace) -> None:
 
 
 def policies(findings: Findings, options: argparse.Namespace) -> None:
-    """Set all policies side by side."""
     traces = traffic(options.traces, findings)
     rows: list[dict[str, object]] = []
     p95: dict[tuple[str, int, str], float] = {}
@@ -134,7 +121,7 @@ def policies(findings: Findings, options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A way to form batches. `ahead`: before a GPU is free, so that their number does not depend on the GPUs."""
+    """A way to form batches; `ahead` of a free GPU, so that their number doesn't depend on the GPUs."""
 
     name: str
     run: Callable[[Scenario], Record]
@@ -153,7 +140,6 @@ PLENTY = 300
 
 
 def formation(findings: Findings, options: argparse.Namespace) -> None:
-    """Set designs side by side, by number of gateways."""
     for name, trace in traffic(options.traces, findings).items():
         fill: dict[tuple[Design, int], float] = {}
         rows: list[dict[str, object]] = []
@@ -197,14 +183,12 @@ def _enough(design: Design, scenario: Scenario, least: int) -> Iterator[int]:
 # Inputs that make the model fail.
 
 POISONED = Scenario(rate=200.0, workers=2, alpha=0.16, max_batch=32)
-"""Good requests a second of those who are not poison, and their GPUs."""
 FULL = 0.160
 FIXED_MS = (10, 20, 40)
-"""Of the full batch's time, what does not depend on its size."""
+"""Milliseconds of the full batch's time that don't depend on its size."""
 
 
 def poison(findings: Findings, options: argparse.Namespace) -> None:
-    """Send poison beside good requests, and among them."""
     beside, within = list(_beside(options.seconds)), list(_within(options.seconds))
     findings.table("Poison of one tenant beside 200 good requests/s of another", beside)
     findings.table("One caller, 200 requests/s", within)
@@ -266,7 +250,6 @@ SHAPES = {"β = 0": (ALPHA, 0.0), "β > 0": (0.02, 0.0008)}
 
 
 def bulk(findings: Findings, options: argparse.Namespace) -> None:
-    """Run lines of bulk jobs beside requests."""
     for (name, trace), (shape, (alpha, beta)) in itertools.product(
         traffic(options.traces, findings).items(), SHAPES.items()
     ):

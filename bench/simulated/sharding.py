@@ -1,65 +1,47 @@
 """A queue cut into shards, and a fleet of any size: what it costs, and whether that stays as the fleet grows. Simulated.
 
-    python bench/simulated/sharding.py                          a quarter of an hour
-    python bench/simulated/sharding.py --only fleet claims
+    python bench/simulated/sharding.py                          some minutes
+    python bench/simulated/sharding.py --only fleet sizes
 
-fleet    1 to 64 worker hosts of one GPU each at 90 % load, and 11 at 10,000 requests/s, whole or cut. With m slots at home
-         in a shard, latency ought to be even between α and α(1 + 1/m): `ideal p95` is α(1 + 0.95/m), and the overhead.
-         Latency and spacing must stay flat from 4 hosts to 64.
-slots    the same 64 hosts, by the least number of slots in a shard.
-choice   which shard entries go to: in turn, at random, or the emptier of two by depths of some age.
-help     when an idle slot helps another shard, in the calm, with one GPU three times as slow, and with batch times that
-         vary. 1.5 is the production threshold; 0 is to take whatever may leave.
+fleet    1 to 64 worker hosts of one GPU each at 90 % load, and 11 at 10,000 requests/s, whole or cut. With m slots at home in a shard, latency ought to
+         be even between α and α(1 + 1/m): `ideal p95` is α(1 + 0.95/m), and the overhead. It must stay flat from 4 hosts to 64.
+slow     64 hosts with one GPU three times as slow, with and without help from idle slots of other shards.
 deaths   8 of 64 workers die at once and are back after 3 s: the shards change with them. 70 % load.
-claims   CPU time of the production queue for one claim of 100 entries, one claim that is told to wait, and one entry that
-         is offered, by entries waiting and by slots. It must stay flat.
+sizes    what 10,000 to 1,000,000 requests/s take: gateways, Redis nodes and GPUs, how busy what all processes ask in common keeps one Redis node,
+         and what breaks first. One fleet goes as far as that node carries it; beyond, models are cut over fleets (docs/fleet.md). Costs are CPU
+         time per request, measured over Redis at 2,000 requests/s on two cores; at higher rates each costs less. So this is enough, not the least.
+thousand 1,000 GPUs at 100,000 requests/s beside 10 at 1,000. Latency must lie between a batch's time and a gap more, so the larger fleet has the
+         shorter tail.
 
-sizes    what 10,000 to 1,000,000 requests/s take: gateways, Redis nodes and GPUs, how busy what all processes ask in common keeps one
-         Redis node, and what breaks first. One fleet goes as far as that node carries it; beyond, the design cuts models over fleets,
-         each with a Redis of its own, behind the same proxies (docs/fleet.md). Costs are CPU time per request, measured over Redis at
-         2,000 requests/s on two cores; at higher rates a call carries more, and each costs less. So it says what is enough, not what is least.
-thousand 1,000 GPUs at 100,000 requests/s beside 10 at 1,000: fill, P95, and the variation of gaps. Latency must lie between a batch's
-         time and a gap more; so the larger fleet has the shorter tail.
-
-100 ms a batch of at most 100; 1.5 ms between a GPU's answer and its next batch; four gateways, each of which makes a call
-at most every 2 ms.
+100 ms a batch of at most 100; 1.5 ms between a GPU's answer and its next batch; four gateways, each of which makes a call at most every 2 ms.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
-import random
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from unittest import mock
 
 from bench.stand.findings import Findings
-from headway.core import policies, shards
-from headway.core.batch import Departure
-from headway.core.departure import Hold
-from headway.core.queue import ModelQueue
-from headway.core.queue_limits import QueueLimits
-from headway.model import Entry
-from headway.simulator.engine import Choose, simulate
+from headway.core import shards
+from headway.simulator.engine import simulate
 from headway.simulator.record import Record
 from headway.simulator.report import Report, make_report, percentile
 from headway.simulator.scenario import Kill, Scenario
 
 ALPHA, MAX_BATCH, OVERHEAD = 0.1, 100, 0.0015
 PER_GPU = MAX_BATCH / (ALPHA + OVERHEAD)
-"""Requests per second of one host."""
+"""Requests per second of a host."""
 SETTLED, REQUESTS = 6.0, 120_000
-"""Seconds of warm-up, and requests measured, at least MEASURED seconds of them."""
+"""Seconds of warm-up, and requests measured, for MEASURED seconds at least."""
 MEASURED = 2.0
 LOAD = 0.9
 HOSTS = (1, 4, 16, 64)
 SHARDS = (1, 4, 16)
-CLAIMS, TIERS = 300, 3
 
 
 def main() -> int:
@@ -72,21 +54,6 @@ def main() -> int:
         PARTS[name](findings)
     findings.say(f"{time.monotonic() - begun:.0f} s.")
     return findings.close()
-
-
-def scenario_of(hosts: int, rate: float, **changes: object) -> Scenario:
-    """Scenario of so many hosts at a rate; each gateway makes a call at most every 2 ms."""
-    known: dict[str, object] = {
-        "rate": rate,
-        "workers": hosts,
-        "alpha": ALPHA,
-        "max_batch": MAX_BATCH,
-        "overhead": OVERHEAD,
-        "duration": SETTLED + max(MEASURED, REQUESTS / rate),
-        "warmup": SETTLED,
-        "gather": 0.002,
-    }
-    return Scenario(**{**known, **changes})  # type: ignore[arg-type]
 
 
 def latency_and_fill(report: Report) -> dict[str, float]:
@@ -122,41 +89,13 @@ def fleet(findings: Findings) -> None:
     findings.at_most("p95 of 11 hosts at 10,000 requests/s, 16 shards", p95[11, 16], 125.0, "ms")
 
 
-def slots(findings: Findings) -> None:
+def slow(findings: Findings) -> None:
     rows = []
-    for least in (1, 2, 4, 8, 16):
-        with _changed("SLOTS_EACH", least):
-            record = simulate(_scenario(64, shards=64))
-        rows.append({"least slots": least, "used": shards_used(record), **_figures(record)})
-    findings.table("64 hosts by least slots in a shard; latency in ms", rows)
-
-
-def choice(findings: Findings) -> None:
-    rules: dict[str, Choose | None] = {"in turn": None, "at random": _at_random()}
-    rules |= {f"emptier of two, {age:g} ms old": _emptier_of_two(age / 1000) for age in (0, 2, 10, 25, 100)}
-    rows = [
-        {"entries go": name, **_figures(simulate(_scenario(64, shards=16), choose))} for name, choose in rules.items()
-    ]
-    findings.table("64 hosts, 16 shards by choice of the shard; latency in ms", rows)
-
-
-def help_(findings: Findings) -> None:
-    rows = []
-    p95: dict[tuple[float, str], float] = {}
-    for behind in (0.0, 1.0, shards.BEHIND, 2.0, float("inf")):
-        row: dict[str, object] = {"helped from, batches": behind}
-        for case, changes in (("calm", {}), ("slow", {"slow": 3.0}), ("vary", {"jitter": 0.1})):
-            with _changed("BEHIND", behind):
-                figures = _figures(simulate(_scenario(64, shards=16, **changes)))
-            p95[behind, case] = figures["p95"]
-            row |= {f"{case} {name}": figures[name] for name in ("p95", "p99", "stolen %")}
-        rows.append(row)
-    findings.table("64 hosts, 16 shards by the threshold of help; latency in ms", rows)
-    never = float("inf")
-    findings.at_most(
-        "p95 with help over that without, in the calm", p95[shards.BEHIND, "calm"] / p95[never, "calm"], 1.02
-    )
-    findings.at_most("the same with a slow GPU", p95[shards.BEHIND, "slow"] / p95[never, "slow"], 0.5)
+    for behind in (shards.BEHIND, math.inf):
+        with mock.patch.object(shards, "BEHIND", behind):
+            rows.append({"helped from, batches": behind, **_figures(simulate(_scenario(64, shards=16, slow=3.0)))})
+    findings.table("64 hosts, 16 shards, one GPU three times as slow; latency in ms", rows)
+    findings.at_most("p95 with help over that without, with a slow GPU", rows[0]["p95"] / rows[1]["p95"], 0.5)
 
 
 def deaths(findings: Findings) -> None:
@@ -178,21 +117,13 @@ def deaths(findings: Findings) -> None:
     findings.table("8 of 64 workers die at 8 s and are back at 11 s; latency in ms", rows)
 
 
-def claims(findings: Findings) -> None:
-    rows = []
-    cost: list[float] = []
-    for waiting, live in ((100, 1), (100, 64), (1_000, 64), (10_000, 64), (100_000, 64), (1_000, 1_000)):
-        claim, offer = _claim_cost(waiting, live)
-        hold = _hold_cost(live)
-        rows.append({"waiting": waiting, "slots": live, "claim µs": claim, "told to wait µs": hold, "offer µs": offer})
-        cost.append(claim)
-    findings.table(f"CPU time of the queue in this process; a claim takes {MAX_BATCH} entries", rows)
-    findings.at_most("dearest claim over the cheapest", max(cost) / min(cost), 2.0)
-
-
 def _scenario(hosts: int, rate: float = 0.0, **changes: object) -> Scenario:
-    known: dict[str, object] = {"queue_timeout": 30.0, "timeout": 30.0, "gateways": 4}
-    return scenario_of(hosts, rate or LOAD * hosts * PER_GPU, **{**known, **changes})
+    rate = rate or LOAD * hosts * PER_GPU
+    known: dict[str, object] = {
+        "rate": rate, "workers": hosts, "alpha": ALPHA, "max_batch": MAX_BATCH, "overhead": OVERHEAD, "warmup": SETTLED,
+        "duration": SETTLED + max(MEASURED, REQUESTS / rate), "gather": 0.002, "gateways": 4, "queue_timeout": 30.0, "timeout": 30.0,
+    }  # fmt: skip
+    return Scenario(**{**known, **changes})  # type: ignore[arg-type]
 
 
 def _figures(record: Record) -> dict[str, float]:
@@ -207,112 +138,13 @@ def _figures(record: Record) -> dict[str, float]:
     }
 
 
-def shards_used(record: Record) -> int:
-    return len(set(record.shard))
-
-
-@contextmanager
-def _changed(constant: str, value: float) -> Iterator[None]:
-    """One constant of the production rules, changed for a while."""
-    kept = getattr(shards, constant)
-    setattr(shards, constant, value)
-    try:
-        yield
-    finally:
-        setattr(shards, constant, kept)
-
-
-def _at_random() -> Choose:
-    rng = random.Random(0)
-    return lambda depths, now: int(rng.random() * len(depths))
-
-
-def _emptier_of_two(age: float) -> Choose:
-    """The power of two choices, by depths that are looked at anew after `age` seconds."""
-    rng, known, since = random.Random(0), [0], 0.0
-
-    def choose(depths: Sequence[int], now: float) -> int:
-        nonlocal known, since
-        if now - since >= age or len(depths) != len(known):
-            known, since = list(depths), now
-        first, second = rng.sample(range(len(known)), 2)
-        return second if known[second] < known[first] else first
-
-    return choose
-
-
-def _claim_cost(waiting: int, live: int) -> tuple[float, float]:
-    """Median µs of a claim and of an offer, with so many entries waiting and so many slots live."""
-    queue, policy, entries = _queue(waiting, live), policies.build("paced", None), itertools.cycle(_entries())
-    now, claimed, offered = 0.0, list[float](), list[float]()
-    while queue.depth < waiting:
-        queue.offer(next(entries), now)
-    for _ in range(CLAIMS):
-        now += ALPHA
-        since = time.perf_counter()
-        departure = queue.depart("gpu-0", MAX_BATCH, policy, now)
-        claimed.append(time.perf_counter() - since)
-        if not isinstance(departure, Departure):
-            raise TypeError(f"a full batch was told to wait: {departure}")
-        queue.finish(departure, now + ALPHA)
-        now += ALPHA
-        since = time.perf_counter()
-        for _ in departure.members:
-            queue.offer(next(entries), now)
-        offered.append((time.perf_counter() - since) / len(departure.members))
-    return statistics.median(claimed) * 1e6, statistics.median(offered) * 1e6
-
-
-def _hold_cost(live: int) -> float:
-    """Median µs of a claim that is told to wait."""
-    queue, policy, entries = _queue(MAX_BATCH, live), policies.build("paced", None), itertools.cycle(_entries())
-    queue.service.observe(MAX_BATCH, ALPHA)
-    now, took = 0.0, list[float]()
-    for _ in range(CLAIMS):
-        now += ALPHA / live
-        for _ in range(MAX_BATCH // 2):
-            queue.offer(next(entries), now)
-        queue.depart("gpu-0", MAX_BATCH, policy, now)
-        now += ALPHA / live / 10
-        queue.offer(next(entries), now)
-        since = time.perf_counter()
-        told = queue.depart("gpu-1", MAX_BATCH, policy, now)
-        took.append(time.perf_counter() - since)
-        if not isinstance(told, Hold) and len(took) > CLAIMS / 2:
-            raise TypeError(f"let go at once: {told.reason}")
-    return statistics.median(took) * 1e6
-
-
-def _queue(waiting: int, live: int) -> ModelQueue:
-    queue = ModelQueue(QueueLimits(tiers=TIERS, max_batch=MAX_BATCH, max_queue=waiting + MAX_BATCH))
-    queue.set_slots(live)
-    return queue
-
-
-def _entries() -> list[Entry]:
-    """Of three tiers, and seven tenants in each; deadlines so far away that admission lets all in."""
-    return [
-        Entry(
-            id="",
-            model="",
-            input="",
-            tier=number % TIERS,
-            tenant=f"tenant-{number % 7}",
-            gateway="",
-            queue_timeout=1e6,
-            timeout=1e6,
-        )
-        for number in range(7 * TIERS)
-    ]
-
-
 # The size of a fleet.
 
 RATES = (10_000, 100_000, 1_000_000)
 GATEWAY, HOST, REDIS = 103e-6, 58e-6, 70e-6
 """Seconds of CPU for each request: in a gateway, in the hosts of the workers, and in Redis."""
 ROW_READ, ROW_DECODED = 1.5e-6, 3.2e-6
-"""Seconds of CPU for each worker that a process asks for: in Redis, and in the process. 1,000 workers in one answer."""
+"""Seconds of CPU for each worker that a process asks for: in Redis, and in the process."""
 BEAT = 89e-6
 """Seconds of CPU in Redis for each heartbeat of a worker."""
 LOOKS, BEATS = 2.0, 2.0
@@ -324,13 +156,10 @@ FILL = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a rate takes."""
-
     rate: float
 
     @property
     def gpus(self) -> int:
-        """GPUs with batches that are as full as planned."""
         return math.ceil(self.rate * ALPHA / (MAX_BATCH * FILL))
 
     @property
@@ -346,7 +175,7 @@ class Size:
 
     @property
     def in_common(self) -> float:
-        """Share of one Redis node's core that goes into what all processes ask of one place: who is there."""
+        """Share of a Redis node's core for what all processes ask of one place: who is there."""
         return self.gpus * (BEATS * BEAT + LOOKS * self.gateways * ROW_READ)
 
     @property
@@ -390,11 +219,8 @@ def thousand(findings: Findings) -> None:
 
 PARTS: dict[str, Callable[[Findings], None]] = {
     "fleet": fleet,
-    "slots": slots,
-    "choice": choice,
-    "help": help_,
+    "slow": slow,
     "deaths": deaths,
-    "claims": claims,
     "sizes": sizes,
     "thousand": thousand,
 }

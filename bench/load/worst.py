@@ -14,10 +14,9 @@ from headway.oip.tensors import pack
 from tests.identity.writing import key_of
 
 KEY = b"?" * len(key_of("worst"))
-"""Placeholder of the tenant's key, as long as every key, since lengths that stand in a request hold for it."""
+"""Placeholder of the tenant's key, as long as every key, because requests tell lengths."""
 
 FILE_ID = b"file-" + b"?" * 32
-"""Placeholder of the id of its file."""
 
 Request = Callable[[int], bytes]
 
@@ -27,25 +26,23 @@ class Worst:
     """What one tenant does.
 
     Attributes:
-        what: it does, in words.
-        request: the bytes of its request of this number.
-        connections: it uses at once.
+        what: in words.
+        request: number to the bytes of a request.
         every: seconds between two requests of a connection; 0: as fast as they are answered.
         limited: its key has a limit.
         waits: it waits for answers; else it only holds its connections.
-        leaves: it leaves as soon as it has sent a request, of so many one; 0: none.
+        leaves: it leaves at once after every request of so many; 0: after none.
         fresh: each request comes on a connection of its own.
         file: bytes of a file that it sends first, by whose id FILE_ID is replaced.
-        grpc: it comes to the gRPC port. Its answers are read and dropped, and it waits for none.
+        grpc: it comes to the gRPC port with frames of its own, and waits for no answer.
         once: requests after which a connection sends no more; 0: none.
-        streams: streams of messages on each connection, over gRPC, by a client that heeds flow control; `request` is a message.
-        unary: calls over gRPC, by such a client; `request` is the method, a space and the message.
-        gateway_flags, worker_flags, controller_flags: further ones of the service's command line, by what they are for.
-        bound: most that the P95 of the measured tenant may be, in percent of what it is while nobody else is there.
+        streams: streams on each connection, by a client that heeds flow control; `request` is a message.
+        unary: calls over gRPC by such a client; `request` is the method, a space and the message.
+        bound: most that P95 of the measured tenant may be, in percent of calm.
         tier, calm_tier: tiers of its keys, and of the measured tenant's.
         rate: requests per second of the measured tenant.
         beside: name of what it does at the same time.
-        newcomers: whether the measured tenant's new connections are timed as well.
+        newcomers: the measured tenant's new connections are timed, too.
         target: class of what is served.
         calm: further flags of the measured tenant's load.
     """
@@ -81,12 +78,7 @@ def _ask(text: str, *fields: str, **members: Any) -> bytes:
 
 
 def _post(body: bytes, *fields: str, path: str = "/v1/inference", method: str = "POST") -> bytes:
-    lines = [
-        f"{method} {path} HTTP/1.1",
-        "Host: bench",
-        f"Content-Length: {len(body)}",
-        f"Authorization: Bearer {KEY.decode()}",
-    ]
+    lines = [f"{method} {path} HTTP/1.1", "Host: bench", f"Content-Length: {len(body)}", f"Authorization: Bearer {KEY.decode()}"]
     return "\r\n".join([*lines, *fields, "", ""]).encode() + body
 
 
@@ -150,7 +142,7 @@ def _call(number: int, method: str, body: bytes, more: http2.Fields = _AUTHORIZA
 
 
 def _liar(number: int) -> bytes:
-    """Tensor of which lengths or shape are not true."""
+    """Tensor whose lengths or shape aren't true."""
     asked = _TENSOR(model_name="default")
     asked.inputs.add(name="x", datatype="BYTES", shape=((1 << 62,), (1024,), (2,), (1,) * 1000)[number % 4])
     asked.raw_input_contents.append((b"\xff\xff\xff\xff", b"", b"\x01\0\0\0a" * 9)[number % 3])
@@ -232,7 +224,7 @@ WORST |= {
 # Lengths and parameters of a call.
 
 CALM_LENGTH = 400
-"""Octets of the measured tenant's inputs where lengths count, about; a full batch of them takes what all take elsewhere."""
+"""Octets of the measured tenant's inputs where lengths count. A full batch of them takes what all take elsewhere."""
 
 
 def _lengths(what: str, length: Callable[[int], int], connections: int = 8, every: float = 0.5) -> Worst:
@@ -258,7 +250,7 @@ WORST |= FITTING
 # Over HTTP, in other APIs.
 
 _ZEROS = gzip.compress(b" " * 200_000_000, 9)
-"""200 kB of which 200 MB come."""
+"""200 kB that unpack to 200 MB."""
 _INFER_PATH = "/v2/models/default/infer"
 
 
@@ -333,7 +325,7 @@ _ROWS = ("rows=bench/stand/targets.py:Ends('FP32', -1)",)
 
 
 def _rows(rows: int, width: int, size: int) -> bytes:
-    """Tensor of `size` bytes that says that it has so many rows of so many FP32."""
+    """Tensor of `size` bytes that claims so many rows of so many FP32."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [rows, width], "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     length = f"Inference-Header-Content-Length: {len(head)}"
@@ -456,12 +448,8 @@ _WINDOW_CALLS = 100
 def _byte_by_byte(number: int) -> bytes:
     """Calls whose answers are taken a byte at a time, ten of them in turn."""
     if number < _WINDOW_CALLS:
-        begin = (
-            http2.frame(http2.SETTINGS, 1, 0) + http2.frame(http2.SETTINGS, 0, 0, b"\x00\x04" + bytes(4))
-            if number == 0
-            else b""
-        )
-        return begin + _call(number, _PREDICT, _input("w" * 7_000))
+        begin = http2.frame(http2.SETTINGS, 1, 0) + http2.frame(http2.SETTINGS, 0, 0, b"\x00\x04" + bytes(4))
+        return begin * (number == 0) + _call(number, _PREDICT, _input("w" * 7_000))
     first = 10 * number
     return b"".join(
         http2.frame(http2.WINDOW, 0, http2.stream_of(at % _WINDOW_CALLS), b"\0\0\0\1")

@@ -2,9 +2,9 @@
 
     python bench/stand/loadgen_client.py --requests FILE --folder DIR --rate 600 --seconds 5 --bound-ms 250 URL …
 
-LoadGen says when a query is due, counts its latency from that instant, and judges the run. `bench/load/loadgen.py` starts this,
-with FILE from `bench.stand.judge`. The outcome is JSON on stdout. It also says how late the client itself was: between due and
-issued by LoadGen's trace, until the request was written, and until an answer that was there was read.
+LoadGen says when a query is due, counts its latency from that instant, and judges the run. `bench/load/loadgen.py` starts this, with FILE from
+`bench.stand.judge`. The outcome is JSON on stdout. It also says how late the client itself was: between due and issued by LoadGen's trace, until
+the request was written, and until an answer that was there was read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bench.stand.judge import Late, Question, Verdict
 ROUTE = "/v1/inference"
 OK = b" 200 "
 SWITCH_SECONDS = 0.0002
-"""For how long one thread may keep the other from running: LoadGen's must not wait for that which reads answers."""
+"""For how long a thread may keep the other from running: LoadGen's must not wait for the one that reads answers."""
 BLOCKED_SECONDS = 0.00003
-"""A poll that took longer has waited: nothing was there to be read before it returned."""
+"""A poll that took longer has waited, so nothing was there to be read before it returned."""
 SPARE = 8
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _DELAY = re.compile(r'"issue_delay":(\d+)')
@@ -43,14 +43,10 @@ _LOGGED = re.compile(r"^:::MLLOG (.*)$", re.MULTILINE)
 class Connection:
     """A connection that carries one query at a time.
 
-    Arguments:
-        place: host and port.
-
     Attributes:
-        query: LoadGen's id of the query that it carries; 0 for none.
+        query: LoadGen's id of it; 0 for none.
         index: of the sample that it asks.
-        again: whether it was sent again, as the server had closed the connection.
-        received: of the answer so far.
+        again: it was sent again, because the server had closed the connection.
         length: of the whole answer, once its head is there.
     """
 
@@ -62,7 +58,6 @@ class Connection:
         self.socket = self._connected()
 
     def reopen(self) -> None:
-        """Connect anew."""
         self.socket.close()
         self.received.clear()
         self.socket = self._connected()
@@ -74,17 +69,14 @@ class Connection:
 
 
 class Client:
-    """What LoadGen calls the system under test: it writes each query as a request, and reads the answers.
+    """The system under test, as LoadGen calls it: writes each query as a request, and reads the answers.
 
-    Arguments:
-        urls: of the server's ports; connections are dealt out to them in turn.
-        questions: by LoadGen's index of a sample.
-        connections: how many.
+    Connections are dealt out to the URLs in turn.
 
     Attributes:
         reads: seconds that each answer may have waited to be read.
-        failures: how many queries got no right answer, by status or reason.
-        resent: how many were sent again on a new connection.
+        failures: numbers of queries without a right answer, by status or reason.
+        resent: queries that were sent again on a new connection.
     """
 
     def __init__(self, urls: list[str], questions: list[Question], connections: int) -> None:
@@ -104,7 +96,7 @@ class Client:
         self.resent = 0
 
     def issue(self, samples: list[Any]) -> None:
-        """Write a query; LoadGen's thread calls it at the instant at which it is due."""
+        """Write a query. LoadGen's thread calls it at the instant at which it is due."""
         for sample in samples:
             if not self._idle:
                 self._fail(sample.id, "no connection was idle")
@@ -132,11 +124,10 @@ class Client:
                     self.reads.append(time.perf_counter() - since)
 
     def end(self) -> None:
-        """Have `read` return."""
         self._ended = True
 
     def _take(self, connection: Connection) -> bool:
-        """Read what is there; whether that ended an answer."""
+        """Read what is there; true if that ended an answer."""
         try:
             octets = connection.socket.recv(1 << 18)
         except OSError:
@@ -170,7 +161,7 @@ class Client:
         _complete(query)
 
     def _closed(self, connection: Connection) -> None:
-        """The server has closed it: open it anew, and ask again what it had not begun to answer."""
+        """Open a connection anew that the server has closed, and ask again what it had not begun to answer."""
         with self._opening:
             if not connection.query:
                 self._reopen(connection)
@@ -212,7 +203,7 @@ def _written(body: bytes) -> bytes:
 
 
 def settings(options: argparse.Namespace, connections: int) -> Any:
-    """LoadGen's: one sample a query, never several together."""
+    """Return LoadGen's settings: one sample a query, never several together."""
     made = loadgen.TestSettings()
     made.scenario = loadgen.TestScenario.Server
     made.mode = loadgen.TestMode.PerformanceOnly
@@ -228,7 +219,6 @@ def settings(options: argparse.Namespace, connections: int) -> Any:
 
 
 def judged(client: Client, options: argparse.Namespace, connections: int, samples: int) -> Verdict:
-    """Run the test."""
     output, logs = loadgen.LogOutputSettings(), loadgen.LogSettings()
     output.outdir = str(options.folder)
     logs.log_output, logs.enable_trace = output, True

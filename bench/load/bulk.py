@@ -7,7 +7,6 @@
 spacing     H1: 1,000 requests/s on two GPUs (100 ms a batch of at most 100), beside a job of 100,000 lines.
 lone        requests that never meet, to one, two and eight GPUs that only bulk keeps busy.
 overload    half as many requests again as the GPUs can serve: bulk has to yield at once.
-kills       as spacing, with a worker killed every four seconds.
 neighbour   as spacing, while another tenant's file of ten million lines is sent, counted and run.
 idle        nothing but a job: how full the batches are, and how long the GPUs run of the time.
 
@@ -18,12 +17,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,7 +39,6 @@ SMALL_BATCH = 20
 """Most inputs in a batch where GPUs get more than they can serve."""
 LINES, MANY_LINES = 100_000, 10_000_000
 WARM_UP = 5.0
-KILL_EVERY = 4.0
 LATER = 1.03
 """Most that P95 may grow by beside a job."""
 LONE_LATER = 1.05
@@ -101,15 +97,6 @@ def overload(findings: Findings, options: argparse.Namespace) -> None:
     served = [statistics.mean(side.answered for side in both) for both in sides]
     findings.at_least("overload: answers/s with a job ÷ without", served[1] / served[0], 0.99)
     findings.at_most("overload: lines/s, share of what the GPUs do", _lines(sides) / capacity, 0.01)
-
-
-def kills(findings: Findings, options: argparse.Namespace) -> None:
-    load = partial(_load, RATE, options.seconds, kill_every=KILL_EVERY)
-    sides = in_turns(options.rounds, "kills", emulated(3, MAX_BATCH), load, LINES)
-    later = compare(findings, "1,000 requests/s on three GPUs, a worker killed every four seconds", sides)
-    findings.at_most("kills: p95 with a job ÷ without", later.p95, LATER)
-    for told, both in zip(("without", "with"), sides, strict=True):
-        findings.none(f"kills, {told} a job: requests without a right answer", sum(side.failures for side in both))
 
 
 def neighbour(findings: Findings, options: argparse.Namespace) -> None:
@@ -187,18 +174,10 @@ def _lines(sides: tuple[list[Side], list[Side]]) -> float:
     return statistics.mean(side.lines for side in sides[1])
 
 
-def _load(rate: float, seconds: float, server: Server, seed: int, kill_every: float = 0.0) -> Side:
-    """So many requests per second for so long; a worker is killed every `kill_every` seconds, unless that is 0."""
-    before, over = server.total("headway_bulk_lines_total"), threading.Event()
-    killer = threading.Thread(target=_kill, args=(server, kill_every, seed, over)) if kill_every else None
-    if killer:
-        killer.start()
-    try:
-        measured = open_loop(server, rate, seconds, "--seed", str(seed))
-    finally:
-        over.set()
-        if killer:
-            killer.join()
+def _load(rate: float, seconds: float, server: Server, seed: int) -> Side:
+    """So many requests per second for so long."""
+    before = server.total("headway_bulk_lines_total")
+    measured = open_loop(server, rate, seconds, "--seed", str(seed))
     lines = (server.total("headway_bulk_lines_total") - before) / measured.report.elapsed_s
     total, latency = measured.report.total, measured.report.total.latency_ms
     answered = total.answered / measured.report.elapsed_s
@@ -219,14 +198,6 @@ def _alone(seconds: float, server: Server, seed: int) -> Side:
     lines = (server.total("headway_bulk_lines_total") - before) / took
     p50, p95, p99 = (trips.percentile(found, percent) for percent in (50, 95, 99))
     return Side(p50, p95, p99, 0, len(found) / took, lines)
-
-
-def _kill(server: Server, every: float, seed: int, over: threading.Event) -> None:
-    rng = random.Random(seed)
-    while not over.wait(every):
-        pids = server.worker_pids()
-        if pids:
-            subprocess.run(["kill", "-9", str(rng.choice(pids))], check=False)
 
 
 @contextmanager
@@ -255,14 +226,7 @@ def _until_lines_run(server: Server) -> None:
         time.sleep(0.05)
 
 
-PARTS = {
-    "spacing": spacing,
-    "lone": lone,
-    "overload": overload,
-    "kills": kills,
-    "neighbour": neighbour,
-    "idle": idle,
-}
+PARTS = {"spacing": spacing, "lone": lone, "overload": overload, "neighbour": neighbour, "idle": idle}
 
 if __name__ == "__main__":
     stand.end_in_order()

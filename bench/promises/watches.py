@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import struct
 import threading
 import time
 import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import redis
 
 from bench.stand.fleet import MODEL, PREFIX, Fleet, Redis
 from bench.stand.stand import Server
-from headway.brokers.redis.figures import BEFORE_TIERS, SECTIONS, TIER
 from tests.promises.evidence import Sighting, Slot
 from tests.promises.faults import Fault
 from tests.promises.operation import ASKS, History, Operation
@@ -37,8 +35,6 @@ MOST = 12
 """Most requests of which evidence is written down."""
 LEFT_OUT = ("k:", "kc:", "P:", "R:", "z", "o", "u", "w")
 """Beginnings of names of keys that say nothing of what waits: kept outcomes, large values, dead letters, limits."""
-STREAM_ENTRIES = 5
-"""Last entries of a stream that are told."""
 
 
 class Witness:
@@ -99,6 +95,19 @@ def _told_by(server: Server, operation: Operation) -> dict[str, Any]:
     return found
 
 
+TOLD = 2_000
+"""Most characters of a key's content that are written down."""
+READ: Mapping[bytes, Callable[[Any, bytes], object]] = {
+    b"string": lambda client, key: client.get(key),
+    b"hash": lambda client, key: client.hgetall(key),
+    b"zset": lambda client, key: client.zrange(key, 0, -1, withscores=True),
+    b"list": lambda client, key: client.lrange(key, 0, -1),
+    b"set": lambda client, key: client.smembers(key),
+    b"stream": lambda client, key: client.xrevrange(key, count=5),
+    b"none": lambda client, key: None,
+}
+
+
 def _told_by_redis(client: Any, texts: list[bytes]) -> dict[str, Any]:
     """What lies in the queues, and the entries of these inputs."""
     told: dict[str, Any] = {"time": client.time(), "clients": client.client_list(), "queues": {}, "entries": []}
@@ -108,50 +117,13 @@ def _told_by_redis(client: Any, texts: list[bytes]) -> dict[str, Any]:
         if not name.decode(errors="replace").startswith(LEFT_OUT):
             about = told["queues"].setdefault(_shown(tag + b"}" + queue), {})
             with contextlib.suppress(redis.ResponseError):
-                about[_shown(name)] = _value(client, key, name)
+                about[_shown(name)] = repr(READ[client.type(key)](client, key))[:TOLD]
         if name == b"p":
             for entry, payload in client.hgetall(key).items():
                 if any(text in payload for text in texts):
                     header = client.hget(key[:-1] + b"e", entry)
                     told["entries"].append({"queue": key, "entry": entry, "header": header, "payload": payload[:200]})
     return told
-
-
-def _value(client: Any, key: bytes, name: bytes) -> Any:
-    if name == b"q":
-        return figures_of(client.get(key) or b"")
-    if name in (b"e", b"p"):
-        return f"{client.hlen(key)} entries"
-    match client.type(key):
-        case b"hash":
-            return {_shown(field): _unpacked(value) for field, value in client.hgetall(key).items()}
-        case b"zset":
-            return client.zrange(key, 0, -1, withscores=True)
-        case b"list":
-            return client.lrange(key, 0, -1)
-        case b"stream":
-            return {"length": client.xlen(key), "last": repr(client.xrevrange(key, count=STREAM_ENTRIES))[:1000]}
-        case b"set":
-            return list(client.smembers(key))
-        case _:
-            return client.get(key)
-
-
-def figures_of(packed: bytes) -> Mapping[str, float]:
-    """Return the figures of a queue as they lie in the server."""
-    sections = list(SECTIONS.values())
-    rest = sum(8 * len(section) for section in sections)
-    tiers = [{f"{name} {tier}": 0.0 for name in TIER} for tier in range((len(packed) - rest) // (8 * len(TIER)))]
-    names = [name for part in (*sections[:BEFORE_TIERS], *tiers, *sections[BEFORE_TIERS:]) for name in part]
-    return dict(zip(names, struct.unpack(f"<{len(packed) // 8}d", packed), strict=False))
-
-
-def _unpacked(value: bytes) -> Any:
-    """A value as msgpack has it, if it is that."""
-    try:
-        return repr(msgspec.msgpack.decode(value))[:2000]
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return value
 
 
 def _shown(value: Any) -> str:

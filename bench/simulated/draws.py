@@ -43,8 +43,8 @@ def capacity(scenario: Scenario) -> float:
     return (scenario.workers - 1 + 1 / scenario.slow) * scenario.max_batch / full_seconds(scenario)
 
 
-def draw(seed: int, number: int, traces: Traces, even: bool = False) -> Drawn:
-    """Draw configuration `number` of a seed. Bursts are those of `traces` and synthetic ones; `even`: all GPUs are equally fast."""
+def draw(seed: int, number: int, traces: Traces) -> Drawn:
+    """Draw configuration `number` of a seed. Bursts are those of `traces` and synthetic ones."""
     rng = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)]
     workers, max_batch = rng.randint(2 if kind == "death" else 1, 8), rng.choice((16, 32, 64, 100))
@@ -53,7 +53,7 @@ def draw(seed: int, number: int, traces: Traces, even: bool = False) -> Drawn:
     slow = rng.choice((1.0, 1.0, 1.0, 1.0, 1.2, 1.5, 2.0, 3.0))
     fleet = Scenario(
         rate=1.0, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, jitter=rng.choice((0.0, 0.3)),
-        slow=1.0 if even or workers == 1 else slow, queue_timeout=PATIENCE, timeout=PATIENCE, max_queue=100_000,
+        slow=1.0 if workers == 1 else slow, queue_timeout=PATIENCE, timeout=PATIENCE, max_queue=100_000,
         seed=rng.randrange(1 << 30),
     )  # fmt: skip
     return with_load(str(number), kind, fleet, rng, traces)

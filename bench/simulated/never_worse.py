@@ -66,15 +66,15 @@ class Row(msgspec.Struct, frozen=True):
 
 def main() -> int:
     options = _options()
-    findings = Findings("never_worse", configurations=options.configurations, seed=options.seed, even=options.even)
+    findings = Findings("never_worse", configurations=options.configurations, seed=options.seed)
     try:
         traces = {name: trace for name, trace in traffic(options.traces, findings).items() if trace}
     except SettingError as exc:
         print(exc, file=sys.stderr)
         return 2
     begun = time.monotonic()
-    chosen = [draws.draw(options.seed, number, traces, options.even) for number in range(options.configurations)]
-    by_name = [row for row in map(compared, draws.named()) if not options.even or row.slow == 1.0]
+    chosen = [draws.draw(options.seed, number, traces) for number in range(options.configurations)]
+    by_name = list(map(compared, draws.named()))
     with ProcessPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(compared, chosen))
     findings.say(f"{len(rows)} configurations in {time.monotonic() - begun:.0f} s.")
@@ -195,7 +195,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--configurations", type=int, default=500, metavar="N", help="how many (default %(default)d)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (default %(default)d)")
-    parser.add_argument("--even", action="store_true", help="all GPUs of a service are equally fast")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
     parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)"

@@ -2,7 +2,6 @@
 
     python bench/cost/peer.py                                          about ten minutes
     python bench/cost/peer.py --only brim --rounds 1 --seconds 5       a first impression
-    python bench/cost/peer.py --only brim --profile bench/out          besides, what py-spy sees of the front process
 
 brim     Both put a text in capitals, at once, in one worker process, at most 64 in a batch, and get the same JSON POST of 115 bytes, by wrk to the
          brim of one core. Headway runs with everything on: an API key and its rate limit, metrics, the admin port. It is measured
@@ -25,16 +24,13 @@ import math
 import resource
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.cost.contenders import MAX_BATCH, MOSEC_BATCHES, WAIT_MS, WARM_UP, Contender, mosec
+from bench.cost.contenders import MAX_BATCH, MOSEC_BATCHES, WAIT_MS, Contender, mosec
 from bench.stand import parts, stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.stand import Server
@@ -58,7 +54,6 @@ SPREAD = 1.1 / 0.9
 FEW, CLIENTS = 500, 4_000
 """Clients that wait already."""
 MOST_KB = 20.0
-HERTZ = 499
 _ASK = "POST /v1/inference HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n{body}"
 
 
@@ -66,7 +61,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="CPU time per request beside mosec, and how it grows.")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each server (default %(default)d)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load (default %(default)g)")
-    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="where py-spy draws what the front process does")
     return parts.run(parser, PARTS, {"brim": "peer", "rates": "peer_rates"})
 
 
@@ -82,33 +76,16 @@ def brim(findings: Findings, options: argparse.Namespace) -> None:
         MOSEC_FAST: Contender(partial(mosec, True), batches=MOSEC_BATCHES),
         PACED: Contender(partial(ours, name="peer-paced"), headers=headers),
     }
-    for number in range(options.rounds):
-        for name, contender in contenders.items():
+    for _ in range(options.rounds):
+        for contender in contenders.values():
             with contender.start() as server:
                 contender.fill(BRIM, server, options.seconds)
-                if options.profile and not number and isinstance(server, Server) and name in (WINDOW, PACED):
-                    _profile(contender, server, options.seconds, options.profile / f"{server.name}.svg")
     _show(findings, "wrk, 1 thread, 128 connections, one core for each server", BRIM, contenders)
     for name in (WINDOW, PACED):
         ratio = contenders[name].cost(BRIM) / contenders[MOSEC].cost(BRIM)
         findings.at_most(f"{name}: CPU time against mosec (goal {GOAL:g})", ratio, MOST)
         fast = contenders[name].cost(BRIM) / contenders[MOSEC_FAST].cost(BRIM)
         findings.figure(f"{name}: CPU time against mosec with msgspec", fast)
-
-
-def _profile(contender: Contender, server: Server, seconds: float, path: Path) -> None:
-    """Have py-spy draw by the wall clock what the front process does under the same load.
-
-    It can't tell running from waiting for a core, so the workers go to the other one.
-    """
-    for pid in server.worker_pids():
-        stand.move_to_load_core(pid)
-    spy = [str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(server.pid), "--nonblocking"]
-    spy += ["--duration", f"{max(1.0, seconds):.0f}", "--rate", str(HERTZ), "--output", str(path)]
-    with ThreadPoolExecutor(1) as threads:
-        load = threads.submit(contender.wrk, server, seconds + WARM_UP)
-        subprocess.run(spy, check=True, capture_output=True, timeout=seconds + 60.0)
-        load.result()
 
 
 def rates(findings: Findings, options: argparse.Namespace) -> None:

@@ -21,7 +21,6 @@ beside    The padded box of this commit and of the checkout `--against`, in one 
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
 import math
 import random
@@ -38,6 +37,7 @@ from pathlib import Path
 import msgspec
 
 from bench.cost.contenders import SAFE_PATH, litserve, mosec
+from bench.simulated.fit import LONGEST, read_lengths
 from bench.simulated.traces import TRACES
 from bench.stand import judge, parts, stand
 from bench.stand.findings import Findings
@@ -46,7 +46,7 @@ from bench.stand.judge import ClientLate, Found, Load, Question
 
 GPUS, WAIT_MS = 2, 10
 CONSTANT_MS, CONSTANT_BATCH = 100.0, 100
-ALPHA_MS, MEAN_BATCH_MS, PADDED_BATCH, LONGEST = 8.0, 50.0, 32, 2048
+ALPHA_MS, MEAN_BATCH_MS, PADDED_BATCH = 8.0, 50.0, 32
 CONV = (6.56, 0.88)
 """Mean and standard deviation of the logarithms of the trace's lengths, for want of the trace."""
 SAMPLES = 4096
@@ -87,17 +87,10 @@ def main() -> int:
 def lengths(options: argparse.Namespace, findings: Findings) -> list[int]:
     """Return lengths of texts in octets, drawn from the trace."""
     rng = random.Random(options.seed)
-    path = None if options.traces is None else options.traces / TRACES["conv"]
-    if path is not None and path.is_file():
-        with path.open(encoding="utf-8", newline="") as lines:
-            known = [int(row["ContextTokens"]) for row in csv.DictReader(lines)]
-        drawn = rng.choices(known, k=SAMPLES)
-    else:
-        findings.say(
-            f"{TRACES['conv']} is not in {options.traces or '--traces DIR'}: lengths are log-normal, as its are."
-        )
-        drawn = [round(rng.lognormvariate(*CONV)) for _ in range(SAMPLES)]
-    return [min(max(length, 1), LONGEST) for length in drawn]
+    if known := read_lengths(options.traces).get("conv"):
+        return rng.choices(known, k=SAMPLES)
+    findings.say(f"{TRACES['conv']} is not in {options.traces or '--traces DIR'}: lengths are log-normal, as its are.")
+    return [min(max(round(rng.lognormvariate(*CONV)), 1), LONGEST) for _ in range(SAMPLES)]
 
 
 def _asked(options: argparse.Namespace, texts: Sequence[str], bound_ms: float, percentile: float = 0.99) -> Load:

@@ -2,14 +2,14 @@
 
     python bench/load/overload.py                                        all, 30 s of load each, 3 minutes for the exactness
     python bench/load/overload.py --seconds 8 --minutes 0.2              a first impression
-    python bench/load/overload.py --only promise tenants                 some of them
+    python bench/load/overload.py --only promise models                  some of them
 
 promise   3,000 requests/s to 2,000/s of capacity (two GPUs, 100 ms a batch of at most 100) under a promise of 200 ms, which is also the deadline, by
           5 % enterprise, 25 % paid and 70 % free: what is answered in time, how fast the others are refused, and whether memory grows.
 tiers     400/s of capacity, asked for two and a half times, and five times, as much by that mix. Enterprise's P95 against that at half the
           capacity; who is refused; free's reserved share.
-tenants   eleven tenants of a tier, one of which asks ten times as much as each other: below capacity in all, and alone for half as much again as
-          there is. The others' P95 against that without it.
+models    two models on two GPUs of one process, which hold both. *b* is measured calm, then while *a* is asked for twice what both GPUs can do.
+          Then *a* alone is asked for more than one GPU can do.
 workers   two of four worker hosts are killed under a flood of free requests, and started again: how soon the gateway's throttle follows.
 exact     one key of 1,000 a minute, 50 at once, through four gateways over Redis, which get 70, 20, 9 and 1 % of the traffic: what was let in,
           against the rule.
@@ -48,7 +48,10 @@ CAPACITY = GPUS * MAX_BATCH / BATCH_MS * 1000
 """Requests per second of all other parts."""
 RESERVED = 0.1
 """Share of the capacity that the lowest tier has for itself."""
-OTHERS = 10
+CALM, FLOOD, ALONE = 20.0, 320.0, 120.0
+"""Requests per second of model b, of a beside it, and of a alone. A GPU does 80."""
+DRAINED = 3.0
+"""Seconds after which nothing is left of a flood, because its requests wait for 2 s at most."""
 PATIENT = ("--queue-timeout-ms", "2000", "--request-timeout-ms", "4000")
 RATE, BURST = 1000.0, 50.0
 SPLIT = (0.7, 0.2, 0.09, 0.01)
@@ -135,36 +138,28 @@ def tiers(findings: Findings, options: argparse.Namespace) -> None:
     findings.at_least("free: answered, % of its reserved share (2.5 ×)", 100 * kept, 90, "%")
 
 
-def tenants(findings: Findings, options: argparse.Namespace) -> None:
-    names = [f"t{number}" for number in range(OTHERS)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "keys.toml"
-        keys = stand.write_keys(path, [*names, "flood"], "paid")
-        with stand.emulated(
-            BATCH_MS, MAX_BATCH, GPUS, *PATIENT, "--keys", str(path), name="overload-tenants"
-        ) as server:
-
-            def load(each: float, flood: float) -> Measured:
-                """So many requests a second by each of the others, and by the one."""
-                asking = dict.fromkeys(names, each) | ({"flood": flood} if flood else {})
-                flags = ["--mix", ",".join(f"{name}={rate:g}" for name, rate in asking.items())]
-                for name in asking:
-                    flags += ["--key", f"{name}={keys[name]}"]
-                return open_loop(server, sum(asking.values()), options.seconds, *flags)
-
-            each = 0.04 * CAPACITY
-            load(each, 0.0)
-            loads = {
-                "the others alone": load(each, 0.0),
-                "10 × each other, 0.8 of capacity in all": load(each, 10 * each),
-                "alone 1.5 of capacity": load(each, 1.5 * CAPACITY),
-            }
-    flows = _show(findings, "A flood by one tenant of eleven; latency in ms", loads)
-    p95 = [statistics.fmean(flow[name].latency_ms.p95 for name in names) for flow in flows]
-    for name, flow, mean in list(zip(loads, flows, p95, strict=True))[1:]:
-        findings.at_most(f"others: p95 with the flood ({name}), % of that without", 100 * mean / p95[0], 110, "%")
-        unanswered = sum(flow[one].requests - flow[one].answered for one in names)
-        findings.none(f"others: requests not answered ({name})", unanswered)
+def models(findings: Findings, options: argparse.Namespace) -> None:
+    """A flood of one model beside another."""
+    environment = {"EMULATED_MS": str(BATCH_MS), "EMULATED_MAX": "8"}
+    flags = ("--workers", str(GPUS), "--models-per-gpu", "2", "--max-batch-size", "8", "--log-level", "warning")
+    targets = [f"{model}={stand.EMULATED_GPU}" for model in "ab"]
+    with (
+        stand.headway(*targets, *flags, name="overload-models", environment=environment) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        calm = open_loop(server, CALM, options.seconds, "--model", "b")
+        other = pool.submit(open_loop, server, FLOOD, options.seconds + 4.0, "--model", "a")
+        time.sleep(2.0)
+        flooded = open_loop(server, CALM, options.seconds, "--model", "b")
+        other.result()
+        time.sleep(DRAINED)
+        alone = open_loop(server, ALONE, options.seconds, "--model", "a")
+    rows = [calm.row("b, calm"), flooded.row("b, a flooded"), alone.row("a alone")]
+    findings.table("Two models on the same GPUs; latency in ms", rows)
+    longer = flooded.report.total.latency_ms.p95 - calm.report.total.latency_ms.p95
+    findings.at_most("models: P95 of the one beside a flood of the other, above calm", longer, BATCH_MS, "ms")
+    findings.at_least("models: answered of one that two GPUs must carry", alone.answered, 0.99)
+    findings.at_least("models: answered of the one beside a flood of the other", flooded.answered, 0.99)
 
 
 def workers(findings: Findings, options: argparse.Namespace) -> None:
@@ -250,7 +245,7 @@ def _show(findings: Findings, title: str, loads: Mapping[str, Measured]) -> list
     return [measured.report.tiers for measured in loads.values()]
 
 
-PARTS: parts.Parts = {"promise": promise, "tiers": tiers, "tenants": tenants, "workers": workers, "exact": exact}
+PARTS: parts.Parts = {"promise": promise, "tiers": tiers, "models": models, "workers": workers, "exact": exact}
 
 if __name__ == "__main__":
     sys.exit(main())

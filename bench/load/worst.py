@@ -166,7 +166,6 @@ def _large(number: int) -> bytes:
 
 
 _STREAMS = 900
-_LIST = messages.message("grpc.reflection.v1.ServerReflectionRequest")(list_services="").SerializeToString()
 _FILE = messages.message("grpc.reflection.v1.ServerReflectionRequest")(
     file_containing_symbol=messages.OPEN_INFERENCE
 ).SerializeToString()

@@ -11,7 +11,7 @@ troubles   one after the other of TROUBLES, each in a fleet of its own: two gate
            controllers, and Redis, alone, under Sentinels or as a cluster. 100 requests/s, and after two seconds the trouble. `recovery` is the
            seconds from its beginning to the end of the last request that failed or took over a second
 
-That no idle connection ends under a request that uses it, tests/e2e/test_proxies.py holds.
+Of idle connections that end, tests/e2e/test_proxies.py asks; of planned failovers, tests/e2e/failover_drill.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +65,6 @@ BEFORE, AFTER = 2.0, 4.0
 """Seconds of load before a trouble, and after it."""
 LATE = 1.0
 """Seconds after which an answer counts as late."""
-DISK_MB = 8
 
 Row = dict[str, object]
 
@@ -243,7 +242,6 @@ class Trouble:
         act: makes it, and returns when it is over.
         store: builds what the fleet shares, in a folder.
         failing: why clients may see errors, as the documents say; empty if they may not.
-        small_disk: the store is on a disk of DISK_MB, which takes root.
     """
 
     what: str
@@ -251,7 +249,6 @@ class Trouble:
     store: Callable[[Path], AbstractContextManager[Store]] = lambda folder: RedisServer("redis", folder, durable=True)
     failing: str = ""
     flags: tuple[str, ...] = ()
-    small_disk: bool = False
 
 
 def restarted(role: str) -> Act:
@@ -319,26 +316,6 @@ async def redis_full(scene: Scene) -> None:
     await asyncio.to_thread(scene.redis.command, "CONFIG", "SET", "maxmemory", "2gb")
 
 
-async def disk_full(scene: Scene) -> None:
-    """Fill the disk of the append-only file, and make room again."""
-    ballast = scene.redis.folder / "ballast"
-
-    def fill() -> None:
-        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(b"x" * 4096)
-
-    await asyncio.to_thread(fill)
-    await asyncio.sleep(4.0)
-    ballast.unlink()
-
-
-async def sentinel_planned(scene: Scene) -> None:
-    assert isinstance(scene.store, SentinelSetup)
-    await asyncio.to_thread(scene.store.hand_over)
-    await asyncio.sleep(12.0)
-
-
 async def sentinel_killed(scene: Scene) -> None:
     assert isinstance(scene.store, SentinelSetup)
     scene.store.servers[0].kill()
@@ -361,13 +338,6 @@ class Cluster(ClusterSetup):
         for server in (*self.servers, *self.replicas):
             server.command("CONFIG", "SET", "cluster-node-timeout", 3000)
         return self
-
-
-async def cluster_planned(scene: Scene) -> None:
-    assert isinstance(scene.store, Cluster)
-    for replica in scene.store.replicas:
-        await asyncio.to_thread(replica.command, "CLUSTER", "FAILOVER")
-        await asyncio.sleep(2.0)
 
 
 async def cluster_killed(scene: Scene) -> None:
@@ -398,12 +368,7 @@ TROUBLES = {
     "redis-emptied": Trouble("Redis killed, back empty after 0.3 s", redis_away(0.3, empty=True)),
     "redis-flushed": Trouble("all keys of Redis removed", redis_flushed),
     "redis-memory": Trouble("Redis out of memory for 3 s", redis_full, failing="429 memory"),
-    "redis-disk": Trouble("Redis's disk full for 4 s", disk_full, failing=AWAY, small_disk=True),
-    "sentinel-planned": Trouble("planned failover by Sentinels", sentinel_planned, watched),
     "sentinel-killed": Trouble("primary killed under Sentinels", sentinel_killed, watched, AWAY),
-    "cluster-planned": Trouble(
-        "planned failover of each primary of a cluster", cluster_planned, Cluster, flags=SHARDED
-    ),
     "cluster-killed": Trouble("a primary of a cluster killed", cluster_killed, Cluster, AWAY, SHARDED),
 }
 
@@ -452,24 +417,11 @@ def _befallen(trouble: Trouble, kind: str) -> tuple[History, float]:
             await asyncio.gather(load, return_exceptions=True)
 
     with ExitStack() as stack:
-        place = stack.enter_context(_small_disk()) if trouble.small_disk else None
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="headway-bench-", dir=place)))
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="headway-bench-")))
         store = stack.enter_context(trouble.store(folder))
         scene, front = _scene(stack, kind, LAME_DUCK, controllers=2, flags=trouble.flags, store=store)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(work(scene, front))
-
-
-@contextlib.contextmanager
-def _small_disk() -> Iterator[Path]:
-    """A file system of DISK_MB; takes root on Linux."""
-    with TemporaryDirectory(prefix="headway-disk-") as folder:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", folder]
-        subprocess.run(command, check=True, capture_output=True)
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", folder], check=False, capture_output=True)
 
 
 # Fleets.

@@ -4,8 +4,6 @@
     python bench/simulated/policies.py --only promised poison
 
 promised   The cases H1 to H6: does the default policy keep what was promised? Poisson arrivals, and a batch takes its time whatever its size.
-policies   All policies on real traffic and on Poisson arrivals. Deadlines are 30 s, so that latencies tell all. Traffic of a high coefficient of
-           variation of its gaps (CV) comes in bursts, which more GPUs help against, and no policy.
 formation  Where batches are formed: in one queue when a GPU is free, or, as is usual, by each gateway, which closes a batch when it is full or its
            window is over, and pushes it whole into a queue (`tests.simulator.preformed`). Such a gateway sees only its own share of the traffic,
            and closes batches whether or not a GPU is free. Both cost GPUs.
@@ -39,7 +37,7 @@ from headway.errors import SettingError
 from headway.simulator.engine import simulate
 from headway.simulator.record import Record
 from headway.simulator.report import make_report, percentile
-from headway.simulator.scenario import POLICIES, Scenario
+from headway.simulator.scenario import Scenario
 from tests.simulator.preformed import simulate_preformed
 
 RATE = 1_000.0
@@ -97,26 +95,6 @@ def promised(findings: Findings, _: argparse.Namespace) -> None:
         rows.append({"case": one.name, "load": load, "p50": latency.p50, "p95": latency.p95, "p99": latency.p99})
         findings.at_most(f"{one.name}: {one.percentile}", getattr(latency, one.percentile), one.bound, "ms")
     findings.table("Poisson arrivals, 1.5 ms between two batches of a GPU; latency in ms", rows)
-
-
-def policies(findings: Findings, options: argparse.Namespace) -> None:
-    traces = traffic(options.traces, findings)
-    rows: list[dict[str, object]] = []
-    p95: dict[tuple[str, int, str], float] = {}
-    for (name, trace), gpus, policy in itertools.product(traces.items(), (2, 3, 4), POLICIES):
-        record = simulate(replace(_scenario(trace), workers=gpus, policy=policy))
-        latencies = _latencies(record)
-        p95[name, gpus, policy] = latencies["p95"]
-        within = sum(seconds <= PROMISE for seconds in record.latency)
-        rows.append({
-            "traffic": name, "GPUs": gpus, "policy": policy, "CV": record.gap_variation, **latencies,
-            f"% within {PROMISE * 1000:g} ms": 100 * within / sum(record.offered),
-            "batch": sum(record.size) / max(1, len(record.size)), "lost": sum(record.lost.values()),
-        })  # fmt: skip
-    findings.table(f"{RATE:,.0f} requests/s, {ALPHA * 1000:g} ms a batch of at most {MAX_BATCH}; latency in ms", rows)
-    for name in traces.keys() - {"code"}:  # whose bursts set the 95th percentile, whatever the policy
-        paced, *others = (p95[name, 2, policy] for policy in ("paced", *(set(POLICIES) - {"paced"})))
-        findings.at_most(f"{name}, 2 GPUs: p95 of paced over the best other's", paced / min(others), 1.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +274,6 @@ def _latencies(record: Record) -> dict[str, float]:
 
 PARTS: parts.Parts = {
     "promised": promised,
-    "policies": policies,
     "formation": formation,
     "poison": poison,
     "bulk": bulk,

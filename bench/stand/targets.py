@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import time
@@ -101,24 +100,6 @@ class NeighboursTogether:
 
     def __call__(self, inputs: list[str], parameters: Mapping[str, object]) -> list[str | ValueError]:
         return self.neighbours(inputs)
-
-
-class Emulated:
-    """Each text in capitals, after α + β · n.
-
-    BENCH_ALPHA_MS, BENCH_BETA_MS; BENCH_JITTER is the standard deviation over the mean, log-normal.
-    """
-
-    def __init__(self) -> None:
-        self.alpha = float(os.environ["BENCH_ALPHA_MS"]) / 1000.0
-        self.beta = float(os.environ["BENCH_BETA_MS"]) / 1000.0
-        spread = math.log1p(float(os.environ.get("BENCH_JITTER", "0")) ** 2)
-        self.mean, self.deviation = -spread / 2, math.sqrt(spread)
-
-    def __call__(self, inputs: list[str]) -> list[str]:
-        seconds = self.alpha + self.beta * len(inputs)
-        time.sleep(seconds * (random.lognormvariate(self.mean, self.deviation) if self.deviation else 1.0))
-        return [text.upper() for text in inputs]
 
 
 class Padded:

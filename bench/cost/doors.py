@@ -95,24 +95,24 @@ def cost(findings: Findings, options: argparse.Namespace) -> None:
 def _report(findings: Findings, rounds: list[Round]) -> None:
     rows: list[dict[str, object]] = []
     for name in rounds[0]:
-        found = [one[name].front for one in rounds]
+        times = [turn[name].front for turn in rounds]
         rows.append(
             {
                 "door": name,
-                "µs/request": statistics.median(found),
-                "least": min(found),
-                "most": max(found),
-                "with its workers": statistics.median([one[name].whole for one in rounds]),
+                "µs/request": statistics.median(times),
+                "least": min(times),
+                "most": max(times),
+                "with its workers": statistics.median([turn[name].whole for turn in rounds]),
                 "x native": _ratio(rounds, name, NATIVE),
             }
         )
     findings.table("CPU time of the process that holds the connections; medians", rows)
     for name, most in MOST_OF_NATIVE.items():
         findings.at_most(f"{name}, beside the native route", _ratio(rounds, name, NATIVE), most, "x")
-    ratio = statistics.median([(one[GRPC].front - one[NATIVE].front) / one[BARE].front for one in rounds])
+    ratio = statistics.median([(turn[GRPC].front - turn[NATIVE].front) / turn[BARE].front for turn in rounds])
     findings.at_most("the gRPC port without the native route, beside the bare server", ratio, MOST, "x")
     if TRITON in rounds[0]:
-        whole = statistics.median([one[INFER].whole / one[TRITON].whole for one in rounds])
+        whole = statistics.median([turn[INFER].whole / turn[TRITON].whole for turn in rounds])
         findings.say(
             f"ModelInfer beside Triton's: {_ratio(rounds, INFER, TRITON):.2f} x, with the workers {whole:.2f} x."
         )
@@ -122,7 +122,7 @@ def _report(findings: Findings, rounds: list[Round]) -> None:
 
 def _ratio(rounds: list[Round], one: str, other: str) -> float:
     """Time by one door to that by another; median of the ratios within a round."""
-    return statistics.median([found[one].front / found[other].front for found in rounds])
+    return statistics.median([turn[one].front / turn[other].front for turn in rounds])
 
 
 @contextmanager
@@ -156,8 +156,8 @@ def _round(doors: Doors, seconds: float, backwards: bool) -> Round:
     order = list(doors)
     if backwards:
         order.reverse()
-    found = {name: measure(*doors[name], seconds) for name in order}
-    return {name: found[name] for name in doors}
+    spent = {name: measure(*doors[name], seconds) for name in order}
+    return {name: spent[name] for name in doors}
 
 
 def measure(server: Server, load: Load, seconds: float) -> Spent:
@@ -260,17 +260,17 @@ def _kinds(authority: Authority) -> dict[str, tuple[list[str], Connect]]:
 
 
 def _connected(server: Server) -> socket.socket:
-    found = socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), timeout=60)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return found
+    connection = socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), timeout=60)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def _asked_over(connections: list[socket.socket]) -> None:
     """Send a request over each, and take the answers."""
-    for one in connections:
-        one.sendall(REQUEST)
-    for one in connections:
-        if not one.recv(65536).startswith(b"HTTP/1.1 200"):
+    for connection in connections:
+        connection.sendall(REQUEST)
+    for connection in connections:
+        if not connection.recv(65536).startswith(b"HTTP/1.1 200"):
             raise Broken("a request was not answered")
 
 

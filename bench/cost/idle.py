@@ -55,12 +55,12 @@ def rest(findings: Findings, options: argparse.Namespace) -> None:
         time.sleep(SETTLE)
         with made.redis.stepping() as took:
             time.sleep(seconds)
-        before = {one.name: _spent(one.pid) for one in made.every()}
+        before = {server.name: _spent(server.pid) for server in made.every()}
         time.sleep(seconds)
-        spent = {one.name: _spent(one.pid) for one in made.every()}
+        spent = {server.name: _spent(server.pid) for server in made.every()}
     calls = {name: len(durations) / seconds for name, durations in took.items() if name.islower()}
-    found = sorted(calls.items(), key=lambda one: -one[1])
-    findings.table("what an idle fleet asks of Redis, each second", [{"function": n, "calls": c} for n, c in found])
+    busiest = sorted(calls.items(), key=lambda one: -one[1])
+    findings.table("what an idle fleet asks of Redis, each second", [{"function": n, "calls": c} for n, c in busiest])
     findings.table("processes of the idle fleet, each second", [
         {"process": name, **_each_second(spent[name], before[name], seconds)} for name in spent
     ])  # fmt: skip
@@ -72,11 +72,11 @@ def rest(findings: Findings, options: argparse.Namespace) -> None:
 def _rest(root: int, seconds: float) -> list[dict[str, Any]]:
     """What the processes of a server do meanwhile, the first one first."""
     family = processes.family(root)
-    before = [_spent(one.pid) for one in family]
+    before = [_spent(process.pid) for process in family]
     time.sleep(seconds)
     return [
-        {"process": one.command[-40:], **_each_second(_spent(one.pid), spent, seconds)}
-        for one, spent in zip(family, before, strict=True)
+        {"process": process.command[-40:], **_each_second(_spent(process.pid), spent, seconds)}
+        for process, spent in zip(family, before, strict=True)
     ]
 
 

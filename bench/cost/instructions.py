@@ -182,7 +182,7 @@ async def _measure(watched: Watched, loop: ManualLoop, times: int) -> list[dict[
     await caller.connection.open()
     for _ in range(30):
         await caller.serve(2, tenants=2)
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     watched.control("--instr=on")
 
     async def measure(name: str, act: Callable[[], Awaitable[object]], calls: int = 1, share: int = 1) -> None:
@@ -190,7 +190,7 @@ async def _measure(watched: Watched, loop: ManualLoop, times: int) -> list[dict[
         rounds = max(times // share, 5)
         for _ in range(rounds):
             await act()
-        found[name] = watched.counted() / rounds / calls
+        counts[name] = watched.counted() / rounds / calls
 
     await caller.wait(10.0)
     await measure("PING", lambda: caller.connection._calls.call("", "PING"))
@@ -213,8 +213,8 @@ async def _measure(watched: Watched, loop: ManualLoop, times: int) -> list[dict[
     watched.control("--instr=off")
     await caller.broker.close()
     await caller.connection.close()
-    ping = found.pop("PING")
-    return [{"calls": name, "instructions": round(count - ping)} for name, count in found.items()]
+    ping = counts.pop("PING")
+    return [{"calls": name, "instructions": round(count - ping)} for name, count in counts.items()]
 
 
 if __name__ == "__main__":

@@ -136,17 +136,17 @@ def _small_beside(
     way: Way, seconds: float, beside: Callable[[], contextlib.AbstractContextManager[object]]
 ) -> list[float]:
     """Seconds of each small request, while something goes on beside."""
-    found: list[float] = []
+    times: list[float] = []
     with beside(), contextlib.closing(Client(way.url)) as client:
         begun = time.monotonic()
         for number in range(int(seconds / SMALL_EVERY)):
             time.sleep(max(0.0, begun + number * SMALL_EVERY - time.monotonic()))
             sent = time.monotonic()
             client.ask(way.small)
-            found.append(time.monotonic() - sent)
+            times.append(time.monotonic() - sent)
             if time.monotonic() - begun > 2 * seconds:
                 break
-    return found
+    return times
 
 
 @contextlib.contextmanager
@@ -274,8 +274,8 @@ def _pids(server: Server) -> dict[int, str]:
     }
 
 
-def _p95(found: list[float]) -> float:
-    return statistics.quantiles(found, n=20)[-1] * 1000 if len(found) > 1 else 0.0
+def _p95(times: list[float]) -> float:
+    return statistics.quantiles(times, n=20)[-1] * 1000 if len(times) > 1 else 0.0
 
 
 WAYS: dict[str, Start] = {

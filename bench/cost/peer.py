@@ -99,8 +99,8 @@ def rates(findings: Findings, options: argparse.Namespace) -> None:
                 with contender.start() as server:
                     contender.ask(name, server, rate, options.seconds)
         _show(findings, f"{name} of {GPU_MS:g} ms, at most {GPU_BATCH}", name, contenders)
-        ours_us, theirs_us = (_median(one, name, lambda turn: turn.cost) for one in contenders.values())
-        ours_ms, theirs_ms = (_median(one, name, lambda turn: turn.p95_ms) for one in contenders.values())
+        ours_us, theirs_us = (_median(contender, name, lambda turn: turn.cost) for contender in contenders.values())
+        ours_ms, theirs_ms = (_median(contender, name, lambda turn: turn.p95_ms) for contender in contenders.values())
         findings.at_most(f"{name}: CPU time against mosec", ours_us / theirs_us, MOST_AT_RATES)
         findings.at_most(f"{name}: P95 against mosec", ours_ms / theirs_ms, 1.0)
 

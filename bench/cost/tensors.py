@@ -72,11 +72,11 @@ def beside_triton(findings: Findings, options: argparse.Namespace) -> None:
             sides = (server, ours), (triton, theirs)
             for way in options.ways:
                 rounds = _rounds(sides, way, options)
-                ratio = statistics.median(one.whole / other.whole for one, other in rounds)
+                ratio = statistics.median(ours.whole / theirs.whole for ours, theirs in rounds)
                 findings.at_most(f"{name}, {way}: CPU time against Triton", ratio, case.most, "x")
                 rows.append({
-                    "": name, "way": way, **_times("Headway", [one for one, _ in rounds]),
-                    **_times("Triton", [other for _, other in rounds]), "x Triton": ratio, "at most": case.most,
+                    "": name, "way": way, **_times("Headway", [ours for ours, _ in rounds]),
+                    **_times("Triton", [theirs for _, theirs in rounds]), "x Triton": ratio, "at most": case.most,
                 })  # fmt: skip
     findings.table("CPU time of a request in µs; medians", rows)
 
@@ -87,16 +87,16 @@ def _rounds(
     """CPU time of a request of each side, round by round."""
     for _, loads in sides:
         loads[way](WARM_UP)
-    found = []
+    rounds = []
     for number in range(options.rounds):
         order = (0, 1) if number % 2 == 0 else (1, 0)
         spent = {side: doors.measure(sides[side][0], sides[side][1][way], options.seconds) for side in order}
-        found.append((spent[0], spent[1]))
-    return found
+        rounds.append((spent[0], spent[1]))
+    return rounds
 
 
-def _times(whose: str, found: list[doors.Spent]) -> dict[str, object]:
-    whole, front = (statistics.median([getattr(one, name) for one in found]) for name in ("whole", "front"))
+def _times(whose: str, turns: list[doors.Spent]) -> dict[str, object]:
+    whole, front = (statistics.median([getattr(spent, name) for spent in turns]) for name in ("whole", "front"))
     return {f"{whose} µs".strip(): whole, f"{whose} front".strip(): front, f"{whose} function".strip(): whole - front}
 
 

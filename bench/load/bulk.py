@@ -194,10 +194,10 @@ def _alone(seconds: float, server: Server, seed: int) -> Side:
     """A blocking client, which pauses before each request."""
     before, begun = server.total("headway_bulk_lines_total"), time.monotonic()
     ours, _ = trips.alternate(server, seconds, seed)
-    took, found = time.monotonic() - begun, [trip.total for trip in ours]
+    took, times = time.monotonic() - begun, [trip.total for trip in ours]
     lines = (server.total("headway_bulk_lines_total") - before) / took
-    p50, p95, p99 = (trips.percentile(found, percent) for percent in (50, 95, 99))
-    return Side(p50, p95, p99, 0, len(found) / took, lines)
+    p50, p95, p99 = (trips.percentile(times, percent) for percent in (50, 95, 99))
+    return Side(p50, p95, p99, 0, len(times) / took, lines)
 
 
 @contextmanager

@@ -144,8 +144,8 @@ def _climb(seconds: float, findings: Findings) -> None:
         findings.keep(step.name, run.loads)
         limit = step.ideal_ms * STEPS[-1].p95_ms / STEPS[-1].ideal_ms
         fine = run.p95 <= limit and not run.failures
-        told = "yes" if fine else _culprit(run)
-        rows.append(_row(step, step.name, [run]) | {"p95 ≤": round(limit, 1), "carried": told})
+        verdict = "yes" if fine else _culprit(run)
+        rows.append(_row(step, step.name, [run]) | {"p95 ≤": round(limit, 1), "carried": verdict})
         if not fine:
             break
         carried = step.rate

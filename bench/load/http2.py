@@ -41,8 +41,8 @@ def headers(number: int, method: str, more: Fields = (), *, end: bool = False) -
 
 def message(number: int, body: bytes, *, end: bool = True, length: int | None = None) -> bytes:
     """Return a message of a call in a frame; `length` is the one that it claims."""
-    said = len(body) if length is None else length
-    return frame(DATA, END_STREAM if end else 0, stream_of(number), b"\0" + said.to_bytes(4, "big") + body)
+    claimed = len(body) if length is None else length
+    return frame(DATA, END_STREAM if end else 0, stream_of(number), b"\0" + claimed.to_bytes(4, "big") + body)
 
 
 def reset(number: int) -> bytes:

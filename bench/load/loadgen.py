@@ -209,12 +209,12 @@ def real(findings: Findings, options: argparse.Namespace) -> None:
     questions = [Question(b'{"input": "%s"}' % text.encode(), b"[") for text in texts]
     load = Load(questions, REAL_BOUND_MS, 0.99, options.seconds, options.seed, options.late_ms)
     shape = (f"{EMBEDDER}:Embedder", 1, PADDED_BATCH, {"HF_HUB_OFFLINE": "1"})
-    found = _compare(findings, options, load, shape, yardstick)
+    outcomes = _compare(findings, options, load, shape, yardstick)
     findings.figure("the model's own encode of all texts, texts/s", yardstick)
-    if OURS in found:
-        findings.at_least("texts/s to the model's own encode of all", _carried(found[OURS]) / yardstick, OF_ENCODE)
-    if BEFORE in found:
-        findings.at_least("texts/s, now to before", _carried(found[OURS]) / _carried(found[BEFORE]), MORE_REAL)
+    if OURS in outcomes:
+        findings.at_least("texts/s to the model's own encode of all", _carried(outcomes[OURS]) / yardstick, OF_ENCODE)
+    if BEFORE in outcomes:
+        findings.at_least("texts/s, now to before", _carried(outcomes[OURS]) / _carried(outcomes[BEFORE]), MORE_REAL)
 
 
 def _encoded_per_second(texts: Sequence[str]) -> float:
@@ -239,33 +239,33 @@ def _compare(
     starts: dict[str, Start] = {name: partial(SERVERS[name], *shape) for name in options.servers}
     if options.against is not None and OURS in starts:
         starts[BEFORE] = partial(_of, options.against.resolve(), starts[OURS])
-    found: dict[str, Found] = {}
+    outcomes: dict[str, Found] = {}
     for name, start in starts.items():
         findings.say(f"{name}:")
         with start() as urls:
-            found[name] = judge.most(urls, load, ideal * 0.6, options.steps, findings.say)
-    _show(findings, f"Most valid queries/s at P{load.percentile * 100:g} ≤ {load.bound_ms:g} ms", found)
-    return found
+            outcomes[name] = judge.most(urls, load, ideal * 0.6, options.steps, findings.say)
+    _show(findings, f"Most valid queries/s at P{load.percentile * 100:g} ≤ {load.bound_ms:g} ms", outcomes)
+    return outcomes
 
 
-def _show(findings: Findings, title: str, found: Mapping[str, Found]) -> None:
-    findings.table(title, [_row(name, one) for name, one in found.items()])
-    findings.keep("runs", {name: one.runs for name, one in found.items()})
-    for name, one in found.items():
-        if one.best is not None and not one.refused:
-            findings.figure(f"{name}: valid queries/s", one.best.scheduled_rate)
+def _show(findings: Findings, title: str, outcomes: Mapping[str, Found]) -> None:
+    findings.table(title, [_row(name, outcome) for name, outcome in outcomes.items()])
+    findings.keep("runs", {name: outcome.runs for name, outcome in outcomes.items()})
+    for name, outcome in outcomes.items():
+        if outcome.best is not None and not outcome.refused:
+            findings.figure(f"{name}: valid queries/s", outcome.best.scheduled_rate)
     findings.none(
-        "servers of which nothing is reported as the client was late", sum(bool(one.refused) for one in found.values())
+        "servers of which nothing is reported as the client was late", sum(bool(outcome.refused) for outcome in outcomes.values())
     )
 
 
-def _row(name: str, found: Found) -> dict[str, object]:
-    best = None if found.refused else found.best
-    verdicts = " ".join(f"{run.target_rate:.0f}{'+' if run.holds else '-'}" for run in found.runs)
+def _row(name: str, outcome: Found) -> dict[str, object]:
+    best = None if outcome.refused else outcome.best
+    verdicts = " ".join(f"{run.target_rate:.0f}{'+' if run.holds else '-'}" for run in outcome.runs)
     return {
         "server": name,
         "valid queries/s": best and best.scheduled_rate,
-        "LoadGen": "refused: client late" if found.refused else best.result if best else "none VALID",
+        "LoadGen": "refused: client late" if outcome.refused else best.result if best else "none VALID",
         "queries": best and best.queries,
         "p50 ms": best and best.p50_ms,
         "p95 ms": best and best.p95_ms,
@@ -295,7 +295,7 @@ def beside(findings: Findings, options: argparse.Namespace) -> None:
                 with _of(checkout, start) as urls:
                     rated.setdefault(name, []).append(judge.most(urls, load, ideal * 0.6, options.steps, findings.say))
                     calm.setdefault(name, []).append(_p95_ms(findings, urls, load))
-    rounds = {f"{name}, round {number + 1}": one for name, all_ in rated.items() for number, one in enumerate(all_)}
+    rounds = {f"{name}, round {number + 1}": outcome for name, all_ in rated.items() for number, outcome in enumerate(all_)}
     _show(findings, f"Most valid queries/s at P95 ≤ {load.bound_ms:g} ms", rounds)
     findings.table(
         f"P95 at {BESIDE_RATE:g}/s, ms; median of rounds",
@@ -317,7 +317,7 @@ def _p95_ms(findings: Findings, urls: Sequence[str], load: Load) -> float:
 
 def _goals(findings: Findings, ways: list[str], rated: dict[str, list[Found]], calm: dict[str, list[float]]) -> None:
     """Hold the medians of the rounds against the goals."""
-    carried = {name: _median([_carried(one) for one in all_]) for name, all_ in rated.items()}
+    carried = {name: _median([_carried(outcome) for outcome in all_]) for name, all_ in rated.items()}
     p95 = {name: _median(values) for name, values in calm.items()}
     for way in ways:
         before, now = f"{way}, before", f"{way}, now"
@@ -332,9 +332,9 @@ def _median(rounds: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, rounds)) else statistics.median(rounds)
 
 
-def _carried(found: Found) -> float:
+def _carried(outcome: Found) -> float:
     """Queries per second; not a number where there is nothing to report."""
-    return math.nan if found.refused or found.best is None else found.best.scheduled_rate
+    return math.nan if outcome.refused or outcome.best is None else outcome.best.scheduled_rate
 
 
 PARTS: parts.Parts = {"constant": constant, "padded": padded, "real": real, "beside": beside}

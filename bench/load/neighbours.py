@@ -145,7 +145,7 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
         lost, left = kept.lost(), _left(server, held)
         kept_memory = _memory(server) - before["memory"]
     findings.keep(f"{name}, {where}", {"calm": calm, "hostile": hostile, "attack": done})
-    calm_p95, p95 = (one.report.total.latency_ms.p95 for one in (calm, hostile))
+    calm_p95, p95 = (load.report.total.latency_ms.p95 for load in (calm, hostile))
     return {
         "load": name, "where": where, "errors": hostile.failures, "p95 calm": calm_p95, "p95": p95, "% of calm": 100 * p95 / calm_p95,
         "at most": worst.bound, "cpu calm %": 100 * (used[1] - used[0]) / seconds, "cpu %": 100 * (used[3] - used[2]) / seconds, "cpu of all %": 100 * (used_by_all[1] - used_by_all[0]) / seconds, "the other": worst.what, "its requests/s": sum(done.values()) / (seconds + HEAD_START),
@@ -231,7 +231,7 @@ class _Kept:
             self._call("POST", "/v1/inference", f"keyed {number}", **{"Idempotency-Key": f"mine-{number}"})
             for number in range(KEPT)
         ]
-        return sum(not one.get("replayed") for one in answers)
+        return sum(not answer.get("replayed") for answer in answers)
 
     def _call(self, method: str, path: str, text: str = "", **fields: str) -> dict[str, Any]:
         body = json.dumps({"input": text}).encode() if text else None
@@ -244,8 +244,8 @@ def _call(server: Server, key: str, method: str, path: str, body: bytes | None =
     request = urllib.request.Request(f"{server.url}{path}", body, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
-            told: dict[str, Any] = json.loads(answer.read())
-            return told | {"replayed": answer.headers["idempotency-replayed"]}
+            content: dict[str, Any] = json.loads(answer.read())
+            return content | {"replayed": answer.headers["idempotency-replayed"]}
     except urllib.error.HTTPError as error:
         return {**json.loads(error.read()), "error": error.code}
 
@@ -348,8 +348,8 @@ class _Attack:
 
     def done(self) -> dict[str, int]:
         """Return the numbers of its requests by how they were answered."""
-        told: dict[str, int] = json.loads(self._path.read_text().splitlines()[-1])
-        return told
+        counts: dict[str, int] = json.loads(self._path.read_text().splitlines()[-1])
+        return counts
 
 
 @contextlib.contextmanager

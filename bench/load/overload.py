@@ -223,7 +223,7 @@ def exact(findings: Findings, options: argparse.Namespace) -> None:
             measured = {f"{part:.0%}": load.result() for part, load in zip(SPLIT, loads, strict=True)}
     title = f"A key of {RATE:g} a minute and {BURST:g} at once for {seconds:g} s through gateways with so much of the traffic"
     _show(findings, title, measured)
-    totals = [one.report.total for one in measured.values()]
+    totals = [load.report.total for load in measured.values()]
     answered, rule = sum(total.answered for total in totals), BURST + RATE / 60 * seconds
     findings.at_most("exact: let in, % off the rule", 100 * abs(answered / rule - 1), 1, "%")
     findings.none("exact: requests failed", sum(total.failed for total in totals))

@@ -84,12 +84,12 @@ def _post(body: bytes, *fields: str, path: str = "/v1/inference", method: str = 
 
 def _label(number: int) -> bytes:
     """Something else that a metric could be labelled with, each time."""
-    one = f"x{number}"
+    name = f"x{number}"
     return [
-        _ask("label", model=one),
-        _ask("label", f"X-Request-Tier: {one}"),
-        _post(b"{}", path=f"/{one}"),
-        _post(b"", path="/v1/inference", method=one.upper()),
+        _ask("label", model=name),
+        _ask("label", f"X-Request-Tier: {name}"),
+        _post(b"{}", path=f"/{name}"),
+        _post(b"", path="/v1/inference", method=name.upper()),
     ][number % 4]
 
 

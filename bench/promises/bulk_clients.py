@@ -68,12 +68,12 @@ class BulkClients:
         try:
             async with asyncio.timeout(PATIENCE):
                 for tenant in self._tenants:
-                    for told in (await self._ask(tenant, "/v1/batches?limit=100"))["data"]:
-                        job = self._sent.get(told["input_file_id"])
-                        if job is not None and job.id not in ("", told["id"]):
-                            raise AssertionError(f"two jobs of one file: {job.id}, {told['id']}")
+                    for batch in (await self._ask(tenant, "/v1/batches?limit=100"))["data"]:
+                        job = self._sent.get(batch["input_file_id"])
+                        if job is not None and job.id not in ("", batch["id"]):
+                            raise AssertionError(f"two jobs of one file: {job.id}, {batch['id']}")
                         if job is not None:
-                            job.id = told["id"]
+                            job.id = batch["id"]
                 self._jobs += [job for job in self._sent.values() if job.id]
                 await asyncio.gather(*map(self._fetch, self._jobs))
         except TimeoutError:
@@ -96,12 +96,12 @@ class BulkClients:
             return
         self._sent[file["id"]] = job
         asked = {"input_file_id": file["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
-        told = await self._ask(tenant, "/v1/batches", json.dumps(asked), tries=1)
-        job.id = told.get("id", "")
-        while cancels and job.id and told["status"] not in ENDED:
+        batch = await self._ask(tenant, "/v1/batches", json.dumps(asked), tries=1)
+        job.id = batch.get("id", "")
+        while cancels and job.id and batch["status"] not in ENDED:
             await asyncio.sleep(LOOK_EVERY)
-            told = await self._ask(tenant, f"/v1/batches/{job.id}")
-            if told["request_counts"]["completed"] > len(lines) / 2:
+            batch = await self._ask(tenant, f"/v1/batches/{job.id}")
+            if batch["request_counts"]["completed"] > len(lines) / 2:
                 job.cancelled = True
                 await self._ask(tenant, f"/v1/batches/{job.id}/cancel", "", tries=1)
                 return
@@ -120,13 +120,13 @@ class BulkClients:
 
     async def _fetch(self, job: Job) -> None:
         path = f"/v1/batches/{job.id}"
-        while (told := await self._ask(job.tenant, path))["status"] not in ENDED:
-            job.status, job.counts = told["status"], told["request_counts"]
+        while (batch := await self._ask(job.tenant, path))["status"] not in ENDED:
+            job.status, job.counts = batch["status"], batch["request_counts"]
             await asyncio.sleep(LOOK_EVERY)
-        job.counts = told["request_counts"]
-        job.answers += [_outputs(one) for one in await self._records(job, told["output_file_id"])]
-        job.errors += [_code(one) for one in await self._records(job, told["error_file_id"])]
-        job.status = told["status"]
+        job.counts = batch["request_counts"]
+        job.answers += [_outputs(record) for record in await self._records(job, batch["output_file_id"])]
+        job.errors += [_code(record) for record in await self._records(job, batch["error_file_id"])]
+        job.status = batch["status"]
 
     async def _records(self, job: Job, file: str | None) -> list[dict[str, Any]]:
         if not file:
@@ -164,8 +164,8 @@ def _written(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def _outputs(record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    choices = sorted(record["response"]["body"]["choices"], key=lambda one: int(one["index"]))
-    return record["custom_id"], tuple(one["text"] for one in choices)
+    choices = sorted(record["response"]["body"]["choices"], key=lambda choice: int(choice["index"]))
+    return record["custom_id"], tuple(choice["text"] for choice in choices)
 
 
 def _code(record: dict[str, Any]) -> tuple[str, str]:

@@ -60,7 +60,7 @@ class History:
     @property
     def latencies(self) -> Sequence[float]:
         """Seconds from the due instant to right answers, ascending."""
-        return sorted(one.ended - one.due for one in self.requests if one.outcome == "ok")
+        return sorted(request.ended - request.due for request in self.requests if request.outcome == "ok")
 
 
 class _Load:
@@ -122,7 +122,7 @@ class Callers(_Load):
     async def _ask(self, text: str) -> tuple[str, str]:
         try:
             async with self._session.post(self._url, json={"input": text}) as answer:
-                found = await answer.json(content_type=None)
+                content = await answer.json(content_type=None)
         except TimeoutError as exc:
             return "silent", repr(exc)
         except aiohttp.ClientConnectorError as exc:
@@ -131,10 +131,10 @@ class Callers(_Load):
             return f"{answer.status}" if answer.status != 200 else "wrong", repr(exc)
         except (aiohttp.ClientError, OSError) as exc:
             return "cut", repr(exc)
-        told: dict[str, Any] = found if isinstance(found, dict) else {}
+        fields: dict[str, Any] = content if isinstance(content, dict) else {}
         if answer.status != 200:
-            return f"{answer.status} {str(told.get('error', '')).lower()}".strip(), ""
-        return ("ok", "") if told.get("output") == text.upper() else ("wrong", repr(told)[:200])
+            return f"{answer.status} {str(fields.get('error', '')).lower()}".strip(), ""
+        return ("ok", "") if fields.get("output") == text.upper() else ("wrong", repr(fields)[:200])
 
     async def _close(self) -> None:
         await self._session.close()

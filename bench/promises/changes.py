@@ -75,17 +75,17 @@ def report(findings: Findings, history: History) -> None:
     """Tell how much of each version there was to judge."""
     runs = {mark: run for run in history.runs for mark in run.marks()}
     rows = Counter[tuple[str, str]]()
-    for one in history.operations:
-        ran = {run.version for output in one.answers if (run := runs.get(mark_of(output))) is not None}
-        for version in ran or ({one.code or str(one.status)} if one.wanted and one.status else ()):
-            rows[one.wanted or "any", version] += 1
+    for operation in history.operations:
+        ran = {run.version for output in operation.answers if (run := runs.get(mark_of(output))) is not None}
+        for version in ran or ({operation.code or str(operation.status)} if operation.wanted and operation.status else ()):
+            rows[operation.wanted or "any", version] += 1
     findings.table(
         "Versions",
         [{"named": named, "ran, or refused": got, "times": times} for (named, got), times in sorted(rows.items())],
     )
-    told = Counter(telling.source for telling in history.tellings)
+    sources = Counter(telling.source for telling in history.tellings)
     findings.say(
-        f"{len(history.weighings)} weighings; versions told by " + ", ".join(f"{who}: {n:,}" for who, n in told.items())
+        f"{len(history.weighings)} weighings; versions told by " + ", ".join(f"{who}: {n:,}" for who, n in sources.items())
     )
 
 

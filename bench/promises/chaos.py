@@ -165,8 +165,8 @@ def _await_tensors(made: Fleet) -> None:
         asked = urllib.request.Request(f"{door.url}/v2/models/{MODEL}", headers=fields)
         until = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < until:
-            with urllib.request.urlopen(asked, timeout=SETTLE_SECONDS) as told:
-                if json.load(told)["inputs"][0]["name"] != INPUT:
+            with urllib.request.urlopen(asked, timeout=SETTLE_SECONDS) as answer:
+                if json.load(answer)["inputs"][0]["name"] != INPUT:
                     break
             time.sleep(0.1)
 
@@ -321,10 +321,10 @@ def _look(made: Fleet) -> Rest:
         held += health["pending"]
         queued = max(queued, health["queue_depth"])
         listed = [
-            one for one in gateway.ask("/internal/workers")["workers"] if one["status"] not in ("offline", "cold")
+            worker for worker in gateway.ask("/internal/workers")["workers"] if worker["status"] not in ("offline", "cold")
         ]
-        padding = sum((one.get("cost") or {}).get("shape") == "padded" for one in listed)
-        if sorted(one["pid"] for one in listed) != gpus or any(one["status"] != "healthy" for one in listed):
+        padding = sum((worker.get("cost") or {}).get("shape") == "padded" for worker in listed)
+        if sorted(worker["pid"] for worker in listed) != gpus or any(worker["status"] != "healthy" for worker in listed):
             wrong.append(f"{gateway.name} lists {listed}, there are {gpus}")
     kept, endless = ({}, 0) if made.store is None else (made.redis.remains(), made.redis.endless_values())
     return Rest(held, queued, kept, endless, wrong, padding)
@@ -335,7 +335,7 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
     history = crowd.history
     troubles = Counter(fault.what for fault in history.faults)
     findings.table("Trouble", [{"fault": what, "times": times} for what, times in sorted(troubles.items())])
-    outcomes = Counter((one.kind.value, _outcome(one.status, one.code, one.lost)) for one in history.operations)
+    outcomes = Counter((operation.kind.value, _outcome(operation.status, operation.code, operation.lost)) for operation in history.operations)
     findings.table(
         "Outcomes", [{"client": kind, "got": got, "times": times} for (kind, got), times in sorted(outcomes.items())]
     )
@@ -347,21 +347,21 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
     by_promise: dict[str, list[Violation]] = {}
     for violation in violations:
         by_promise.setdefault(violation.promise, []).append(violation)
-    for found in by_promise.values():
-        for violation in found[:SHOWN]:
+    for group in by_promise.values():
+        for violation in group[:SHOWN]:
             findings.say(f"  {violation}")
     findings.keep("violations", [str(violation) for violation in violations])
-    for promise, found in sorted(by_promise.items()):
-        findings.none(promise, len(found))
+    for promise, group in sorted(by_promise.items()):
+        findings.none(promise, len(group))
     findings.none("violations of promises in all", len(violations))
     late = _late(history)
     findings.none(f"accepted and not answered within {TIMEOUT_MS / 1000:g} s (504)", len(late))
-    for one in late[:SHOWN]:
-        findings.say(f"  too late: {one}")
+    for operation in late[:SHOWN]:
+        findings.say(f"  too late: {operation}")
     findings.none("processes that ended by themselves, or not in order", trouble.unruly)
     for example in trouble.examples:
         findings.say(f"  {example}")
-    refused = sum(one.status in (429, 503) for one in history.operations)
+    refused = sum(operation.status in (429, 503) for operation in history.operations)
     findings.say(
         f"{len(history.operations):,} operations, {len(crowd.latencies):,} outputs at once, {refused:,} refused; "
         f"{len(history.runs):,} runs; {len(history.faults)} troubles, {trouble.refused} drains refused, {trouble.false_starts} starts failed and were "
@@ -400,8 +400,8 @@ def _outcome(status: int, code: str, lost: str) -> str:
 
 def _late(history: History) -> list[Operation]:
     """Requests whose deadline passed, if it isn't a short one of their own."""
-    asks = [one for one in history.operations if one.kind is Kind.ASK and one.status == 504]
-    return [one for one in asks if (one.returned or one.called) - one.called >= TIMEOUT_MS / 1000 - LAST]
+    asks = [operation for operation in history.operations if operation.kind is Kind.ASK and operation.status == 504]
+    return [operation for operation in asks if (operation.returned or operation.called) - operation.called >= TIMEOUT_MS / 1000 - LAST]
 
 
 def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> None:

@@ -83,10 +83,10 @@ def lines_of(made: Fleet) -> list[Line]:
 def lines_in(process: str, output: str) -> Iterator[Line]:
     """Return warnings and errors of a log; instants are those of the monotonic clock."""
     offset = time.time() - time.monotonic()
-    for found in map(LINE.match, output.splitlines()):
-        if found is not None:
-            at = datetime.fromisoformat(found["at"]).timestamp() - offset
-            yield Line(process, at, found["level"], found["event"], found["text"].strip())
+    for line in map(LINE.match, output.splitlines()):
+        if line is not None:
+            at = datetime.fromisoformat(line["at"]).timestamp() - offset
+            yield Line(process, at, line["level"], line["event"], line["text"].strip())
 
 
 # The ledger.

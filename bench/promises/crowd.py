@@ -162,7 +162,7 @@ class Crowd:
             texts.append(f"{kind} {self.nonce}-{self.left_to_send:09d}.{place} Headway, s'il vous plait")
         return Asked(way, texts, kinds)
 
-    def judge(self, asked: Asked, outputs: Sequence[str], code: str, blamed: int, told: object) -> None:
+    def judge(self, asked: Asked, outputs: Sequence[str], code: str, blamed: int, answer: object) -> None:
         """Note the answer to a request. `blamed` is the place of the text that an error names, -1 if it names none."""
         counters, fine = self.counters, all(kind == "plain" for kind in asked.kinds)
         if outputs:
@@ -170,7 +170,7 @@ class Crowd:
             counters.by_way[asked.way.name] += 1
             if list(outputs) != [asked.way.input_of(text).upper() for text in asked.texts]:
                 counters.wrong += 1
-                counters.violation(f"wrong: {asked} got {told!r}")
+                counters.violation(f"wrong: {asked} got {answer!r}")
             elif not fine:
                 counters.spared += 1
                 counters.violation(f"spared: {asked}")
@@ -179,7 +179,7 @@ class Crowd:
         self.count("let go", len(asked.texts) - 1)
         if code == "REJECTED_BY_MODEL" and (asked.kinds[blamed] == "plain" if blamed >= 0 else fine):
             counters.blamed += 1
-            counters.violation(f"blamed: {asked} got {told!r}")
+            counters.violation(f"blamed: {asked} got {answer!r}")
 
     def count(self, outcome: str, times: int = 1) -> None:
         if times:
@@ -271,9 +271,9 @@ class _Client(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        told = self._way.read(status, fields, body)
-        blamed = -1 if told.outputs else place_of_message(body.decode())
-        self._crowd.judge(self._asked, told.outputs, told.code, blamed, body[:300])
+        answer = self._way.read(status, fields, body)
+        blamed = -1 if answer.outputs else place_of_message(body.decode())
+        self._crowd.judge(self._asked, answer.outputs, answer.code, blamed, body[:300])
         if extra:
             self._crowd.counters.unasked += 1
             self._crowd.counters.violation(f"unasked, behind an answer: {extra[:200]!r}")

@@ -38,8 +38,8 @@ class Calls:
 
     async def close(self) -> None:
         """Close all; returns when they have gone."""
-        for one in self._channels:
-            await one.close()
+        for connection in self._channels:
+            await connection.close()
         if self._channels:
             self._channels.clear()
             gc.collect()  # A connection lives as long as a call on it that nobody has let go of.
@@ -102,9 +102,9 @@ class Caller:
                 cancel()
                 await asyncio.wait([answer])
             return
-        found = answer.result()
-        if found.status:
-            crowd.judge(asked, found.told.outputs, found.code, found.blamed, found)
+        result = answer.result()
+        if result.status:
+            crowd.judge(asked, result.told.outputs, result.code, result.blamed, result)
         else:
             crowd.count("cut", len(asked.texts))
-            crowd.counters.violation(f"cut: {asked} got {found}")
+            crowd.counters.violation(f"cut: {asked} got {result}")

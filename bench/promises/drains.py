@@ -49,7 +49,7 @@ class Drains:
     async def order(self) -> None:
         """Drain something, wait until nothing runs there, and undrain it after a while."""
         level = self._rng.choices(list(LEVELS), list(LEVELS.values()))[0]
-        healthy = [one for one in await self._workers() if one["status"] == "healthy" and host_of(self._made, one)]
+        healthy = [worker for worker in await self._workers() if worker["status"] == "healthy" and host_of(self._made, worker)]
         if not healthy:
             return
         worker = self._rng.choice(healthy)["worker_id"]
@@ -62,20 +62,20 @@ class Drains:
             self.refused += 1
             await self._told("end", name=name)  # An earlier try without an answer may have been carried out.
             return
-        ids = {one for drain in answer["drains"] for one in drain["workers"]}
-        noted = self._note(level, began, [one for one in healthy if one["worker_id"] in ids])
+        ids = {worker for drain in answer["drains"] for worker in drain["workers"]}
+        noted = self._note(level, began, [worker for worker in healthy if worker["worker_id"] in ids])
         try:
-            told = await self._seen(lambda: self._idle(ids))
-            for one in noted:
-                one.told = told
+            idle_at = await self._seen(lambda: self._idle(ids))
+            for drain in noted:
+                drain.told = idle_at
             await asyncio.sleep(self._rng.uniform(*(LASTS_FOR_ALL if level == "machine" else LASTS)))
         finally:
-            for one in noted:
-                one.undrained = time.monotonic()
+            for drain in noted:
+                drain.undrained = time.monotonic()
             await self._told("end", name=name)
             back = await self._seen(lambda: self._back(ids))
-            for one in noted:
-                one.back, one.ended = back, time.monotonic()
+            for drain in noted:
+                drain.back, drain.ended = back, time.monotonic()
             self.now.clear()
 
     async def _name(self, level: str, worker: str) -> str:
@@ -86,7 +86,7 @@ class Drains:
         if level == "worker" or not self._made.services:
             return worker if level == "worker" else process
         fleet = await self._asked(lambda door: door.ask("/internal/fleet", ANSWERED_WITHIN))
-        return next((one["id"] for one in fleet["members"]), "") if fleet else ""
+        return next((member["id"] for member in fleet["members"]), "") if fleet else ""
 
     def _note(self, level: str, began: float, lines: Sequence[dict[str, Any]]) -> list[Drained]:
         """Note a drain, of GPU processes or of a whole process of Headway."""
@@ -103,15 +103,15 @@ class Drains:
 
     async def _idle(self, ids: set[str]) -> bool:
         """Whether all these workers are drained and run nothing, or are gone."""
-        found = await self._workers()
-        there = [one for one in found if one["worker_id"] in ids and one["status"] != "offline"]
-        return bool(found) and all(one["status"] == "drained" and not one["in_flight"] for one in there)
+        workers = await self._workers()
+        there = [worker for worker in workers if worker["worker_id"] in ids and worker["status"] != "offline"]
+        return bool(workers) and all(worker["status"] == "drained" and not worker["in_flight"] for worker in there)
 
     async def _back(self, ids: set[str]) -> bool:
         """Whether all these workers are healthy, or gone."""
-        found = await self._workers()
-        there = [one for one in found if one["worker_id"] in ids and one["status"] != "offline"]
-        return bool(found) and all(one["status"] == "healthy" for one in there)
+        workers = await self._workers()
+        there = [worker for worker in workers if worker["worker_id"] in ids and worker["status"] != "offline"]
+        return bool(workers) and all(worker["status"] == "healthy" for worker in there)
 
     async def _seen(self, look: Callable[[], Any]) -> float | None:
         """Instant at which something was seen; None if it wasn't in time."""
@@ -129,8 +129,8 @@ class Drains:
         """Answer of the first process that gives one; None if none does."""
         for door in self._rng.sample(self._made.doors, len(self._made.doors)):
             try:
-                if found := await asyncio.to_thread(ask, door):
-                    return found
+                if answer := await asyncio.to_thread(ask, door):
+                    return answer
             except (OSError, msgspec.DecodeError):
                 continue
         return None
@@ -151,8 +151,8 @@ class Drains:
 def _posted(url: str) -> tuple[int, Any]:
     """Status and answer to a POST; 0 where there is none."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=ANSWERED_WITHIN) as told:
-            return told.status, msgspec.json.decode(told.read())
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=ANSWERED_WITHIN) as answer:
+            return answer.status, msgspec.json.decode(answer.read())
     except urllib.error.HTTPError as exc:
         return exc.code, None
     except (OSError, msgspec.DecodeError):

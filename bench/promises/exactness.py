@@ -125,7 +125,7 @@ class Load:
         kills: list[int] = []
         crowd = Crowd(server.url, CLIENTS, self.manners, seed, self.ways, server.grpc_port)
         killing = kill_workers(server, self.kill_every, random.Random(f"kills {seed}"), kills)
-        chores = [asyncio.create_task(one) for one in (killing, *(begin() for begin in watch))]
+        chores = [asyncio.create_task(work) for work in (killing, *(begin() for begin in watch))]
         try:
             return await crowd.run(self.requests, self.seconds), len(kills)
         finally:
@@ -269,7 +269,7 @@ def _judge(findings: Findings, samples: list[Sample], before: Sample, after: Sam
         for when, one in (("before", before), ("second fifth", early), ("last fifth", late), ("after", after))
     ]
     findings.table("What the server holds (medians)", rows)
-    findings.keep("samples", [asdict(one) for one in samples])
+    findings.keep("samples", [asdict(sample) for sample in samples])
     findings.at_most("front: growth of memory", late.front_mb - early.front_mb, MORE_MB, "MiB")
     findings.at_most("workers: growth of memory", late.workers_mb - early.workers_mb, MORE_MB, "MiB")
     findings.at_most("growth of descriptors under load", late.descriptors - early.descriptors, MORE_DESCRIPTORS)

@@ -82,14 +82,14 @@ def main() -> int:
         for name in options.only:
             findings.say(f"{name} behind {kind} …")
             try:
-                found = PARTS[name](kind, options, findings)
+                measured = PARTS[name](kind, options, findings)
             except (Broken, OSError) as exc:
-                found = [{"behind": kind, "seen": f"could not run: {exc}"[:120]}]
-            for row in found:
+                measured = [{"behind": kind, "seen": f"could not run: {exc}"[:120]}]
+            for row in measured:
                 findings.say(f"  {row}")
-            rows[name] += found
-    for name, found in rows.items():
-        findings.table(name, found)
+            rows[name] += measured
+    for name, measured in rows.items():
+        findings.table(name, measured)
     return findings.close()
 
 
@@ -126,10 +126,10 @@ def rolling(kind: str, options: argparse.Namespace, findings: Findings) -> list[
         stack.callback(over_http_2.kill)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             histories = runner.run(work(scene, front))
-        told = json.loads(over_http_2.communicate(timeout=60)[0].splitlines()[-1])
+        outcomes = json.loads(over_http_2.communicate(timeout=60)[0].splitlines()[-1])
     rows = [_row(kind, name, history) for name, history in histories.items()]
-    requests, failed = sum(told.values()), sum(told.values()) - told.get("ok", 0)
-    rows.append({"behind": kind, "over": "http/2", "requests": requests, "failed": failed, "seen": _seen(told)})
+    requests, failed = sum(outcomes.values()), sum(outcomes.values()) - outcomes.get("ok", 0)
+    rows.append({"behind": kind, "over": "http/2", "requests": requests, "failed": failed, "seen": _seen(outcomes)})
     for row in rows:
         row["restarts"] = ", ".join(f"{count} {role}s" for role, count in restarts.items())
         findings.none(f"rolling restart behind {kind}, {row['over']}: failed", int(str(row["failed"])))
@@ -172,12 +172,12 @@ def slow(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row
         _, front = _scene(stack, kind, LONG, PATIENT, workers=4)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             outcomes = runner.run(work(front))
-    found: list[Row] = []
+    rows: list[Row] = []
     for name, seen in outcomes.items():
         failed = seen.total() - seen["ok"]
         findings.none(f"slow clients behind {kind}, {name}: failed", failed)
-        found.append({"behind": kind, "what": name, "requests": seen.total(), "failed": failed, "seen": _seen(seen)})
-    return found
+        rows.append({"behind": kind, "what": name, "requests": seen.total(), "failed": failed, "seen": _seen(seen)})
+    return rows
 
 
 async def _outcome(asked: Awaitable[str]) -> str:
@@ -384,7 +384,7 @@ def troubles(kind: str, options: argparse.Namespace, findings: Findings) -> list
             continue
         outcomes, wrong = history.outcomes, history.outcomes["wrong"]
         failed = len(history.requests) - outcomes["ok"] - wrong
-        ends = (one.ended - began for one in history.requests if one.outcome != "ok" or one.ended - one.due > LATE)
+        ends = (request.ended - began for request in history.requests if request.outcome != "ok" or request.ended - request.due > LATE)
         rows.append({
             "trouble": trouble.what, "behind": kind, "requests": len(history.requests), "failed": failed, "wrong": wrong,
             "recovery, s": round(max(0.0, *ends, 0.0), 1), "slowest, s": round(max(history.latencies, default=0.0), 2),
@@ -470,9 +470,9 @@ class Scene:
     @property
     def redis(self) -> RedisServer:
         """The server, or the first one."""
-        found = self.store.servers[0] if isinstance(self.store, SentinelSetup | Cluster) else self.store
-        assert isinstance(found, RedisServer)
-        return found
+        server = self.store.servers[0] if isinstance(self.store, SentinelSetup | Cluster) else self.store
+        assert isinstance(server, RedisServer)
+        return server
 
     def of(self, role: str) -> list[Server]:
         return self._fleet.rosters[role]

@@ -173,13 +173,13 @@ class Trouble:
     def _pick(self, role: str) -> Unit | None:
         """A unit in peace whose trouble leaves another one in peace, if its role is spared."""
         calm = [unit for unit in self._units if unit.role == role and unit.in_peace]
-        found = self._rng.choice(calm) if calm else None
-        others = [unit for unit in calm if unit is not found and unit.server.name not in self._drains.now]
+        chosen = self._rng.choice(calm) if calm else None
+        others = [unit for unit in calm if unit is not chosen and unit.server.name not in self._drains.now]
         if role in SPARED and not others:
             return None
-        if found is not None and role == "worker" and self._rng.random() > LAST:
-            return found if any(unit.server.version == found.server.version for unit in others) else None
-        return found
+        if chosen is not None and role == "worker" and self._rng.random() > LAST:
+            return chosen if any(unit.server.version == chosen.server.version for unit in others) else None
+        return chosen
 
     async def _kill(self, unit: Unit) -> None:
         with self._noted(f"{unit.role} killed", unit):
@@ -213,8 +213,8 @@ class Trouble:
 
     async def _pause_gpu(self, unit: Unit) -> None:
         """Pause a GPU process. Its host may find that it hangs, and replace it meanwhile."""
-        found = [process for pid in self._one_of(fleet.gpu_pids(unit.server)) if (process := processes.look(pid))]
-        for process in found:
+        victims = [process for pid in self._one_of(fleet.gpu_pids(unit.server)) if (process := processes.look(pid))]
+        for process in victims:
             with self._noted("gpu paused", unit), contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGSTOP)
                 try:
@@ -280,9 +280,9 @@ class Trouble:
         unit.in_peace = False
         if unit.door is not None:
             unit.door.standing = standing
-        for one in self._processes:
-            if one.name == unit.server.name:
-                one.gone = time.monotonic()
+        for presence in self._processes:
+            if presence.name == unit.server.name:
+                presence.gone = time.monotonic()
 
     async def _replace(self, unit: Unit) -> None:
         self._units.remove(unit)

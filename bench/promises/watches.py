@@ -59,40 +59,40 @@ class Witness:
     def _late(self, now: float) -> list[Operation]:
         """Requests that have become late since the last look."""
         operations = self._history.operations
-        self._open += [one for one in operations[self._seen :] if one.kind in ASKS]
+        self._open += [operation for operation in operations[self._seen :] if operation.kind in ASKS]
         self._seen = len(operations)
-        under_way = [one for one in self._open if one.returned is None and one.lost in ("", "never sent")]
-        late = [one for one in under_way if not one.lost and now - one.called > LATE_SECONDS]
-        self._open = [one for one in under_way if one not in late]
+        under_way = [operation for operation in self._open if operation.returned is None and operation.lost in ("", "never sent")]
+        late = [operation for operation in under_way if not operation.lost and now - operation.called > LATE_SECONDS]
+        self._open = [operation for operation in under_way if operation not in late]
         return late
 
     def _write(self, operation: Operation, path: Path) -> None:
-        found: dict[str, Any] = {"at": time.monotonic(), "operation": str(operation), "texts": operation.texts}
+        evidence: dict[str, Any] = {"at": time.monotonic(), "operation": str(operation), "texts": operation.texts}
         if self._made.store is not None:
             try:
                 with self._made.redis.client() as client:
-                    found["redis"] = _told_by_redis(client, [text.encode() for text in operation.texts])
+                    evidence["redis"] = _told_by_redis(client, [text.encode() for text in operation.texts])
             except redis.RedisError as exc:
-                found["redis"] = repr(exc)
-        found["processes"] = [_told_by(server, operation) for server in self._made.every()]
-        found["faults"] = [(fault.what, fault.whom, fault.began, fault.ended) for fault in self._history.faults]
-        path.write_text(json.dumps(found, indent=1, default=_shown))
+                evidence["redis"] = repr(exc)
+        evidence["processes"] = [_told_by(server, operation) for server in self._made.every()]
+        evidence["faults"] = [(fault.what, fault.whom, fault.began, fault.ended) for fault in self._history.faults]
+        path.write_text(json.dumps(evidence, indent=1, default=_shown))
 
 
 def _told_by(server: Server, operation: Operation) -> dict[str, Any]:
     """What a process tells of itself and of a request."""
-    found: dict[str, Any] = {"name": server.name, "pid": server.pid, "version": server.version}
+    facts: dict[str, Any] = {"name": server.name, "pid": server.pid, "version": server.version}
     paths = ["/internal/health", "/internal/workers"]
     if operation.id:
         paths.append(f"/internal/requests/req_{operation.id}?tenant={operation.tenant}")
     for path in paths:
         try:
-            found[path] = server.ask(path)
+            facts[path] = server.ask(path)
         except urllib.error.HTTPError as exc:
-            found[path] = exc.code
+            facts[path] = exc.code
         except (OSError, msgspec.DecodeError) as exc:
-            found[path] = repr(exc)
-    return found
+            facts[path] = repr(exc)
+    return facts
 
 
 TOLD = 2_000
@@ -110,20 +110,20 @@ READ: Mapping[bytes, Callable[[Any, bytes], object]] = {
 
 def _told_by_redis(client: Any, texts: list[bytes]) -> dict[str, Any]:
     """What lies in the queues, and the entries of these inputs."""
-    told: dict[str, Any] = {"time": client.time(), "clients": client.client_list(), "queues": {}, "entries": []}
+    facts: dict[str, Any] = {"time": client.time(), "clients": client.client_list(), "queues": {}, "entries": []}
     for key in sorted(client.scan_iter(match=f"{PREFIX}:*", count=1000)):
         tag, _, rest = key.partition(b"}")
         queue, _, name = rest.partition(b":")
         if not name.decode(errors="replace").startswith(LEFT_OUT):
-            about = told["queues"].setdefault(_shown(tag + b"}" + queue), {})
+            about = facts["queues"].setdefault(_shown(tag + b"}" + queue), {})
             with contextlib.suppress(redis.ResponseError):
                 about[_shown(name)] = repr(READ[client.type(key)](client, key))[:TOLD]
         if name == b"p":
             for entry, payload in client.hgetall(key).items():
                 if any(text in payload for text in texts):
                     header = client.hget(key[:-1] + b"e", entry)
-                    told["entries"].append({"queue": key, "entry": entry, "header": header, "payload": payload[:200]})
-    return told
+                    facts["entries"].append({"queue": key, "entry": entry, "header": header, "payload": payload[:200]})
+    return facts
 
 
 def _shown(value: Any) -> str:
@@ -189,31 +189,31 @@ class RegistryWatch:
             await asyncio.sleep(REGISTRY_LOOKED_AT_EVERY)
             for door in self._made.doors:
                 at = time.monotonic()
-                found = await asyncio.to_thread(listed, door)
-                if found:
-                    self._sightings.append(Sighting(at, [slot for one in found if (slot := self._slot(one))]))
+                workers = await asyncio.to_thread(listed, door)
+                if workers:
+                    self._sightings.append(Sighting(at, [slot for worker in workers if (slot := self._slot(worker))]))
                     break
 
-    def _slot(self, told: dict[str, Any]) -> Slot | None:
+    def _slot(self, line: dict[str, Any]) -> Slot | None:
         """Slot of a line of the registry; None if it isn't healthy, or its host is gone."""
-        name, host = told["worker_id"], host_of(self._made, told)
-        if told["status"] != "healthy" or host is None:
+        name, host = line["worker_id"], host_of(self._made, line)
+        if line["status"] != "healthy" or host is None:
             return None
-        place = f"{host.name}/{told['gpu']}" if told.get("gpu") else name
-        model = "" if told["model"] == MODEL else told["model"]
-        return Slot(place, host.name, told["pid"], model, host.version)
+        place = f"{host.name}/{line['gpu']}" if line.get("gpu") else name
+        model = "" if line["model"] == MODEL else line["model"]
+        return Slot(place, host.name, line["pid"], model, host.version)
 
 
-def host_of(made: Fleet, told: dict[str, Any]) -> Server | None:
+def host_of(made: Fleet, line: dict[str, Any]) -> Server | None:
     """Return the process of the worker of a line of the registry; None for one that is gone."""
-    pid = told["worker_id"].partition("/")[0].rpartition("-")[2]  # Of a fleet's workers; a service's have no such name.
-    return next((one for one in made.hosts if str(one.pid) == pid or made.services), None)
+    pid = line["worker_id"].partition("/")[0].rpartition("-")[2]  # Of a fleet's workers; a service's have no such name.
+    return next((host for host in made.hosts if str(host.pid) == pid or made.services), None)
 
 
 def listed(door: Server) -> list[dict[str, Any]]:
     """Return the workers that a gateway lists; none where it doesn't answer."""
     try:
-        found: list[dict[str, Any]] = door.ask("/internal/workers", REGISTRY_LOOKED_AT_EVERY)["workers"]
+        workers: list[dict[str, Any]] = door.ask("/internal/workers", REGISTRY_LOOKED_AT_EVERY)["workers"]
     except (OSError, urllib.error.HTTPError, msgspec.DecodeError):
         return []
-    return found
+    return workers

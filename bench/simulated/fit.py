@@ -129,14 +129,14 @@ def compared(drawn: tuple[str, str, float, float, Scenario]) -> Row:
 
 def _figures(scenario: Scenario, seeds: int) -> dict[str, float]:
     """Mean figures in ms over some seeds. A request without an answer counts as one that took all its time."""
-    found: dict[str, list[float]] = {name: [] for name in BOUNDS}
+    figures: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for seed in range(seeds):
         record = simulate(replace(scenario, seed=scenario.seed + seed))
         lost = record.lost.total()
         latency = [*sorted(record.latency), *[PATIENCE] * lost]
         for name, share in (("p95", 0.95), ("p99", 0.99), ("longest", 1.0)):
-            found[name].append(percentile(latency, share) * 1000)
-    return {name: statistics.fmean(values) for name, values in found.items()}
+            figures[name].append(percentile(latency, share) * 1000)
+    return {name: statistics.fmean(values) for name, values in figures.items()}
 
 
 def synthetic(kind: str, rng: random.Random) -> tuple[int, ...]:
@@ -156,13 +156,13 @@ def synthetic(kind: str, rng: random.Random) -> tuple[int, ...]:
 
 def read_lengths(folder: Path | None) -> dict[str, tuple[int, ...]]:
     """Return the lengths of the inputs of the Azure traces, as far as they are there."""
-    found = {}
+    lengths = {}
     for name, file in TRACES.items():
         path = folder / file if folder is not None else None
         if path is not None and path.is_file():
             with path.open(encoding="utf-8", newline="") as lines:
-                found[name] = tuple(min(max(int(row["ContextTokens"]), 1), LONGEST) for row in csv.DictReader(lines))
-    return found
+                lengths[name] = tuple(min(max(int(row["ContextTokens"]), 1), LONGEST) for row in csv.DictReader(lines))
+    return lengths
 
 
 def _summed_up(name: str, rows: Sequence[Row]) -> dict[str, object]:

@@ -107,9 +107,9 @@ def _figures(drawn: Drawn, seeds: int) -> tuple[dict[str, float], dict[str, floa
     """Mean P95 in ms, and mean answers per second, under each policy."""
     p95, answers = {}, {}
     for policy in POLICIES:
-        found = [_run(replace(drawn.scenario, policy=policy, seed=drawn.scenario.seed + n)) for n in range(seeds)]
-        p95[policy] = statistics.fmean(latency for latency, _ in found)
-        answers[policy] = statistics.fmean(rate for _, rate in found)
+        runs = [_run(replace(drawn.scenario, policy=policy, seed=drawn.scenario.seed + n)) for n in range(seeds)]
+        p95[policy] = statistics.fmean(latency for latency, _ in runs)
+        answers[policy] = statistics.fmean(rate for _, rate in runs)
     return p95, answers
 
 

@@ -38,20 +38,20 @@ def main() -> int:
     )  # fmt: skip
     before, after = _p95(replace(scenario, first_come=True)), _p95(scenario)
     _draw(before, after)
-    for name, found in (("first come", before), ("of like length", after)):
-        print(f"{name}: {', '.join(f'{rate}/s {p95:.0f} ms' for rate, p95 in found)}")
+    for name, curve in (("first come", before), ("of like length", after)):
+        print(f"{name}: {', '.join(f'{rate}/s {p95:.0f} ms' for rate, p95 in curve)}")
     return 0
 
 
 def _p95(scenario: Scenario) -> list[tuple[int, float]]:
     """P95 in ms by rate, up to the first that is too high to be shown."""
-    found = list[tuple[int, float]]()
+    curve = list[tuple[int, float]]()
     for rate in RATES:
         latency = sorted(simulate(replace(scenario, rate=float(rate))).latency)
-        found.append((rate, percentile(latency, 0.95) * 1000.0))
-        if found[-1][1] > HIGHEST_MS:
+        curve.append((rate, percentile(latency, 0.95) * 1000.0))
+        if curve[-1][1] > HIGHEST_MS:
             break
-    return found
+    return curve
 
 
 def _draw(before: list[tuple[int, float]], after: list[tuple[int, float]]) -> None:

@@ -85,15 +85,15 @@ PROMISES = (
 
 def promised(findings: Findings, _: argparse.Namespace) -> None:
     rows: list[dict[str, object]] = []
-    for one in PROMISES:
+    for promise in PROMISES:
         scenario = Scenario(
-            rate=one.rate, workers=one.workers, alpha=one.alpha, max_batch=one.max_batch, duration=one.seconds, seed=0
+            rate=promise.rate, workers=promise.workers, alpha=promise.alpha, max_batch=promise.max_batch, duration=promise.seconds, seed=0
         )
         report = make_report(simulate(scenario))
         latency = report.total.latency_ms
         load = report.offered_rate / report.capacity if report.capacity else None
-        rows.append({"case": one.name, "load": load, "p50": latency.p50, "p95": latency.p95, "p99": latency.p99})
-        findings.at_most(f"{one.name}: {one.percentile}", getattr(latency, one.percentile), one.bound, "ms")
+        rows.append({"case": promise.name, "load": load, "p50": latency.p50, "p95": latency.p95, "p99": latency.p99})
+        findings.at_most(f"{promise.name}: {promise.percentile}", getattr(latency, promise.percentile), promise.bound, "ms")
     findings.table("Poisson arrivals, 1.5 ms between two batches of a GPU; latency in ms", rows)
 
 
@@ -173,8 +173,8 @@ def poison(findings: Findings, options: argparse.Namespace) -> None:
     findings.none("good requests of another tenant that got no answer", sum(row["harmed"] for row in beside))
     findings.at_most("rise of their p95", max(row["rise, ms"] for row in beside), FULL * 1000, "ms")
     for percent, bound in ((1, 99.9), (2, 99.0)):
-        found = [row["answered, %"] for row in within if row["poison, %"] == percent and row["fixed, ms"] in (10, 20)]
-        findings.at_least(f"good ones answered at {percent} % of one caller", min(found), bound, "%")
+        shares = [row["answered, %"] for row in within if row["poison, %"] == percent and row["fixed, ms"] in (10, 20)]
+        findings.at_least(f"good ones answered at {percent} % of one caller", min(shares), bound, "%")
 
 
 def _beside(seconds: float) -> Iterator[dict[str, float]]:

@@ -191,10 +191,10 @@ def sizes(findings: Findings) -> None:
     for rate in RATES:
         whole = Size(rate)
         fleets = next(count for count in range(1, 10_000) if Size(rate / count).in_common <= BUSY)
-        one = Size(rate / fleets)
+        part = Size(rate / fleets)
         rows.append(
             {
-                "requests/s": rate, "GPUs": whole.gpus, "gateways": fleets * one.gateways, "Redis nodes": fleets * one.nodes,
+                "requests/s": rate, "GPUs": whole.gpus, "gateways": fleets * part.gateways, "Redis nodes": fleets * part.nodes,
                 "cores of hosts": math.ceil(rate * HOST / BUSY), "who is there, % of a node": 100 * whole.in_common,
                 "breaks first": whole.breaks, "fleets": fleets,
             }

@@ -16,12 +16,12 @@ TRACES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceT
 
 def traffic(folder: Path | None, findings: Findings) -> dict[str, tuple[float, ...]]:
     """Return instants by name of the traffic, none for Poisson. Says which trace is left out for want of its file."""
-    found: dict[str, tuple[float, ...]] = {"poisson": ()}
+    traces: dict[str, tuple[float, ...]] = {"poisson": ()}
     for name, file in TRACES.items():
         path = None if folder is None else folder / file
         if path is not None and path.is_file():
             with path.open(encoding="utf-8", newline="") as lines:
-                found[name] = tuple(instants(lines, str(path), "--traces"))
+                traces[name] = tuple(instants(lines, str(path), "--traces"))
         else:
             findings.say(f"Left out: {file} is not in {folder or '--traces DIR, which is not given'}.")
-    return found
+    return traces

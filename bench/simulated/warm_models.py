@@ -88,18 +88,18 @@ def fewest(needs: Sequence[set[Hashable]], places: int) -> int:
     """
     uses: defaultdict[Hashable, list[int]] = defaultdict(list)
     for instant, needed in enumerate(needs):
-        for one in needed:
-            uses[one].append(instant)
+        for need in needed:
+            uses[need].append(instant)
     held, loads = set[Hashable](), 0
     for instant, needed in enumerate(needs):
-        for one in sorted(needed - held, key=repr):
+        for need in sorted(needed - held, key=repr):
             if len(held) >= places:
                 idle = sorted(held - needed, key=repr)
                 if not idle:
                     break
                 held.discard(max(idle, key=lambda other: _next_use(uses[other], instant)))
             loads += 1
-            held.add(one)
+            held.add(need)
     return loads
 
 
@@ -113,11 +113,11 @@ def copies_needed(arrivals: Sequence[Arrival]) -> list[set[Hashable]]:
     spans: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for at, model in arrivals:
         spans[int(at // SPAN)][model] += 1
-    found: list[set[Hashable]] = []
+    needs: list[set[Hashable]] = []
     for span in range(max(spans) + 1):
         filled = {model: count * BASE.entry_seconds / SPAN for model, count in spans[span].items()}
-        found.append({(model, copy) for model, full in filled.items() for copy in range(max(1, math.ceil(full)))})
-    return found
+        needs.append({(model, copy) for model, full in filled.items() for copy in range(max(1, math.ceil(full)))})
+    return needs
 
 
 def measure(gpus: int, rate: float, seconds: float, seed: int) -> Row:

@@ -156,14 +156,14 @@ class Redis:
 
     def remains(self) -> dict[str, int]:
         """Return what it holds of entries, by kind. Answers that no gateway fetched don't count: they expire."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         with self.client() as client:
             for key in client.scan_iter(match=f"{PREFIX}:*"):
                 kind = KINDS.get(key.partition(b"}")[2].partition(b":")[2].rstrip(b"0123456789"))
                 if kind is not None:
                     count = client.zcard(key) if client.type(key) == b"zset" else client.hlen(key)
-                    found[kind] = found.get(kind, 0) + int(count)
-        return found
+                    counts[kind] = counts.get(kind, 0) + int(count)
+        return counts
 
     def endless_values(self) -> int:
         """Return the number of large values that would never expire."""

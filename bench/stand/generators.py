@@ -114,11 +114,11 @@ def closed_loop(url: str, body: bytes, seconds: float, connections: int = 128, h
         done = subprocess.run(
             on_load_core([*command, url]), capture_output=True, text=True, timeout=seconds + _PATIENCE, check=False
         )
-    told = done.stdout.rpartition("told ")[2].split()
-    if done.returncode or len(told) != 5:
+    figures = done.stdout.rpartition("told ")[2].split()
+    if done.returncode or len(figures) != 5:
         raise Broken(f"wrk ended with {done.returncode}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
-    rate, p95, p99 = (float(told[place]) for place in (1, 3, 4))
-    return Wrk(int(told[0]), rate, int(told[2]), p95, p99)
+    rate, p95, p99 = (float(figures[place]) for place in (1, 3, 4))
+    return Wrk(int(figures[0]), rate, int(figures[2]), p95, p99)
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

@@ -82,11 +82,11 @@ class Verdict(msgspec.Struct, frozen=True):
     def shown(self) -> str:
         """Return it as a line."""
         failed = ", ".join(f"{count} × {why}" for why, count in self.failures.items())
-        told = (
+        verdict = (
             f"{self.target_rate:,.0f}/s {self.result}, {self.queries:,} queries, p50 {self.p50_ms:.0f}, p95 {self.p95_ms:.0f}, "
             f"p99 {self.p99_ms:.0f} ms; client late by {self.late.total_ms:.2f} ms"
         )
-        return "; ".join(filter(None, [told, failed, self.reason]))
+        return "; ".join(filter(None, [verdict, failed, self.reason]))
 
 
 class ClientLate(Broken):
@@ -144,26 +144,26 @@ def judge(urls: Sequence[str], load: Load, rate: float) -> Verdict:
 
 def most(urls: Sequence[str], load: Load, start: float, steps: int, say: Callable[[str], None]) -> Found:
     """Find the highest rate at which a server keeps the bound, by bisection of at most so many steps."""
-    found = Found()
+    outcome = Found()
     low, high, rate = 0.0, math.inf, start
     _run(urls, load, start / 2, WARM_UP)
     for _ in range(steps):
         try:
             verdict = judge(urls, load, rate)
         except ClientLate as exc:
-            found.refused = str(exc)
+            outcome.refused = str(exc)
             say(f"  refused: {exc}")
-            return found
-        found.runs.append(verdict)
+            return outcome
+        outcome.runs.append(verdict)
         say(f"  {verdict.shown()}")
         if verdict.holds:
-            low, found.best = rate, verdict
+            low, outcome.best = rate, verdict
         else:
             high = rate
         if high <= low * WITHIN:
             break
         rate = math.sqrt(low * high) if low and high < math.inf else rate * STEP if low else rate / STEP
-    return found
+    return outcome
 
 
 def _run(urls: Sequence[str], load: Load, rate: float, seconds: float, queries: int = 1) -> Verdict:

@@ -141,8 +141,8 @@ class Client:
             head = received.find(b"\r\n\r\n")
             if head < 0:
                 return False
-            found = _LENGTH.search(received, 0, head)
-            connection.length = head + 4 + (int(found[1]) if found else 0)
+            length = _LENGTH.search(received, 0, head)
+            connection.length = head + 4 + (int(length[1]) if length else 0)
         if len(received) < connection.length:
             return False
         self._answered(connection)

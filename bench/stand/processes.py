@@ -58,14 +58,14 @@ def look(pid: int) -> Process | None:
 def family(root: int) -> list[Process]:
     """Return process `root` and its descendants."""
     every = {process.pid: process for process in map(look, _pids()) if process is not None}
-    found: list[Process] = []
+    household: list[Process] = []
     waiting = [root]
     while waiting:
         pid = waiting.pop()
         if pid in every:
-            found.append(every[pid])
+            household.append(every[pid])
         waiting += [process.pid for process in every.values() if process.parent == pid]
-    return found
+    return household
 
 
 def is_alive(process: Process) -> bool:

@@ -171,11 +171,11 @@ class Server:
 
     def rss(self) -> dict[str, int]:
         """Return bytes in memory, by role."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for process in processes.family(self.pid):
             role = self._role(process)
-            found[role] = found.get(role, 0) + process.rss
-        return found
+            sizes[role] = sizes.get(role, 0) + process.rss
+        return sizes
 
     def descriptors(self) -> int:
         """Return the number of open file descriptors of the first process."""
@@ -197,7 +197,7 @@ class Server:
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of a metric over all series with these labels."""
         wanted = set(labels.items())
-        return sum(value for (found, own), value in self.metrics().items() if found == name and wanted <= set(own))
+        return sum(value for (metric, own), value in self.metrics().items() if metric == name and wanted <= set(own))
 
     def outcomes(self) -> dict[str, int]:
         """Return the numbers of requests by outcome, as the server counts them."""

@@ -124,7 +124,7 @@ class Measure:
 
     def __call__(self, inputs: list[bytes]) -> list[str]:
         time.sleep(self.seconds)
-        return [str(len(one)) for one in inputs]
+        return [str(len(octets)) for octets in inputs]
 
 
 class Grow:

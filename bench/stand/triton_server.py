@@ -97,8 +97,8 @@ def _where() -> dict[str, str]:
     done = subprocess.run([str(PYTHON), "-c", _WHERE], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Broken(f"Triton's environment does not work: {done.stderr[-1000:]}")
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    places: dict[str, str] = json.loads(done.stdout)
+    return places
 
 
 def _answers(url: str) -> bool:

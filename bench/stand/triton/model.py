@@ -11,19 +11,19 @@ import numpy as np
 import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
 
-def upper(given: list[Any]) -> list[Any]:
-    return [np.array([[text.decode().upper().encode()] for text in texts[:, 0]], dtype=np.object_) for texts in given]
+def upper(tensors: list[Any]) -> list[Any]:
+    return [np.array([[text.decode().upper().encode()] for text in texts[:, 0]], dtype=np.object_) for texts in tensors]
 
 
-def measure(given: list[Any]) -> list[Any]:
-    return [np.array([[str(len(one)).encode()] for one in found[:, 0]], dtype=np.object_) for found in given]
+def measure(tensors: list[Any]) -> list[Any]:
+    return [np.array([[str(len(octets)).encode()] for octets in texts[:, 0]], dtype=np.object_) for texts in tensors]
 
 
-def ends(given: list[Any]) -> list[Any]:
+def ends(tensors: list[Any]) -> list[Any]:
     """The first and the last number of each row, read from one array of all rows, as a model wants its batch."""
-    rows = np.concatenate(given)
-    found = rows.reshape(len(rows), -1)[:, [0, -1]].astype(np.float32)
-    return np.split(found, np.cumsum([len(one) for one in given])[:-1])
+    rows = np.concatenate(tensors)
+    answers = rows.reshape(len(rows), -1)[:, [0, -1]].astype(np.float32)
+    return np.split(answers, np.cumsum([len(rows) for rows in tensors])[:-1])
 
 
 class TritonPythonModel:
@@ -38,5 +38,5 @@ class TritonPythonModel:
         """Answer the requests that Triton has put together."""
         if self.seconds:
             time.sleep(self.seconds)
-        given = [triton.get_input_tensor_by_name(request, self.name).as_numpy() for request in requests]
-        return [triton.InferenceResponse([triton.Tensor("output", one)]) for one in self.run(given)]
+        tensors = [triton.get_input_tensor_by_name(request, self.name).as_numpy() for request in requests]
+        return [triton.InferenceResponse([triton.Tensor("output", output)]) for output in self.run(tensors)]

@@ -50,7 +50,7 @@ PROGRAMS = {
     "bulk": Program("load", "requests beside bulk jobs", "--seconds 8 --rounds 1"),
     "peer": Program("cost", "CPU time beside mosec, and how it grows", "--rounds 1 --seconds 4", "--seconds 15"),
     "fleet_peer": Program("cost", "CPU time over Redis, beside Triton", "--rounds 1 --seconds 4", "--seconds 10"),
-    "doors": Program("cost", "CPU time door by door, and of TLS", "--rounds 1 --seconds 3"),
+    "doors": Program("cost", "CPU time door by door", "--rounds 1 --seconds 3"),
     "tensors": Program("cost", "arrays beside Triton", "--rounds 1 --seconds 2"),
     "payload": Program("cost", "large payloads", "--seconds 3", "--seconds 20"),
     "instructions": Program("cost", "instructions of Redis for each call", "--times 50"),

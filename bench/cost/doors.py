@@ -1,40 +1,28 @@
-"""CPU time of a request, door by door, in one run; and what TLS costs.
+"""CPU time of a request, door by door, in one run.
 
-    python bench/cost/doors.py                                         three minutes
-    python bench/cost/doors.py --only cost --rounds 3 --seconds 1      a first impression
-    python bench/cost/doors.py --only tls --flood 10000                with more half handshakes at once
+    python bench/cost/doors.py                               three minutes
+    python bench/cost/doors.py --rounds 3 --seconds 1        a first impression
 
-`cost`: one server puts a text in capitals, at once. Beside it stand a bare grpc.aio server and, after `make triton`, Triton with the same function.
-Each round loads every door in a closed loop with 64 requests in hand, HTTP by wrk, gRPC by grpc.aio. A batch leaves with 64 inputs or after 20
-ms, Triton's too, so all doors fill their batches however fast their clients are. The time is that of the process that holds the connections,
-and of all processes beside it. Ratios are within a round, bounds are on the medians, and every other round goes backwards.
-
-`tls` leaves bench/out/tls.json: CPU time of a request and a connection, memory of a connection, and what others see of a flood of half
-handshakes. Three servers: without TLS, with it, and with certificates of clients.
+One server puts a text in capitals, at once. Beside it stand a bare grpc.aio server and, after `make triton`, Triton with the same function. Each
+round loads every door in a closed loop with 64 requests in hand, HTTP by wrk, gRPC by grpc.aio. A batch leaves with 64 inputs or after 20 ms,
+Triton's too, so all doors fill their batches however fast their clients are. The time is that of the process that holds the connections, and of
+all processes beside it. Ratios are within a round, bounds are on the medians, and every other round goes backwards.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import socket
-import ssl
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
-from bench.stand import generators, parts, stand, triton_server
+from bench.stand import generators, stand, triton_server
 from bench.stand.findings import Findings
 from bench.stand.stand import Broken, Server
-from tests.authority import Authority
 
 NATIVE = "native, HTTP"
 COMPLETIONS = "OpenAI completions"
@@ -79,17 +67,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="CPU time for each request, door by door.")
     parser.add_argument("--rounds", type=int, default=9, help="of the CPU time (default %(default)d)")
     parser.add_argument("--seconds", type=int, default=2, help="of each of its loads (default %(default)d)")
-    parser.add_argument("--times", type=int, default=1000, help="that eight requests go over TLS (default %(default)s)")
-    parser.add_argument("--flood", type=int, default=2000, help="half handshakes at once (default %(default)s)")
-    return parts.run(parser, PARTS, {"cost": "doors"})
-
-
-def cost(findings: Findings, options: argparse.Namespace) -> None:
+    options = parser.parse_args()
+    stand.end_in_order()
+    findings = Findings("doors", rounds=options.rounds, seconds=options.seconds, pinning=stand.PINNING)
     with _doors() as doors:
         for _, load in doors.values():
             load(WARM_UP)
         rounds = [_round(doors, options.seconds, bool(number % 2)) for number in range(options.rounds)]
     _report(findings, rounds)
+    return findings.close()
 
 
 def _report(findings: Findings, rounds: list[Round]) -> None:
@@ -201,117 +187,6 @@ def _bare_server() -> Iterator[tuple[Server, int]]:
         server.wait_for(lambda: "up" in server.output)
         yield server, port
 
-
-# TLS.
-
-TLS_ROUNDS = 3
-OPENED = 500
-EIGHT = 8
-"""Connections over which requests are sent at once."""
-REQUEST = b'POST /v1/inference HTTP/1.1\r\nHost: a\r\nContent-Length: 24\r\n\r\n{"input": "hello world"}'
-
-Connect = Callable[[Server], socket.socket]
-
-
-def tls(findings: Findings, options: argparse.Namespace) -> None:
-    stand.pin_to_load_core()
-    with tempfile.TemporaryDirectory(prefix="headway-bench-") as name, ExitStack() as stack:
-        kinds = _kinds(Authority(Path(name)))
-        servers = {
-            kind: stack.enter_context(
-                stand.headway(f"{stand.TARGETS}:upper", "--log-level", "error", *flags, name=f"tls-{number}")
-            )
-            for number, (kind, (flags, _)) in enumerate(kinds.items())
-        }
-        rows = []
-        for kind, (_, connect) in kinds.items():
-            cpu, memory = _opened(servers[kind], connect)
-            asked = min(_ask(servers[kind], connect, options.times)[0] for _ in range(TLS_ROUNDS))
-            rows.append({
-                "": kind, "CPU µs a request": asked, "CPU µs a connection and its first request": cpu,
-                "kB an open connection": memory,
-            })  # fmt: skip
-        findings.table("cost for the server", rows)
-        server, connect = servers["TLS"], kinds["TLS"][1]
-        _, calm = _ask(server, connect, options.times)
-        with _half_open(server, options.flood):
-            _, beside = _ask(server, connect, options.times)
-        findings.table("what others see of a flood", [
-            {"": "calm", "P95 ms of eight": calm},
-            {"": f"beside {options.flood} half handshakes", "P95 ms of eight": beside},
-        ])  # fmt: skip
-
-
-def _kinds(authority: Authority) -> dict[str, tuple[list[str], Connect]]:
-    """Flags of each kind of server, and how a client connects to it."""
-    certificate, key = map(str, authority.issue())
-    flags = ["--tls-cert", certificate, "--tls-key", key]
-    trusting, known = (ssl.create_default_context(cafile=str(authority.file)) for _ in range(2))
-    known.load_cert_chain(*authority.issue("client"))
-
-    def over(context: ssl.SSLContext) -> Connect:
-        return lambda server: context.wrap_socket(_connected(server), server_hostname="localhost")
-
-    return {
-        "plain": ([], _connected),
-        "TLS": (flags, over(trusting)),
-        "mutual TLS": ([*flags, "--tls-client-ca", str(authority.file)], over(known)),
-    }
-
-
-def _connected(server: Server) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), timeout=60)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def _asked_over(connections: list[socket.socket]) -> None:
-    """Send a request over each, and take the answers."""
-    for connection in connections:
-        connection.sendall(REQUEST)
-    for connection in connections:
-        if not connection.recv(65536).startswith(b"HTTP/1.1 200"):
-            raise Broken("a request was not answered")
-
-
-def _ask(server: Server, connect: Connect, times: int) -> tuple[float, float]:
-    """CPU time of the server in µs for each request, and the 95th percentile of eight requests at once, in ms."""
-    with ExitStack() as held:
-        connections = [held.enter_context(connect(server)) for _ in range(EIGHT)]
-        _asked_over(connections)
-        took, before = [], server.usage()["front"]
-        for _ in range(times):
-            began = time.monotonic()
-            _asked_over(connections)
-            took.append(time.monotonic() - began)
-        used = server.usage()["front"] - before
-    return used / (times * EIGHT) * 1e6, sorted(took)[len(took) * 95 // 100] * 1000
-
-
-def _opened(server: Server, connect: Connect) -> tuple[float, float]:
-    """CPU time of the server in µs for each connection with one request, and its memory in kB."""
-    memory, before = server.rss()["front"], server.usage()["front"]
-    with ExitStack() as held:
-        for _ in range(OPENED):
-            _asked_over([held.enter_context(connect(server))])
-        used, more = server.usage()["front"] - before, server.rss()["front"] - memory
-    return used / OPENED * 1e6, more / OPENED / 1000
-
-
-@contextmanager
-def _half_open(server: Server, count: int) -> Iterator[None]:
-    """Connections of which each has sent the beginning of a handshake."""
-    context, incoming, outgoing = ssl.create_default_context(), ssl.MemoryBIO(), ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
-    hello = outgoing.read()
-    with ExitStack() as held:
-        for _ in range(count):
-            held.enter_context(_connected(server)).sendall(hello)
-        yield
-
-
-PARTS: parts.Parts = {"cost": cost, "tls": tls}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -43,6 +43,7 @@ from bench.stand import judge, parts, stand
 from bench.stand.findings import Findings
 from bench.stand.fleet import fleet
 from bench.stand.judge import ClientLate, Found, Load, Question
+from bench.stand.stand import Server
 
 GPUS, WAIT_MS = 2, 10
 CONSTANT_MS, CONSTANT_BATCH = 100.0, 100
@@ -137,16 +138,15 @@ def _headway(target: str, workers: int, max_batch: int, variables: Mapping[str, 
 
 
 @contextmanager
-def _mosec(target: str, workers: int, max_batch: int, variables: Mapping[str, str]) -> Iterator[list[str]]:
+def _peer(
+    serve: Callable[..., AbstractContextManager[Server]],
+    target: str,
+    workers: int,
+    max_batch: int,
+    variables: Mapping[str, str],
+) -> Iterator[list[str]]:
     environment = {**variables, "BENCH_TARGET": _module(target)}
-    with mosec(max_batch=max_batch, wait_ms=WAIT_MS, workers=workers, environment=environment) as server:
-        yield [server.url]
-
-
-@contextmanager
-def _litserve(target: str, workers: int, max_batch: int, variables: Mapping[str, str]) -> Iterator[list[str]]:
-    environment = {**variables, "BENCH_TARGET": _module(target)}
-    with litserve(max_batch, WAIT_MS, workers, environment) as server:
+    with serve(max_batch=max_batch, wait_ms=WAIT_MS, workers=workers, environment=environment) as server:
         yield [server.url]
 
 
@@ -156,7 +156,11 @@ def _module(target: str) -> str:
     return f"{'.'.join(Path(file).relative_to(stand.ROOT).with_suffix('').parts)}:{name}"
 
 
-SERVERS = {OURS: _headway, "mosec": _mosec, "litserve": _litserve}
+SERVERS: dict[str, Callable[..., AbstractContextManager[list[str]]]] = {
+    OURS: _headway,
+    "mosec": partial(_peer, mosec),
+    "litserve": partial(_peer, litserve),
+}
 
 
 @contextmanager

@@ -21,11 +21,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from unittest import mock
 
+from bench.stand import parts
 from bench.stand.findings import Findings
 from headway.core import shards
 from headway.simulator.engine import simulate
@@ -46,14 +45,7 @@ SHARDS = (1, 4, 16)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What shards and the size of a fleet cost.")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    options = parser.parse_args()
-    findings = Findings("sharding", batch_ms=ALPHA * 1000, max_batch=MAX_BATCH, load=LOAD)
-    begun = time.monotonic()
-    for name in options.only:
-        PARTS[name](findings)
-    findings.say(f"{time.monotonic() - begun:.0f} s.")
-    return findings.close()
+    return parts.run(parser, PARTS, {name: f"sharding_{name}" for name in PARTS})
 
 
 def latency_and_fill(report: Report) -> dict[str, float]:
@@ -68,7 +60,7 @@ def latency_between(record: Record, since: float, until: float, share: float = 0
     return 1000 * percentile(then, share)
 
 
-def fleet(findings: Findings) -> None:
+def fleet(findings: Findings, _: argparse.Namespace) -> None:
     p95: dict[tuple[int, int], float] = {}
     spacing: dict[tuple[int, int], float] = {}
     rows = []
@@ -89,7 +81,7 @@ def fleet(findings: Findings) -> None:
     findings.at_most("p95 of 11 hosts at 10,000 requests/s, 16 shards", p95[11, 16], 125.0, "ms")
 
 
-def slow(findings: Findings) -> None:
+def slow(findings: Findings, _: argparse.Namespace) -> None:
     rows = []
     for behind in (shards.BEHIND, math.inf):
         with mock.patch.object(shards, "BEHIND", behind):
@@ -98,7 +90,7 @@ def slow(findings: Findings) -> None:
     findings.at_most("p95 with help over that without, with a slow GPU", rows[0]["p95"] / rows[1]["p95"], 0.5)
 
 
-def deaths(findings: Findings) -> None:
+def deaths(findings: Findings, _: argparse.Namespace) -> None:
     rows = []
     spans = ((6.0, 8.0), (8.0, 8.5), (8.5, 11.0), (11.0, 11.5), (11.5, 13.0))
     for count in (1, 16):
@@ -186,7 +178,7 @@ class Size:
         return "one Redis node's core" if self.in_common <= BUSY else "the node that knows who is there"
 
 
-def sizes(findings: Findings) -> None:
+def sizes(findings: Findings, _: argparse.Namespace) -> None:
     rows: list[dict[str, object]] = []
     for rate in RATES:
         whole = Size(rate)
@@ -202,7 +194,7 @@ def sizes(findings: Findings) -> None:
     findings.table("What a rate takes, with batches of 100 ms and of at most 100, 70 % full", rows)
 
 
-def thousand(findings: Findings) -> None:
+def thousand(findings: Findings, _: argparse.Namespace) -> None:
     rows: list[dict[str, object]] = []
     p95: dict[int, float] = {}
     for gpus, rate, seconds in ((10, 1_000.0, 60.0), (1_000, 100_000.0, 14.0)):
@@ -217,13 +209,7 @@ def thousand(findings: Findings) -> None:
     findings.at_most("P95 of 1,000 GPUs over that of 10", p95[1_000] / p95[10], 1.0)
 
 
-PARTS: dict[str, Callable[[Findings], None]] = {
-    "fleet": fleet,
-    "slow": slow,
-    "deaths": deaths,
-    "sizes": sizes,
-    "thousand": thousand,
-}
+PARTS: parts.Parts = {"fleet": fleet, "slow": slow, "deaths": deaths, "sizes": sizes, "thousand": thousand}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -35,18 +35,16 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "policies": Program("simulated", "the cases of the default policy, where batches are formed, poison, and bulk jobs"),
+    "policies": Program("simulated", "the cases of the default policy, poison, and bulk jobs"),
     "never_worse": Program("simulated", "the default policy on random services", "--configurations 16"),
     "fit": Program("simulated", "inputs of like length together, on random models that pad", "--configurations 12"),
     "sharding": Program("simulated", "a queue cut into shards, simulated"),
     "plans": Program("simulated", "plans beside what other seeds give", "--plans 3"),
     "warm_models": Program("simulated", "loads of models on GPUs that cannot hold all", "--seconds 900"),
-    "cases": Program("load", "the cases it is designed for, and one queue for all", "--rounds 1 --seconds 10", "--seconds 60"),
+    "cases": Program("load", "the cases it is designed for", "--rounds 1 --seconds 10", "--seconds 60"),
     "overload": Program("load", "floods, lost workers, exact limits", "--seconds 8 --minutes 0.2"),
     "neighbours": Program("load", "one tenant at its worst, another one beside it", "--seconds 3", "--seconds 20"),
-    "loadgen": Program(
-        "load", "the most queries/s that MLPerf LoadGen finds valid, beside peers", "--seconds 3 --steps 5", "--seconds 20"
-    ),
+    "loadgen": Program("load", "the most valid queries/s by LoadGen", "--seconds 3 --steps 5", "--seconds 20"),
     "bulk": Program("load", "requests beside bulk jobs", "--seconds 8 --rounds 1"),
     "peer": Program("cost", "CPU time beside mosec, and how it grows", "--rounds 1 --seconds 4", "--seconds 15"),
     "fleet_peer": Program("cost", "CPU time over Redis, beside Triton", "--rounds 1 --seconds 4", "--seconds 10"),
@@ -59,15 +57,18 @@ PROGRAMS = {
     "versions": Program("cost", "what versions that come and go leave behind", "--versions 150"),
     "idle": Program("cost", "what is done at rest, and for those who look", "--seconds 10"),
     "exactness": Program(
-        "promises", "every answer to its own request, and does anything grow?", "--requests 100000 --minutes 0.5",
+        "promises",
+        "every answer to its own request, and does anything grow?",
+        "--requests 100000 --minutes 0.5",
         "--requests 1000000 --minutes 20",
     ),
     "chaos": Program("promises", "everything is killed, Redis too", "--seconds 60", "--seconds 600"),
     "proxied": Program(
-        "promises", "restarts, slow clients and troubles behind each proxy",
+        "promises",
+        "restarts, slow clients and troubles behind each proxy",
         "--seconds 30 --only rolling slow troubles --troubles redis-blip gateway-killed --proxy haproxy",
     ),
-}  # fmt: skip
+}
 REPLAYING = ("policies", "never_worse", "fit", "loadgen")
 """Programs that take traces."""
 

@@ -99,7 +99,7 @@ def main() -> int:
     for number in options.shards:
         rows = [_measure(hosts, number, options.seconds) for hosts in options.hosts]
         title = f"{number} shard{'s' if number > 1 else ''}"
-        findings.table(f"{title}; intervals between departures in ms, CPU in µs, a call by Redis's own clock", rows)
+        findings.table(f"{title}; CPU in µs, a call by Redis's own clock", rows)
         for what in ("redis µs/claim", "redis µs/request", "µs a claim call"):
             bound = f"{title}: {what}, with the most hosts against the fewest"
             findings.at_most(bound, rows[-1][what] / rows[0][what], GROWTH)
@@ -120,8 +120,10 @@ async def _run(redis: Redis, hosts: int, count: int, seconds: float) -> dict[str
     async with AsyncExitStack() as stack:
         gateway = _Gateway(await _broker(stack, redis.url, count, GATEWAY), hosts * EACH, done)
         brokers = {worker: await _broker(stack, redis.url, count, worker) for worker in slots}
-        acts = (act(broker, worker, done) for worker, broker in brokers.items() for act in (_claim_on, _beat_on, _reap_on))
-        tasks = [asyncio.create_task(act) for act in (*acts, gateway.read_on(), gateway.send_on())]
+        works = [gateway.read_on(), gateway.send_on()]
+        for worker, broker in brokers.items():
+            works += [_claim_on(broker, worker, done), _beat_on(broker, worker, done), _reap_on(broker, done)]
+        tasks = [asyncio.create_task(work) for work in works]
         running = asyncio.gather(*tasks)
 
         async def let_pass(span: float) -> None:
@@ -149,16 +151,22 @@ async def _run(redis: Redis, hosts: int, count: int, seconds: float) -> dict[str
     answers = sum(begun <= instant < ended for instant in done.answered)
     if not grants or not answers:
         raise Broken(f"{hosts} hosts with {count} shards did nothing")
-    tries, span, claims = sum(begun <= instant < ended for instant in done.asked), ended - begun, len(grants)
+    span, claims = ended - begun, len(grants)
     return {
-        "hosts": hosts, "offered/s": hosts * EACH, "answered/s": answers / span, "claims/s": claims / span,
-        "batch": statistics.fmean(size for _, size, _ in grants), "interval": 1000 * span / claims,
-        "CV": _variation([instant for instant, _, _ in grants]), "CV at home": _at_home(slots, count, grants),
-        "redis µs/claim": cpu / claims * 1e6, "redis µs/request": cpu / answers * 1e6, "tries/claim": tries / claims,
-        "scripts/request": scripts / answers, "µs a claim call": statistics.fmean(took["claim"]),
-        "µs a completion call": statistics.fmean(took["complete"]), "unavailable": done.unavailable,
+        "hosts": hosts,
+        "answered/s": answers / span,
+        "claims/s": claims / span,
+        "batch": statistics.fmean(size for _, size, _ in grants),
+        "CV": _variation([instant for instant, _, _ in grants]),
+        "CV at home": _at_home(slots, count, grants),
+        "redis µs/claim": cpu / claims * 1e6,
+        "redis µs/request": cpu / answers * 1e6,
+        "tries/claim": sum(begun <= instant < ended for instant in done.asked) / claims,
+        "scripts/request": scripts / answers,
+        "µs a claim call": statistics.fmean(took["claim"]),
+        "unavailable": done.unavailable,
         "amiss": done.wrong + done.refused + done.sent - len(done.answered),
-    }  # fmt: skip
+    }
 
 
 def _at_home(slots: Sequence[str], count: int, grants: Sequence[tuple[float, int, str]]) -> float:
@@ -207,7 +215,7 @@ async def _beat_on(broker: RedisBroker, worker: str, done: Done) -> None:
         await asyncio.sleep(HEARTBEAT_EVERY)
 
 
-async def _reap_on(broker: RedisBroker, worker: str, done: Done) -> None:
+async def _reap_on(broker: RedisBroker, done: Done) -> None:
     while True:
         await asyncio.sleep(max(await done.surely(broker.reap), 0.01))
 

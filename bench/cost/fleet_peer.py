@@ -38,11 +38,8 @@ KEYS = "keys.toml"
 CALIBRATION = 2.0
 MOST, GOAL = 1.0, 0.75
 ROLES = ("front", "gateway", "worker", "gpu", "controller", "redis")
-ASKED = {
-    "script calls": "scripts", "blocking reads": "reads", "other commands": "inside", "socket reads": "arrivals",
-    "µs in scripts": "script_us",
-}  # fmt: skip
-"""Columns of what Redis was asked to do, and fields of `Operations`."""
+ASKED = ("scripts", "reads", "inside", "arrivals", "script_us")
+"""Fields of `Operations` that are shown."""
 _PREFIX = len("01234567-000000000 ")
 """Characters that the load generator puts before each input."""
 
@@ -138,10 +135,7 @@ def _asked(contenders: Mapping[str, Contender], load: str) -> Sequence[Mapping[s
         turns = [(turn.operations, turn.requests) for turn in contender.turns[load] if turn.operations is not None]
         if turns:
             requests = sum(count for _, count in turns)
-            each = {
-                title: sum(getattr(operations, field) for operations, _ in turns) / requests
-                for title, field in ASKED.items()
-            }
+            each = {field: sum(getattr(operations, field) for operations, _ in turns) / requests for field in ASKED}
             rows.append({"server": name, **each})
     return rows
 

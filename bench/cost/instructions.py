@@ -68,7 +68,7 @@ class Watched:
     def __init__(self) -> None:
         self.port = stand.free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="headway-bench-instructions-"))
-        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self._folder}/out", "-q"]
+        command = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self._folder}/o"]
         command += ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         command += ["--save", "", "--hz", "1", "--dynamic-hz", "no"]
         self._server = Server("instructions-redis", command, lambda _: "redis")
@@ -89,10 +89,10 @@ class Watched:
 
     def counted(self) -> int:
         """Return the instructions since counting began."""
-        for file in self._folder.glob("out*"):
+        for file in self._folder.glob("o*"):
             file.unlink()
         self.control("--dump=now")
-        totals = [TOTAL.search(file.read_bytes()) for file in self._folder.glob("out*")]
+        totals = [TOTAL.search(file.read_bytes()) for file in self._folder.glob("o*")]
         return max(int(total[1]) for total in totals if total)
 
     def _answers(self) -> bool:

@@ -66,10 +66,8 @@ def main() -> int:
         cpu, p95 = _cpu(measured), statistics.median(_p95(measured))
         ratio = statistics.median(used / without for used, without in zip(cpu, _cpu(runs["off"]), strict=True))
         unanswered = sum(run.report.total.requests - run.report.total.answered for run in measured)
-        rows.append({
-            "records": name, "CPU µs per request": statistics.median(cpu), "least": min(cpu), "most": max(cpu), "to off": ratio,
-            "p95 ms": p95, "not answered": unanswered, "dropped": dropped[name],
-        })  # fmt: skip
+        costs = {"CPU µs per request": statistics.median(cpu), "least": min(cpu), "most": max(cpu), "to off": ratio}
+        rows.append({"records": name, **costs, "p95 ms": p95, "not answered": unanswered, "dropped": dropped[name]})
         findings.none(f"{name}: requests not answered", unanswered)
         if "--ledger" in kinds[name][0]:
             findings.at_most(f"{name}: CPU time per request to that without a ledger", ratio, MOST_COST)
@@ -87,7 +85,9 @@ def _p95(measured: list[Measured]) -> list[float]:
     return [run.report.total.latency_ms.p95 for run in measured]
 
 
-def _measure(kinds: Kinds, rate: float, seconds: float, rounds: int) -> tuple[dict[str, list[Measured]], dict[str, float]]:
+def _measure(
+    kinds: Kinds, rate: float, seconds: float, rounds: int
+) -> tuple[dict[str, list[Measured]], dict[str, float]]:
     """Loads of each service, and its rows or spans that were dropped."""
     runs: dict[str, list[Measured]] = {name: [] for name in kinds}
     shape = ("--workers", str(math.ceil(rate * 1.3 / 1000)), "--max-batch-size", str(MAX_BATCH), "--log-level", "error")
@@ -96,8 +96,8 @@ def _measure(kinds: Kinds, rate: float, seconds: float, rounds: int) -> tuple[di
         servers: dict[str, stand.Server] = {}
         for number, (name, (flags, collector)) in enumerate(kinds.items()):
             environment = gpu | ({"OTEL_EXPORTER_OTLP_ENDPOINT": collector} if collector else {})
-            server = stand.headway(stand.EMULATED_GPU, *shape, *flags, name=f"records-{number}", environment=environment)
-            servers[name] = stack.enter_context(server)
+            up = stand.headway(stand.EMULATED_GPU, *shape, *flags, name=f"records-{number}", environment=environment)
+            servers[name] = stack.enter_context(up)
         for server in servers.values():
             open_loop(server, rate, min(seconds, 3.0))
         for turn in range(rounds):

@@ -119,9 +119,8 @@ def _triton(case: Case) -> Iterator[tuple[Server, Loads]]:
 
 def _ways(case: Case, url: str, port: int, model: str) -> Loads:
     size = SIZES[case.datatype] * math.prod(case.row)
-    asked = {
-        "name": "x", "datatype": case.datatype, "shape": [1, *case.row], "parameters": {"binary_data_size": size}
-    }  # fmt: skip
+    tensor = {"name": "x", "datatype": case.datatype, "shape": [1, *case.row]}
+    asked = {**tensor, "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [asked], "parameters": {"binary_data_output": True}}).encode()
     field = f"Inference-Header-Content-Length: {len(head)}"
     flags = ("--infer", model, "--tensor", case.datatype, *map(str, case.row))

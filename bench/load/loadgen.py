@@ -258,9 +258,8 @@ def _show(findings: Findings, title: str, outcomes: Mapping[str, Found]) -> None
     for name, outcome in outcomes.items():
         if outcome.best is not None and not outcome.refused:
             findings.figure(f"{name}: valid queries/s", outcome.best.scheduled_rate)
-    findings.none(
-        "servers of which nothing is reported as the client was late", sum(bool(outcome.refused) for outcome in outcomes.values())
-    )
+    late = sum(bool(outcome.refused) for outcome in outcomes.values())
+    findings.none("servers of which nothing is reported as the client was late", late)
 
 
 def _row(name: str, outcome: Found) -> dict[str, object]:
@@ -299,7 +298,7 @@ def beside(findings: Findings, options: argparse.Namespace) -> None:
                 with _of(checkout, start) as urls:
                     rated.setdefault(name, []).append(judge.most(urls, load, ideal * 0.6, options.steps, findings.say))
                     calm.setdefault(name, []).append(_p95_ms(findings, urls, load))
-    rounds = {f"{name}, round {number + 1}": outcome for name, all_ in rated.items() for number, outcome in enumerate(all_)}
+    rounds = {f"{name}, round {turn}": outcome for name, all_ in rated.items() for turn, outcome in enumerate(all_, 1)}
     _show(findings, f"Most valid queries/s at P95 ≤ {load.bound_ms:g} ms", rounds)
     findings.table(
         f"P95 at {BESIDE_RATE:g}/s, ms; median of rounds",

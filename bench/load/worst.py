@@ -78,8 +78,8 @@ def _ask(text: str, *fields: str, **members: Any) -> bytes:
 
 
 def _post(body: bytes, *fields: str, path: str = "/v1/inference", method: str = "POST") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: bench", f"Content-Length: {len(body)}", f"Authorization: Bearer {KEY.decode()}"]
-    return "\r\n".join([*lines, *fields, "", ""]).encode() + body
+    lines = [f"{method} {path} HTTP/1.1", "Host: bench", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, f"Authorization: Bearer {KEY.decode()}", *fields, "", ""]).encode() + body
 
 
 def _label(number: int) -> bytes:

@@ -77,7 +77,8 @@ def report(findings: Findings, history: History) -> None:
     rows = Counter[tuple[str, str]]()
     for operation in history.operations:
         ran = {run.version for output in operation.answers if (run := runs.get(mark_of(output))) is not None}
-        for version in ran or ({operation.code or str(operation.status)} if operation.wanted and operation.status else ()):
+        refusal = operation.code or str(operation.status)
+        for version in ran or ({refusal} if operation.wanted and operation.status else ()):
             rows[operation.wanted or "any", version] += 1
     findings.table(
         "Versions",

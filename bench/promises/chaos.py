@@ -320,11 +320,11 @@ def _look(made: Fleet) -> Rest:
         health = gateway.ask("/internal/health")
         held += health["pending"]
         queued = max(queued, health["queue_depth"])
-        listed = [
-            worker for worker in gateway.ask("/internal/workers")["workers"] if worker["status"] not in ("offline", "cold")
-        ]
+        workers = gateway.ask("/internal/workers")["workers"]
+        listed = [worker for worker in workers if worker["status"] not in ("offline", "cold")]
         padding = sum((worker.get("cost") or {}).get("shape") == "padded" for worker in listed)
-        if sorted(worker["pid"] for worker in listed) != gpus or any(worker["status"] != "healthy" for worker in listed):
+        well = all(worker["status"] == "healthy" for worker in listed)
+        if not well or sorted(worker["pid"] for worker in listed) != gpus:
             wrong.append(f"{gateway.name} lists {listed}, there are {gpus}")
     kept, endless = ({}, 0) if made.store is None else (made.redis.remains(), made.redis.endless_values())
     return Rest(held, queued, kept, endless, wrong, padding)
@@ -335,7 +335,7 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
     history = crowd.history
     troubles = Counter(fault.what for fault in history.faults)
     findings.table("Trouble", [{"fault": what, "times": times} for what, times in sorted(troubles.items())])
-    outcomes = Counter((operation.kind.value, _outcome(operation.status, operation.code, operation.lost)) for operation in history.operations)
+    outcomes = Counter((operation.kind.value, _outcome(operation)) for operation in history.operations)
     findings.table(
         "Outcomes", [{"client": kind, "got": got, "times": times} for (kind, got), times in sorted(outcomes.items())]
     )
@@ -394,14 +394,14 @@ def _tell_parameters(findings: Findings, history: History) -> None:
     findings.none(f"calls with inputs of other parameters, of {calls:,} calls with {inputs.total():,} inputs", mixed)
 
 
-def _outcome(status: int, code: str, lost: str) -> str:
-    return lost or f"{status} {code.lower()}".strip()
+def _outcome(operation: Operation) -> str:
+    return operation.lost or f"{operation.status} {operation.code.lower()}".strip()
 
 
 def _late(history: History) -> list[Operation]:
     """Requests whose deadline passed, if it isn't a short one of their own."""
-    asks = [operation for operation in history.operations if operation.kind is Kind.ASK and operation.status == 504]
-    return [operation for operation in asks if (operation.returned or operation.called) - operation.called >= TIMEOUT_MS / 1000 - LAST]
+    asked = [operation for operation in history.operations if operation.kind is Kind.ASK and operation.status == 504]
+    return [late for late in asked if (late.returned or late.called) - late.called >= TIMEOUT_MS / 1000 - LAST]
 
 
 def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> None:
@@ -426,7 +426,7 @@ def _options() -> argparse.Namespace:
     add("--rate", type=float, default=RATE, help="operations a second (default %(default)g)")
     add("--keep", choices=("always", "everysec", "no"), default="always", help="when Redis syncs its append-only file")
     add("--ledger", choices=LEDGERS, default=LEDGERS[0], help="of all requests (default %(default)s)")
-    add("--sharing", type=int, default=0, help="more worker hosts with several models; with --memory, 1 for the service")
+    add("--sharing", type=int, default=0, help="more hosts, with several models; with --memory, 1 for the service")
     add("--memory", action="store_true", help="one service with its broker in memory")
     poison = "share of the inputs that make their batch raise; 0.002 goes with --rate 100, as the search takes GPU time"
     add("--poison", type=float, default=0.0, help=poison)

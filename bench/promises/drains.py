@@ -49,7 +49,8 @@ class Drains:
     async def order(self) -> None:
         """Drain something, wait until nothing runs there, and undrain it after a while."""
         level = self._rng.choices(list(LEVELS), list(LEVELS.values()))[0]
-        healthy = [worker for worker in await self._workers() if worker["status"] == "healthy" and host_of(self._made, worker)]
+        workers = [worker for worker in await self._workers() if worker["status"] == "healthy"]
+        healthy = [worker for worker in workers if host_of(self._made, worker)]
         if not healthy:
             return
         worker = self._rng.choice(healthy)["worker_id"]

@@ -159,9 +159,11 @@ def slow(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row
         load = asyncio.create_task(callers.run())
         await asyncio.sleep(2.0)
         connections = aiohttp.TCPConnector(limit=0, ssl=trust)
-        async with aiohttp.ClientSession(front.url, connector=connections, timeout=aiohttp.ClientTimeout(120)) as client:
+        patience = aiohttp.ClientTimeout(120)
+        async with aiohttp.ClientSession(front.url, connector=connections, timeout=patience) as client:
             asked = {
-                name: asyncio.gather(*(_outcome(ask(client)) for _ in range(count))) for name, (count, ask) in SLOW.items()
+                name: asyncio.gather(*(_outcome(ask(client)) for _ in range(count)))
+                for name, (count, ask) in SLOW.items()
             }
             outcomes = {name: Counter(await answers) for name, answers in asked.items()}
         callers.end_load()
@@ -384,7 +386,8 @@ def troubles(kind: str, options: argparse.Namespace, findings: Findings) -> list
             continue
         outcomes, wrong = history.outcomes, history.outcomes["wrong"]
         failed = len(history.requests) - outcomes["ok"] - wrong
-        ends = (request.ended - began for request in history.requests if request.outcome != "ok" or request.ended - request.due > LATE)
+        bad = [request for request in history.requests if request.outcome != "ok" or request.ended - request.due > LATE]
+        ends = (request.ended - began for request in bad)
         rows.append({
             "trouble": trouble.what, "behind": kind, "requests": len(history.requests), "failed": failed, "wrong": wrong,
             "recovery, s": round(max(0.0, *ends, 0.0), 1), "slowest, s": round(max(history.latencies, default=0.0), 2),

@@ -61,7 +61,8 @@ class Witness:
         operations = self._history.operations
         self._open += [operation for operation in operations[self._seen :] if operation.kind in ASKS]
         self._seen = len(operations)
-        under_way = [operation for operation in self._open if operation.returned is None and operation.lost in ("", "never sent")]
+        unanswered = [operation for operation in self._open if operation.returned is None]
+        under_way = [operation for operation in unanswered if operation.lost in ("", "never sent")]
         late = [operation for operation in under_way if not operation.lost and now - operation.called > LATE_SECONDS]
         self._open = [operation for operation in under_way if operation not in late]
         return late

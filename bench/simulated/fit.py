@@ -100,9 +100,8 @@ def draw(seed: int, number: int, recorded: Lengths) -> tuple[str, str, float, fl
     cycle, share = rng.choice((0.02, 0.05, 0.1, 0.2)), rng.choice((0.02, 0.16, 0.3, 0.5, 0.8))
     alpha, beta = cycle * share, cycle * (1.0 - share) / max_batch / statistics.fmean(lengths)
     load = rng.uniform(0.2, 0.95)
-    fleet = Scenario(
-        rate=1.0, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, weights=lengths, padded=True, first_come=True
-    )  # fmt: skip
+    service = {"workers": workers, "alpha": alpha, "beta": beta, "max_batch": max_batch}
+    fleet = Scenario(rate=1.0, **service, weights=lengths, padded=True, first_come=True)  # type: ignore[arg-type]
     padded, rate = fleet.cycle(max_batch), load * fleet.capacity
     warmup = max(WARM_UP_REQUESTS / rate, WARM_UP_CYCLES * padded)
     scenario = replace(

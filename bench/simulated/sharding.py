@@ -111,11 +111,9 @@ def deaths(findings: Findings, _: argparse.Namespace) -> None:
 
 def _scenario(hosts: int, rate: float = 0.0, **changes: object) -> Scenario:
     rate = rate or LOAD * hosts * PER_GPU
-    known: dict[str, object] = {
-        "rate": rate, "workers": hosts, "alpha": ALPHA, "max_batch": MAX_BATCH, "overhead": OVERHEAD, "warmup": SETTLED,
-        "duration": SETTLED + max(MEASURED, REQUESTS / rate), "gather": 0.002, "gateways": 4, "queue_timeout": 30.0, "timeout": 30.0,
-    }  # fmt: skip
-    return Scenario(**{**known, **changes})  # type: ignore[arg-type]
+    times = {"warmup": SETTLED, "duration": SETTLED + max(MEASURED, REQUESTS / rate), "queue_timeout": 30.0, "timeout": 30.0}
+    known = {"rate": rate, "workers": hosts, "alpha": ALPHA, "max_batch": MAX_BATCH, "overhead": OVERHEAD, **times}
+    return Scenario(**{**known, "gather": 0.002, "gateways": 4, **changes})  # type: ignore[arg-type]
 
 
 def _figures(record: Record) -> dict[str, float]:

@@ -314,9 +314,8 @@ def fleet(
     room for all but one of them.
     """
     with Redis(f"{name}-redis", keep) as server:
-        made = Fleet(
-            server, target, name, flags, gateway_flags, worker_flags, environment or {}, grpc, controller_flags, others or {}
-        )  # fmt: skip
+        by_role = (gateway_flags, worker_flags)
+        made = Fleet(server, target, name, flags, *by_role, environment or {}, grpc, controller_flags, others or {})
         try:
             named = versions or ("",)
             made.controllers += [made.start("controller") for _ in range(controllers)]

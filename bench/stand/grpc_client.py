@@ -46,7 +46,8 @@ def predict() -> Method:
 def infer(model: str, tensor: Sequence[str]) -> Method:
     """Return ModelInfer with a row of zeros of a datatype and shape; where none is given, with a text."""
     datatype, shape = (tensor[0], [1, *map(int, tensor[1:])]) if tensor else ("BYTES", [1, 1])
-    data, right = (bytes(SIZES[datatype] * math.prod(shape)), bytes(8)) if tensor else (pack([TEXT]), pack([TEXT.upper()]))
+    data = bytes(SIZES[datatype] * math.prod(shape)) if tensor else pack([TEXT])
+    right = bytes(8) if tensor else pack([TEXT.upper()])
     request = messages.message("inference.ModelInferRequest")(model_name=model, raw_input_contents=[data])
     request.inputs.add(name="x" if tensor else "text", datatype=datatype, shape=shape)
     answer = messages.message("inference.ModelInferResponse")
@@ -85,7 +86,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--calls", type=int, default=64, help="in hand at once (default %(default)d)")
     parser.add_argument("--infer", metavar="MODEL", help="call ModelInfer for this model, in place of Predict")
-    parser.add_argument("--tensor", nargs="+", default=[], metavar="DATATYPE", help="with one row of this datatype and shape")
+    parser.add_argument("--tensor", nargs="+", default=[], metavar="DATATYPE", help="with a row of this datatype and shape")
     options = parser.parse_args()
     method = infer(options.infer, options.tensor) if options.infer else predict()
     print(json.dumps(uvloop.run(load(options.address, method, options.seconds, options.calls))))

@@ -1,8 +1,8 @@
 """Clients that behave badly: they leave before their answer, tear requests apart, and send what makes a model fail.
 
-Each client has a connection, a way into the service and a request at a time; those over gRPC (`crowd_calls.py`) share a few connections. Every
-text is unique, and an answer counts only when it is the right one for that very text. Where a way takes lists, a request has several
-texts. Each text that was sent whole has one outcome:
+Each client has a connection, a way into the service and a request at a time; those over gRPC share a few connections. Every text is unique, and an
+answer counts only when it is the right one for that very text. Where a way takes lists, a request has several texts. Each text that was sent
+whole has one outcome:
 
     ok          the right answer
     an error    the code of a refusal or failure, such as rejected_by_model
@@ -15,19 +15,19 @@ texts. Each text that was sent whole has one outcome:
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
-import socket
-import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
 
-from bench.promises.crowd_calls import Caller, Calls
 from tests.promises import ways_in
+from tests.promises.calls import Answered, Stream, begin, channel
+from tests.promises.client import Connection, Door, connect
 from tests.promises.ways_in import WayIn, place_of_message
 
 PATIENCE = 15.0
@@ -40,8 +40,10 @@ ALL_WAYS = tuple(way for way in ways_in.WAYS_IN if not way.numbers)
 """Ways by which texts come back as texts."""
 WAYS = {"all": ALL_WAYS, "native": (ways_in.NATIVE,)}
 """Ways into the service, by the names of the command line."""
-
-_RESET = struct.pack("ii", 1, 0)
+CLOSING = 1.0
+"""Seconds in which gRPC closes connections after it has said that they are closed."""
+CONNECTIONS = 8
+"""gRPC connections that the clients share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Asked:
 
 
 class Crowd:
-    """A crowd of clients for one server. Build it in a running loop, and call `run` once. The ways are dealt to the clients in turn."""
+    """A crowd of clients for one server, to whom the ways are dealt in turn. Call `run` once."""
 
     def __init__(
         self,
@@ -111,42 +113,33 @@ class Crowd:
         self.counters = Tallied()
         self.manners = manners
         self.rng = random.Random(seed)
-        self.loop = asyncio.get_running_loop()
-        parts = urlsplit(url)
-        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
-        self.netloc = parts.netloc
+        place = urlsplit(url)
+        self.door = Door("crowd", place.port or 80, place.hostname or "127.0.0.1", grpc_port)
         self.nonce = f"{seed:08x}"
         self.left_to_send = 0
-        self._calls = Calls(self, grpc_port)
         self._ways = [ways[number % len(ways)] for number in range(size)]
-        self._clients: list[_Client | Caller] = []
-        self._over = asyncio.Event()
 
     async def run(self, requests: int, seconds: float) -> Tallied:
         """Send until `requests` were sent or `seconds` are over; returns when each has its outcome."""
         self.left_to_send = requests
-        stop = self.loop.call_later(seconds, self.stop)
-        sweep = self.loop.create_task(self._sweep())
+        stop = asyncio.get_running_loop().call_later(seconds, self.stop)
+        channels = [channel(self.door.grpc) for _ in range(CONNECTIONS)] if self.door.grpc else [None]
         try:
-            self._clients = [
-                _Client(self, way) if way.wire == "http" else Caller(self._calls, way) for way in self._ways
-            ]
-            for client in self._clients:
-                client.connect()
-            await self._over.wait()
+            async with asyncio.TaskGroup() as clients:
+                for number, way in enumerate(self._ways):
+                    clients.create_task(_Client(self, way, channels[number % len(channels)]).run())
         finally:
             stop.cancel()
-            sweep.cancel()
-            for client in self._clients:
-                client.close()
-            await self._calls.close()
+            if self.door.grpc:
+                await asyncio.gather(*(shared.close() for shared in channels))
+                channels.clear()
+                gc.collect()  # A connection lives as long as a call on it that nobody has let go of.
+                await asyncio.sleep(CLOSING)
         return self.counters
 
     def stop(self) -> None:
         """Send no more."""
         self.left_to_send = 0
-        if all(client.idle for client in self._clients):
-            self._over.set()
 
     def draw(self, way: WayIn) -> Asked:
         """Return texts for the next request."""
@@ -185,158 +178,120 @@ class Crowd:
         if times:
             self.counters.outcomes[outcome] += times
 
-    def rest(self, client: _Client | Caller) -> None:
-        """Note that a client has nothing more to do."""
-        client.idle = True
-        if self.left_to_send <= 0 and all(other.idle for other in self._clients):
-            self._over.set()
 
-    async def _sweep(self) -> None:
-        while True:
-            began = self.loop.time()
-            await asyncio.sleep(PATIENCE / 10)
-            now = self.loop.time()
-            if now - began > PATIENCE / 5:
-                continue  # This program was kept from running: what has come meanwhile is to be read first.
-            for client in self._clients:
-                client.lose_patience(now)
+class _Client:
+    """A client with a request at a time, over a connection of its own or, for gRPC, over a shared channel."""
 
+    def __init__(self, crowd: Crowd, way: WayIn, channel: Any) -> None:
+        self._crowd, self._way, self._channel = crowd, way, channel
+        self._connection: Connection | None = None
+        self._stream: Stream | None = None
 
-class _Client(asyncio.Protocol):
-    """One of the crowd.
+    async def run(self) -> None:
+        crowd = self._crowd
+        while crowd.left_to_send > 0:
+            await (self._ask() if self._way.wire == "http" else self._call())
+            if crowd.manners.pause > 0.0:
+                await asyncio.sleep(crowd.rng.expovariate(1.0 / crowd.manners.pause))
+        if self._stream is not None:
+            await self._stream.close()
+        if self._connection is not None:
+            self._look_for_more(self._connection)
+            self._connection.leave("close")
 
-    offline ──connect──▶ free ──send──▶ waiting ──answer──▶ free
-       ▲                                   │
-       └───────── left · cut · silent ─────┘
-    """
+    def _stay(self) -> tuple[bool, float]:
+        """Whether the client leaves before its answer, and the seconds that it waits."""
+        rng, manners = self._crowd.rng, self._crowd.manners
+        leaves = rng.random() < manners.leave
+        return leaves, max(0.001, rng.expovariate(1.0 / manners.stay)) if leaves else PATIENCE
 
-    __slots__ = ("_asked", "_buffer", "_crowd", "_leaving", "_timer", "_transport", "_waiting", "_way", "idle", "since")
+    async def _ask(self) -> None:
+        crowd, way = self._crowd, self._way
+        connection = await self._connected()
+        asked = crowd.draw(way)
+        path, fields, body = way.write(asked.texts)
+        head = [f"POST {path} HTTP/1.1", f"Host: {crowd.door.host}", *fields, f"Content-Length: {len(body)}", "", ""]
+        request = "\r\n".join(head).encode() + body
+        if crowd.rng.random() < crowd.manners.tear:
+            crowd.counters.torn += 1
+            connection.send(request[: crowd.rng.randrange(1, len(request))])
+            self._leave(connection)
+            return
+        crowd.counters.sent += len(asked.texts)
+        leaves, stay = self._stay()
+        connection.expect()
+        connection.send(request)
+        await asyncio.wait([connection.body], timeout=stay)
+        if not connection.body.done():
+            self._give_up(asked, leaves)
+            self._leave(connection)
+        elif connection.body.exception() is not None:
+            crowd.count("cut", len(asked.texts))
+        else:
+            (status, named), content = connection.head.result(), connection.body.result()
+            answer = way.read(status, named, content)
+            blamed = -1 if answer.outputs else place_of_message(content.decode())
+            crowd.judge(asked, answer.outputs, answer.code, blamed, content[:300])
 
-    def __init__(self, crowd: Crowd, way: WayIn) -> None:
-        self._crowd = crowd
-        self._way = way
-        self._asked = Asked(way, (), ())
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._waiting = self._leaving = False
-        self._buffer = b""
-        self.idle = False
-        self.since = 0.0
-
-    def connect(self) -> None:
-        """Open a connection; the next request follows."""
-        task = self._crowd.loop.create_task(self._connect())
-        task.add_done_callback(lambda done: done.exception())
-
-    async def _connect(self) -> None:
+    async def _connected(self) -> Connection:
+        """The client's connection, a new one where it can't be used again."""
+        if self._connection is not None:
+            self._look_for_more(self._connection)
+            if self._connection.fresh:
+                return self._connection
+            self._connection.leave("close")
         while True:
             try:
-                await self._crowd.loop.create_connection(lambda: self, self._crowd.host, self._crowd.port)
+                self._connection = await connect(self._crowd.door)
+                return self._connection
             except OSError:
-                await asyncio.sleep(0.05)  # out of ports or of patience: the crowd is large
-            else:
-                return
+                await asyncio.sleep(0.05)  # The crowd is large, and there may be no port.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._send()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._buffer = b""
-        if self._waiting:
-            self._waiting = False
-            self._count("left" if self._leaving else "cut")
-        self._leaving = False
-        self._go_on(self.connect)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._waiting or self._leaving:
-            if not self._leaving:
-                self._crowd.counters.unasked += 1
-                self._crowd.counters.violation(f"unasked: {data[:200]!r}")
-            return
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        lines = self._buffer[:end].decode("latin-1").lower().split("\r\n")[1:]
-        fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        length = int(fields["content-length"])
-        if len(self._buffer) < end + 4 + length:
-            return
-        status, body = int(self._buffer[9:12]), self._buffer[end + 4 : end + 4 + length]
-        extra, self._buffer = self._buffer[end + 4 + length :], b""
-        self._waiting = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        answer = self._way.read(status, fields, body)
-        blamed = -1 if answer.outputs else place_of_message(body.decode())
-        self._crowd.judge(self._asked, answer.outputs, answer.code, blamed, body[:300])
-        if extra:
+    def _look_for_more(self, connection: Connection) -> None:
+        """Note octets that came when no answer was due."""
+        if connection.unasked:
             self._crowd.counters.unasked += 1
-            self._crowd.counters.violation(f"unasked, behind an answer: {extra[:200]!r}")
-        self._go_on(self._send)
+            self._crowd.counters.violation(f"unasked: {connection.unasked[:200]!r}")
+            connection.unasked = b""
 
-    def lose_patience(self, now: float) -> None:
-        """Give up a request that was never answered."""
-        if self._waiting and not self._leaving and now - self.since > PATIENCE:
-            self._waiting = False
-            self._count("silent")
-            self._crowd.counters.violation(f"silent: {self._asked}")
-            self.close()
+    def _leave(self, connection: Connection) -> None:
+        connection.leave(self._crowd.rng.choice(("close", "reset")))
+        self._connection = None
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+    def _give_up(self, asked: Asked, leaves: bool) -> None:
+        self._crowd.count("left" if leaves else "silent", len(asked.texts))
+        if not leaves:
+            self._crowd.counters.violation(f"silent: {asked}")
 
-    def _send(self) -> None:
-        crowd, rng, manners = self._crowd, self._crowd.rng, self._crowd.manners
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return  # the server closed it; connection_lost goes on
-        if crowd.left_to_send <= 0:
-            self._crowd.rest(self)
-            return
-        self._asked = crowd.draw(self._way)
-        path, fields, body = self._way.write(self._asked.texts)
-        head = [f"POST {path} HTTP/1.1", f"Host: {crowd.netloc}", *fields, f"Content-Length: {len(body)}", "", ""]
-        request = "\r\n".join(head).encode() + body
-        if rng.random() < manners.tear:
-            crowd.counters.torn += 1
-            transport.write(request[: rng.randrange(1, len(request))])
-            self._leave()
-            return
-        crowd.counters.sent += len(self._asked.texts)
-        self._waiting = True
-        self.since = crowd.loop.time()
-        transport.write(request)
-        if rng.random() < manners.leave:
-            stay = max(0.001, rng.expovariate(1.0 / manners.stay))
-            self._timer = crowd.loop.call_later(stay, self._leave)
-
-    def _leave(self) -> None:
-        transport, self._timer = self._transport, None
-        if transport is None:
-            return
-        self._leaving = True
-        if self._crowd.rng.random() < 0.5:
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        transport.close()
-
-    def _go_on(self, step: Any) -> None:
-        """Take the next step, after a pause if that is the manner; or be done."""
-        crowd = self._crowd
-        if crowd.left_to_send <= 0:
-            self._crowd.rest(self)
-        elif crowd.manners.pause > 0.0:
-            crowd.loop.call_later(crowd.rng.expovariate(1.0 / crowd.manners.pause), step)
+    async def _call(self) -> None:
+        """Call over gRPC, or send by a stream; a client that leaves cancels its call."""
+        crowd, way = self._crowd, self._way
+        asked = crowd.draw(way)
+        sent, id = way.write(asked.texts), asked.texts[0]
+        crowd.counters.sent += len(asked.texts)
+        leaves, stay = self._stay()
+        cancel: Callable[[], object] | None = None
+        if way.wire == "stream" and not leaves:
+            if self._stream is None or self._stream.ended is not None:
+                self._stream = Stream(self._channel.stream_stream(sent.path)())
+            began: Any = self._stream.ask(sent, id)
         else:
-            step()
-
-    def _count(self, outcome: str) -> None:
-        self._crowd.count(outcome, len(self._asked.texts))
+            began, cancel = begin(way, self._channel, sent, (), id, PATIENCE + 1.0)
+        answer: asyncio.Future[Answered] = asyncio.ensure_future(began)
+        await asyncio.wait([answer], timeout=stay)
+        if not answer.done():
+            self._give_up(asked, leaves)
+            if cancel is not None:
+                crowd.counters.unsure += len(asked.texts)
+                cancel()
+                await asyncio.wait([answer])
+            return
+        result = answer.result()
+        if result.status:
+            crowd.judge(asked, result.told.outputs, result.code, result.blamed, result)
+        else:
+            crowd.count("cut", len(asked.texts))
+            crowd.counters.violation(f"cut: {asked} got {result}")
 
 
 def loop_factory() -> asyncio.AbstractEventLoop:

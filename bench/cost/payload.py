@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import sys
 import threading
@@ -25,7 +24,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from bench.stand import fleet, parts, processes, stand, triton_server
@@ -46,13 +47,19 @@ FLAGS = ("--max-body-bytes", str(BODY_LIMIT), "--max-batch-size", "8", "--log-le
 DEADLINES = ("--request-timeout-ms", "30000", "--queue-timeout-ms", "20000")
 
 
+class Request(NamedTuple):
+    path: str
+    body: bytes
+    fields: dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of a payload: its URL, a large and a small request as bytes, its processes by role, and CPU seconds so far by role."""
+    """One way of a payload: its URL, a large and a small request, its processes by role, and CPU seconds so far by role."""
 
     url: str
-    large: bytes
-    small: bytes
+    large: Request
+    small: Request
     pids: dict[int, str]
     usage: Callable[[], dict[str, float]]
 
@@ -110,14 +117,14 @@ def _measure(
 
 def _copies(way: Way) -> dict[str, float]:
     """Payloads that fit into the memory that each process took at most for one request, by role."""
-    with contextlib.closing(Client(way.url)) as client:
+    with contextlib.closing(_client(way.url)) as client:
         for _ in range(3):
-            client.ask(way.small)
+            _ask(client, way.small)
         before = {pid: _memory(pid, "VmRSS") for pid in way.pids}
         for pid in way.pids:
             Path(f"/proc/{pid}/clear_refs").write_text("5")
         for _ in range(ALONE):
-            client.ask(way.large)
+            _ask(client, way.large)
     copies: dict[str, float] = {}
     for pid, role in way.pids.items():
         count = max(0, _memory(pid, "VmHWM") - before[pid]) / SIZE
@@ -137,12 +144,12 @@ def _small_beside(
 ) -> list[float]:
     """Seconds of each small request, while something goes on beside."""
     times: list[float] = []
-    with beside(), contextlib.closing(Client(way.url)) as client:
+    with beside(), contextlib.closing(_client(way.url)) as client:
         begun = time.monotonic()
         for number in range(int(seconds / SMALL_EVERY)):
             time.sleep(max(0.0, begun + number * SMALL_EVERY - time.monotonic()))
             sent = time.monotonic()
-            client.ask(way.small)
+            _ask(client, way.small)
             times.append(time.monotonic() - sent)
             if time.monotonic() - begun > 2 * seconds:
                 break
@@ -150,14 +157,14 @@ def _small_beside(
 
 
 @contextlib.contextmanager
-def _load_beside(url: str, request: bytes, in_hand: int, done: list[int]) -> Iterator[None]:
+def _load_beside(url: str, request: Request, in_hand: int, done: list[int]) -> Iterator[None]:
     """Send requests in a closed loop, so many at a time; `done` counts them."""
     over = threading.Event()
 
     def run() -> None:
-        with contextlib.closing(Client(url)) as client:
+        with contextlib.closing(_client(url)) as client:
             while not over.is_set():
-                client.ask(request)
+                _ask(client, request)
                 done[0] += 1
 
     threads = [threading.Thread(target=run) for _ in range(in_hand)]
@@ -171,49 +178,27 @@ def _load_beside(url: str, request: bytes, in_hand: int, done: list[int]) -> Ite
             thread.join()
 
 
-class Client:
-    def __init__(self, url: str) -> None:
-        place = urlsplit(url)
-        self._socket = socket.create_connection((place.hostname or "", place.port or 80), timeout=60)
-        self._room = bytearray(1 << 20)
-
-    def ask(self, request: bytes) -> None:
-        """Send a whole request, and read the whole answer."""
-        self._socket.sendall(request)
-        head = b""
-        while b"\r\n\r\n" not in head:
-            part = self._socket.recv(1 << 16)
-            if not part:
-                raise Broken("the server hung up")
-            head += part
-        head, _, rest = head.partition(b"\r\n\r\n")
-        fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:])
-        if b" 200 " not in head.split(b"\r\n")[0] + b" ":
-            raise Broken(f"{head.decode()} {rest[:500].decode(errors='replace')}")
-        left = int(fields[b"content-length"]) - len(rest)
-        while left > 0:
-            got = self._socket.recv_into(self._room, min(left, len(self._room)))
-            if not got:
-                raise Broken("the server hung up")
-            left -= got
-
-    def close(self) -> None:
-        self._socket.close()
+def _client(url: str) -> HTTPConnection:
+    return HTTPConnection(urlsplit(url).netloc, timeout=60)
 
 
-def _post(path: str, body: bytes, *fields: str) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *fields]
-    return "\r\n".join([*head, "", ""]).encode() + body
+def _ask(client: HTTPConnection, request: Request) -> None:
+    client.request("POST", request.path, request.body, request.fields)
+    answer = client.getresponse()
+    content = answer.read()
+    if answer.status != 200:
+        raise Broken(f"{answer.status} {content[:500].decode(errors='replace')}")
 
 
-def asked(direction: str) -> tuple[str, bytes, bytes]:
+def asked(direction: str) -> tuple[str, Request, Request]:
     """Return the target, a large request and a small one."""
-    post = partial(_post, "/v1/predict?model_id=default")
-    fields = ("Content-Type: application/octet-stream",)
+    path, fields = "/v1/predict?model_id=default", {"Content-Type": "application/octet-stream"}
     if direction == "in":
-        return f"{TARGETS}:Measure", post(os.urandom(SIZE), *fields), post(os.urandom(SMALL), *fields)
-    accept = (*fields, "Accept: application/octet-stream")
-    return f"{TARGETS}:Grow", post(str(SIZE).encode(), *accept), post(str(SMALL).encode(), *accept)
+        large, small = (Request(path, os.urandom(size), fields) for size in (SIZE, SMALL))
+        return f"{TARGETS}:Measure", large, small
+    fields |= {"Accept": "application/octet-stream"}
+    large, small = (Request(path, str(size).encode(), fields) for size in (SIZE, SMALL))
+    return f"{TARGETS}:Grow", large, small
 
 
 @contextlib.contextmanager
@@ -247,20 +232,20 @@ def _triton(direction: str, workers: int) -> Iterator[Way]:
         yield Way(server.url, large, small, _pids(server), server.usage)
 
 
-def _tensor(octets: bytes) -> bytes:
+def _tensor(octets: bytes) -> Request:
     """A request with one element, in the binary form of Triton's protocol."""
     size = {"binary_data_size": 4 + len(octets)}
     tensor = {"name": "octets", "shape": [1, 1], "datatype": "BYTES", "parameters": size}
     head = json.dumps({"inputs": [tensor]}).encode()
     body = head + len(octets).to_bytes(4, "little") + octets
-    return _post("/v2/models/measure/infer", body, f"Inference-Header-Content-Length: {len(head)}")
+    return Request("/v2/models/measure/infer", body, {"Inference-Header-Content-Length": str(len(head))})
 
 
-def takes(url: str, request: bytes) -> bool:
+def takes(url: str, request: Request) -> bool:
     """Whether a gateway knows by now what its workers take."""
-    with contextlib.closing(Client(url)) as client:
+    with contextlib.closing(_client(url)) as client:
         try:
-            client.ask(request)
+            _ask(client, request)
         except Broken:
             return False
     return True

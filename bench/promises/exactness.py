@@ -30,8 +30,9 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from typing import Any
 
 from bench.promises.crowd import WAYS, Crowd, Manners, Tallied, loop_factory
@@ -39,7 +40,6 @@ from bench.stand import parts, processes, stand
 from bench.stand.findings import Findings
 from bench.stand.fleet import Redis
 from bench.stand.stand import Server
-from tests.promises.ways_in import WayIn
 
 CLIENTS = 256
 GPUS = 2
@@ -55,6 +55,8 @@ SOAK_RATE = 800.0
 SOAK = Manners(leave=0.1, tear=0.01, reject=0.0005, poison=0.0001, pause=CLIENTS / SOAK_RATE)
 SAMPLES = 100
 MORE_MB, MORE_DESCRIPTORS = 8.0, 32
+
+Chore = Callable[[], Coroutine[Any, Any, None]]
 
 
 def main() -> int:
@@ -78,8 +80,8 @@ def exactness(findings: Findings, options: argparse.Namespace) -> None:
     with flaky("exactness", options.broker, environment) as server:
         begun = time.monotonic()
         longest = options.seconds or 60 + options.requests / SLOWEST
-        load = Load(Manners(), WAYS[options.ways], options.requests, longest, KILL_EVERY)
-        counters, kills = load.run(server, options.seed)
+        crowd = partial(Crowd, server.url, CLIENTS, Manners(), options.seed, WAYS[options.ways], server.grpc_port)
+        counters, kills = run(server, crowd, options.requests, longest, KILL_EVERY, options.seed)
         seconds = time.monotonic() - begun
         counted = settled(server)
         health = server.ask("/internal/health")
@@ -104,34 +106,26 @@ def flaky(name: str, broker: str, environment: dict[str, str]) -> Iterator[Serve
         yield server
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What clients do to a server until `requests` were sent or `seconds` are over; `kill_every` is the mean of seconds between two kills."""
+def run(
+    server: Server, crowd: Callable[[], Crowd], requests: int, seconds: float, kill_every: float, seed: int, *watch: Chore
+) -> tuple[Tallied, int]:
+    """Have a crowd send until `requests` were sent or `seconds` are over, while workers are killed. Returns what became of the requests, and how many
+    workers were killed.
+    """
+    kills: list[int] = []
+    killing = partial(kill_workers, server, kill_every, random.Random(f"kills {seed}"), kills)
 
-    manners: Manners
-    ways: Sequence[WayIn]
-    requests: int
-    seconds: float
-    kill_every: float
-
-    def run(self, server: Server, seed: int, *watch: Callable[[], Coroutine[Any, Any, None]]) -> tuple[Tallied, int]:
-        """Return what became of the requests, and how many workers were killed; `watch` goes on meanwhile."""
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(self._drive(server, seed, *watch))
-
-    async def _drive(
-        self, server: Server, seed: int, *watch: Callable[[], Coroutine[Any, Any, None]]
-    ) -> tuple[Tallied, int]:
-        kills: list[int] = []
-        crowd = Crowd(server.url, CLIENTS, self.manners, seed, self.ways, server.grpc_port)
-        killing = kill_workers(server, self.kill_every, random.Random(f"kills {seed}"), kills)
-        chores = [asyncio.create_task(work) for work in (killing, *(begin() for begin in watch))]
+    async def drive() -> Tallied:
+        chores = [asyncio.create_task(chore()) for chore in (killing, *watch)]
         try:
-            return await crowd.run(self.requests, self.seconds), len(kills)
+            return await crowd().run(requests, seconds)
         finally:
             for chore in chores:
                 chore.cancel()
             await asyncio.wait(chores)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(drive()), len(kills)
 
 
 async def kill_workers(server: Server, every: float, rng: random.Random, kills: list[int]) -> None:
@@ -236,8 +230,8 @@ def soak(findings: Findings, options: argparse.Namespace) -> None:
                 samples.append(sample(server, time.monotonic() - begun))
 
         before = sample(server, 0.0)
-        load = Load(SOAK, WAYS[options.ways], sys.maxsize, seconds, options.kill_every)
-        counters, kills = load.run(server, options.seed, watch)
+        crowd = partial(Crowd, server.url, CLIENTS, SOAK, options.seed, WAYS[options.ways], server.grpc_port)
+        counters, kills = run(server, crowd, sys.maxsize, seconds, options.kill_every, options.seed, watch)
         counted = settled(server)
         time.sleep(1.0)  # the server looks for connections that have gone twice a second
         after = sample(server, seconds)

@@ -136,7 +136,7 @@ async def _run(redis: Redis, hosts: int, count: int, seconds: float) -> dict[str
             begun, used, asked = time.time(), redis.server.usage()["redis"], redis.operations()
             await let_pass(seconds)
             ended, cpu = time.time(), redis.server.usage()["redis"] - used
-            scripts = (redis.operations() - asked).scripts
+            scripts = redis.operations()["scripts"] - asked["scripts"]
             with redis.stepping() as took:
                 await let_pass(STEP_SECONDS)
             gateway.is_closed, until = True, time.monotonic() + LEFT_SECONDS

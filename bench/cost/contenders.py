@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from bench.stand import generators, stand
-from bench.stand.fleet import Fleet, Operations
+from bench.stand.fleet import Fleet
 from bench.stand.generators import Measured, Wrk
 from bench.stand.processes import Process
 from bench.stand.stand import Broken, Server
@@ -31,7 +32,7 @@ WARM_UP = 2.0
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One load on one server. `cpu_us` is for each answered request, by role; `batch` is the mean number of entries in a batch; latencies of wrk are
-    of its closed loop; `operations` is what Redis was asked to do, None where there is none.
+    of its closed loop; `operations` is what Redis was asked to do, if there is one.
     """
 
     cpu_us: Mapping[str, float]
@@ -41,7 +42,7 @@ class Turn:
     p99_ms: float
     requests: int
     unanswered: int
-    operations: Operations | None
+    operations: Mapping[str, float]
     report: Wrk | Measured
 
     @property
@@ -76,32 +77,37 @@ class Contender:
     def fill(self, load: str, server: Server | Fleet, seconds: float) -> None:
         """Take a turn at the brim, after a warm-up; raise Broken if a request fails."""
         self.wrk(server, WARM_UP)
-        before, used, asked = self._batches(server), server.usage(), _operations(server)
-        done = self.wrk(server, seconds)
-        spent = generators.spent(used, server.usage())
-        if done.errors:
-            raise Broken(f"{done.errors} of {done.requests} requests at the brim failed")
-        cpu_us = {role: seconds_used / done.requests * 1e6 for role, seconds_used in spent.items()}
-        batch = _mean_batch(before, self._batches(server))
-        since = _since(asked, server)
-        self._keep(load, Turn(cpu_us, done.rate, batch, done.p95_ms, done.p99_ms, done.requests, 0, since, done))
+        turn = self._take(load, server, lambda: self.wrk(server, seconds))
+        if turn.unanswered:
+            raise Broken(f"{turn.unanswered} of {turn.requests} requests at the brim failed")
 
     def ask(self, load: str, server: Server | Fleet, rate: float, seconds: float, *, all_answered: bool = True) -> None:
         """Take a turn at a rate, after a warm-up; raise Broken if a request gets no right answer, unless `all_answered` is false."""
-        generators.open_loop(server, rate, WARM_UP, *self.flags, path=self.route)
-        before, asked = self._batches(server), _operations(server)
-        measured = generators.open_loop(server, rate, seconds, *self.flags, path=self.route)
-        total = measured.report.total
-        if measured.failures and all_answered:
-            raise Broken(f"not every request at {rate:g}/s was answered: {total.outcomes}")
-        latency, batch = total.latency_ms, _mean_batch(before, self._batches(server))
-        self._keep(
-            load,
-            Turn(
-                measured.cpu_us, total.answered_rate, batch, latency.p95, latency.p99, total.answered, measured.failures,
-                _since(asked, server), measured,
-            ),
-        )  # fmt: skip
+        send = partial(generators.open_loop, server, rate)
+        send(WARM_UP, *self.flags, path=self.route)
+        turn = self._take(load, server, lambda: send(seconds, *self.flags, path=self.route))
+        if turn.unanswered and all_answered:
+            raise Broken(f"{turn.unanswered} requests at {rate:g}/s got no right answer")
+
+    def _take(self, load: str, server: Server | Fleet, send: Callable[[], Wrk | Measured]) -> Turn:
+        before, asked, used = self._batches(server), _operations(server), server.usage()
+        sent = send()
+        spent = generators.spent(used, server.usage())
+        entries, batches = (late - early for late, early in zip(self._batches(server), before, strict=True))
+        operations = {what: count - asked[what] for what, count in _operations(server).items()}
+        if isinstance(sent, Wrk):
+            rate, p95, p99, answered, failed = sent.rate, sent.p95_ms, sent.p99_ms, sent.requests, sent.errors
+        else:
+            total, latency = sent.report.total, sent.report.total.latency_ms
+            rate, p95, p99 = total.answered_rate, latency.p95, latency.p99
+            answered, failed = total.answered, sent.failures
+        cpu_us = {role: seconds / max(1, answered) * 1e6 for role, seconds in spent.items()}
+        turn = Turn(cpu_us, rate, entries / max(1.0, batches), p95, p99, answered, failed, operations, sent)
+        self.turns.setdefault(load, []).append(turn)
+        return turn
+
+    def _batches(self, server: Server | Fleet) -> tuple[float, float]:
+        return server.total(self.batches[0]), server.total(self.batches[1])
 
     def row(self, name: str, load: str, roles: tuple[str, ...], peer: float) -> dict[str, object]:
         """Return a row of a table; `peer` is the cost that the ratio refers to."""
@@ -121,25 +127,8 @@ class Contender:
             "p99 ms": self.mean(load, lambda turn: turn.p99_ms),
         }
 
-    def _keep(self, load: str, turn: Turn) -> None:
-        self.turns.setdefault(load, []).append(turn)
-
-    def _batches(self, server: Server | Fleet) -> tuple[float, float]:
-        entries, batches = self.batches
-        return server.total(entries), server.total(batches)
-
-
-def _mean_batch(before: tuple[float, float], after: tuple[float, float]) -> float:
-    return (after[0] - before[0]) / max(1.0, after[1] - before[1])
-
-
-def _operations(server: Server | Fleet) -> Operations | None:
-    return server.redis.operations() if isinstance(server, Fleet) else None
-
-
-def _since(before: Operations | None, server: Server | Fleet) -> Operations | None:
-    after = _operations(server)
-    return after - before if after is not None and before is not None else None
+def _operations(server: Server | Fleet) -> dict[str, float]:
+    return server.redis.operations() if isinstance(server, Fleet) else {}
 
 
 @contextmanager

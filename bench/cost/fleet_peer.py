@@ -38,8 +38,6 @@ KEYS = "keys.toml"
 CALIBRATION = 2.0
 MOST, GOAL = 1.0, 0.75
 ROLES = ("front", "gateway", "worker", "gpu", "controller", "redis")
-ASKED = ("scripts", "reads", "inside", "arrivals", "script_us")
-"""Fields of `Operations` that are shown."""
 _PREFIX = len("01234567-000000000 ")
 """Characters that the load generator puts before each input."""
 
@@ -132,10 +130,10 @@ def _report(findings: Findings, title: str, load: str, contenders: Mapping[str, 
 def _asked(contenders: Mapping[str, Contender], load: str) -> Sequence[Mapping[str, object]]:
     rows = []
     for name, contender in contenders.items():
-        turns = [(turn.operations, turn.requests) for turn in contender.turns[load] if turn.operations is not None]
-        if turns:
-            requests = sum(count for _, count in turns)
-            each = {field: sum(getattr(operations, field) for operations, _ in turns) / requests for field in ASKED}
+        turns = contender.turns[load]
+        requests = sum(turn.requests for turn in turns)
+        each = {what: sum(turn.operations[what] for turn in turns) / requests for what in turns[0].operations}
+        if each:
             rows.append({"server": name, **each})
     return rows
 

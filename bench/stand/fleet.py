@@ -10,6 +10,7 @@ import contextlib
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -41,36 +42,6 @@ KINDS = {
     b"ut": "bulk",
 }
 """Keys of a queue that are empty when it is idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operations:
-    """What Redis was asked to do. Subtract two for what came in between.
-
-    Attributes:
-        scripts: calls of scripts and functions.
-        reads: blocking reads that returned.
-        inside: other commands, nearly all of which run inside scripts.
-        arrivals: reads from sockets, each of which may bring several commands.
-        script_us: microseconds inside scripts by Redis's clock.
-    """
-
-    scripts: int
-    reads: int
-    inside: int
-    arrivals: int
-    script_us: float
-    by_command: Mapping[str, int]
-
-    def __sub__(self, before: Operations) -> Operations:
-        return Operations(
-            self.scripts - before.scripts,
-            self.reads - before.reads,
-            self.inside - before.inside,
-            self.arrivals - before.arrivals,
-            self.script_us - before.script_us,
-            {name: more for name, calls in self.by_command.items() if (more := calls - before.by_command.get(name, 0))},
-        )
 
 
 class Redis:
@@ -126,17 +97,22 @@ class Redis:
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url, socket_timeout=5.0, socket_connect_timeout=5.0, decode_responses=False)
 
-    def operations(self) -> Operations:
-        """Return what it was asked to do since it started."""
+    def operations(self) -> dict[str, float]:
+        """Return what it was asked to do since it started.
+
+        `scripts` are calls of scripts and functions, `reads` blocking reads that returned, `inside` other commands, nearly all of which run inside
+        scripts, `arrivals` reads from sockets, each of which may bring several commands, and `script_us` microseconds inside scripts by its clock.
+        """
         with self.client() as client:
             stats: dict[str, Any] = client.info("commandstats")
             arrivals = int(client.info("stats")["total_reads_processed"])
-        calls = {name.removeprefix("cmdstat_").partition("|")[0]: 0 for name in stats}
+        calls = Counter[str]()
         for name, stat in stats.items():
             calls[name.removeprefix("cmdstat_").partition("|")[0]] += int(stat["calls"])
-        scripts, reads = (sum(calls.get(name, 0) for name in names) for names in (SCRIPTS, READS))
+        scripts, reads = (sum(calls[name] for name in names) for names in (SCRIPTS, READS))
         script_us = sum(float(stats[f"cmdstat_{name}"]["usec"]) for name in SCRIPTS if f"cmdstat_{name}" in stats)
-        return Operations(scripts, reads, sum(calls.values()) - scripts - reads, arrivals, script_us, calls)
+        inside = calls.total() - scripts - reads
+        return {"scripts": scripts, "reads": reads, "inside": inside, "arrivals": arrivals, "script_us": script_us}
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[dict[str, list[int]]]:

@@ -18,7 +18,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,10 +94,10 @@ class Trouble:
         self._faults, self._processes = faults, processes
         self._every = every
         self._rng = random.Random(f"trouble {seed}")
-        self._drains, self._drain_in_peace = Drains(made, faults, self._rng), True
+        self._drains, self._ledger = Drains(made, faults, self._rng), ledger
+        self._once = {"redis": self._trouble_redis, "ledger": self._trouble_ledger, "drain": self._drains.order}
+        self._busy = set[str]()
         self._loop = asyncio.get_running_loop()
-        self._redis_in_peace = made.store is not None
-        self._ledger, self._ledger_in_peace = ledger, ledger is not None
         self._running: set[asyncio.Task[None]] = set()
         self._failed: list[BaseException | None] = []
         self._children: list[Process] = []
@@ -141,27 +141,18 @@ class Trouble:
     def _begin(self) -> None:
         """Begin one trouble, if there is one to be had."""
         role = self._rng.choices(list(self._weights), list(self._weights.values()))[0]
-        what: Callable[[], Coroutine[Any, Any, None]]
-        if role == "redis":
-            if not self._redis_in_peace:
-                return
-            what = self._rng.choice((self._kill_redis, self._pause_redis))
-        elif role == "ledger":
-            if not self._ledger_in_peace:
-                return
-            what = self._trouble_ledger
-        elif role == "drain":
-            if not self._drain_in_peace:
-                return
-            what = self._drain
-        else:
-            unit = self._pick(self._host if role == "gpu" else role)
-            if unit is None:
-                return
+        if role in self._once:
+            if role not in self._busy:
+                self._keep(self._alone(role))
+        elif unit := self._pick(self._host if role == "gpu" else role):
             doings = (self._kill_gpu, self._pause_gpu) if role == "gpu" else (self._kill, self._end, self._pause)
-            doing = self._rng.choice(doings)
-            what = lambda: doing(unit)  # noqa: E731
-        self._keep(what())
+            self._keep(self._rng.choice(doings)(unit))
+
+    async def _alone(self, role: str) -> None:
+        """Make trouble of which there is one at a time."""
+        self._busy.add(role)
+        await self._once[role]()
+        self._busy.remove(role)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Keep a trouble that is under way; one that fails fails all of it."""
@@ -226,42 +217,31 @@ class Trouble:
     def _one_of(self, pids: Sequence[int]) -> Sequence[int]:
         return self._rng.sample(pids, min(len(pids), 1))
 
-    async def _drain(self) -> None:
-        self._drain_in_peace = False
-        await self._drains.order()
-        self._drain_in_peace = True
-
-    async def _kill_redis(self) -> None:
-        self._redis_in_peace = False
-        redis = self._fleet.redis
-        with self._noted(f"redis killed, {KEPT[redis.keep]}", None):
-            redis.server.kill()
-            await asyncio.sleep(self._rng.uniform(*REDIS_AWAY))
-            await asyncio.to_thread(redis.start)
-        self._redis_in_peace = True
-
-    async def _pause_redis(self) -> None:
-        self._redis_in_peace = False
-        pid = self._fleet.redis.server.pid
-        with self._noted("redis paused", None):
-            os.kill(pid, signal.SIGSTOP)
+    async def _trouble_redis(self) -> None:
+        redis, killed = self._fleet.redis, self._rng.random() < 0.5
+        pid = redis.server.pid
+        with self._noted(f"redis killed, {KEPT[redis.keep]}" if killed else "redis paused", None):
+            if killed:
+                redis.server.kill()
+            else:
+                os.kill(pid, signal.SIGSTOP)
             try:
                 await asyncio.sleep(self._rng.uniform(*REDIS_AWAY))
             finally:
-                os.kill(pid, signal.SIGCONT)
-        self._redis_in_peace = True
+                if killed:
+                    await asyncio.to_thread(redis.start)
+                else:
+                    os.kill(pid, signal.SIGCONT)
 
     async def _trouble_ledger(self) -> None:
         server, killed = self._ledger, self._rng.random() < 0.5
         assert server is not None
-        self._ledger_in_peace = False
         with self._noted("ledger killed" if killed else "ledger paused", None, "ledger"):
             await asyncio.to_thread(server.kill if killed else server.pause)
             try:
                 await asyncio.sleep(self._rng.uniform(*LEDGER_AWAY))
             finally:
                 await (self._start_ledger(server) if killed else asyncio.to_thread(server.resume))
-        self._ledger_in_peace = True
 
     async def _start_ledger(self, server: PostgresServer) -> None:
         """Start it, which may fail while what was killed is still on its way out."""

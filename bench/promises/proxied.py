@@ -40,12 +40,13 @@ import aiohttp
 
 from bench.promises.callers import Callers, GrpcCallers, History
 from bench.promises.crowd import loop_factory
-from bench.stand import fleet, stand
+from bench.stand import fleet, proxies, stand
 from bench.stand.findings import Findings
 from bench.stand.fleet import Fleet
-from bench.stand.proxies import KINDS, Behind, Proxy
+from bench.stand.proxies import KINDS, Behind
 from bench.stand.stand import Broken, Server
 from tests.clients.environments import client_command
+from tests.servers.balancers import Balancer
 from tests.servers.cluster import ClusterSetup
 from tests.servers.ports import LOOPBACK, Port
 from tests.servers.redis import RedisServer
@@ -100,7 +101,7 @@ def rolling(kind: str, options: argparse.Namespace, findings: Findings) -> list[
     """Restart all that serves, under load, for `options.seconds`."""
     restarts: Counter[str] = Counter()
 
-    async def work(scene: Scene, front: Proxy) -> dict[str, History]:
+    async def work(scene: Scene, front: Balancer) -> dict[str, History]:
         loop = asyncio.get_running_loop()
         authority = front.certificates.trusted.read_bytes()
         loads: dict[str, Callers | GrpcCallers] = {
@@ -136,7 +137,7 @@ def rolling(kind: str, options: argparse.Namespace, findings: Findings) -> list[
     return rows
 
 
-def _http_2(front: Proxy) -> subprocess.Popen[str]:
+def _http_2(front: Balancer) -> subprocess.Popen[str]:
     """Clients over HTTP/2, which end with their input."""
     arguments = (front.url, str(front.certificates.trusted), f"{RATES['http/2']:g}")
     command, environ = client_command("deploy", "http2_program.py", *arguments)
@@ -153,7 +154,7 @@ def _http_2(front: Proxy) -> subprocess.Popen[str]:
 def slow(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row]:
     """Slow clients, long requests and long polls beside a load."""
 
-    async def work(front: Proxy) -> dict[str, Counter[str]]:
+    async def work(front: Balancer) -> dict[str, Counter[str]]:
         trust = front.certificates.context("http/1.1")
         callers = Callers(front.url, 100.0, 0, trust)
         load = asyncio.create_task(callers.run())
@@ -404,7 +405,7 @@ def troubles(kind: str, options: argparse.Namespace, findings: Findings) -> list
 def _befallen(trouble: Trouble, kind: str) -> tuple[History, float]:
     """What clients saw of a trouble, and when it began."""
 
-    async def work(scene: Scene, front: Proxy) -> tuple[History, float]:
+    async def work(scene: Scene, front: Balancer) -> tuple[History, float]:
         await asyncio.sleep(2.0)  # The balancer notices.
         callers = Callers(front.url, 100.0, 0, front.certificates.context("http/1.1"))
         load = asyncio.create_task(callers.run())
@@ -531,14 +532,17 @@ def _scene(
     controllers: int = 1,
     flags: Sequence[str] = (),
     store: Store | None = None,
-) -> tuple[Scene, Proxy]:
+) -> tuple[Scene, Balancer]:
     """A fleet that is ready, and the proxy in front of it."""
     if store is None:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="headway-bench-")))
         store = stack.enter_context(RedisServer("redis", folder, durable=True))
     counts = {"controller": controllers, "worker": workers, "gateway": 2}
+    if not proxies.program(kind):
+        raise Broken(f"{kind} is not installed: {'make clients' if kind == 'envoy' else f'apt-get install {kind}'}")
     scene = stack.enter_context(Scene(store, counts, flags, gateways, worker_flags))
-    return scene, stack.enter_context(Proxy(kind, scene.ports))
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix=f"headway-{kind}-")))
+    return scene, stack.enter_context(Balancer(kind, folder, scene.ports, proxies.Certificates(folder)))
 
 
 def _row(kind: str, over: str, history: History) -> Row:

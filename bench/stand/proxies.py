@@ -8,13 +8,11 @@ import re
 import shutil
 import socket
 import ssl
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from bench.stand import programs, stand
-from bench.stand.stand import Broken, Server
 from tests.authority import Authority
 from tests.clients import environments
 
@@ -112,31 +110,6 @@ def command(
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-class Proxy:
-    """A proxy in front of two gateways, to be used as a context manager."""
-
-    def __init__(self, kind: str, gateways: Sequence[Behind]) -> None:
-        if not program(kind):
-            how = "make clients" if kind == "envoy" else f"On Debian and Ubuntu: apt-get install {kind}"
-            raise Broken(f"{kind} is not installed. {how}")
-        self._kind = kind
-        self.port = stand.free_port()
-        self._folder = tempfile.TemporaryDirectory(prefix=f"headway-{kind}-")
-        self.url = f"https://127.0.0.1:{self.port}"
-        folder = Path(self._folder.name)
-        self.certificates = Certificates(folder)
-        self._command = command(kind, folder, self.port, gateways, self.certificates)
-
-    def __enter__(self) -> Self:
-        self._server = Server(f"drills-{self._kind}", self._command, lambda _: self._kind)
-        self._server.wait_for(lambda: listens(self.port))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop()
-        self._folder.cleanup()
 
 
 def _at(line: str, address: str, gateway: Behind) -> str:

@@ -217,7 +217,8 @@ async def _beat_on(broker: RedisBroker, worker: str, done: Done) -> None:
 
 async def _reap_on(broker: RedisBroker, done: Done) -> None:
     while True:
-        await asyncio.sleep(max(await done.surely(broker.reap), 0.01))
+        pause = await done.surely(broker.reap)
+        await asyncio.sleep(max(pause, 0.01))
 
 
 class _Gateway:

@@ -127,6 +127,7 @@ class Contender:
             "p99 ms": self.mean(load, lambda turn: turn.p99_ms),
         }
 
+
 def _operations(server: Server | Fleet) -> dict[str, float]:
     return server.redis.operations() if isinstance(server, Fleet) else {}
 

@@ -86,7 +86,8 @@ def report(findings: Findings, history: History) -> None:
     )
     sources = Counter(telling.source for telling in history.tellings)
     findings.say(
-        f"{len(history.weighings)} weighings; versions told by " + ", ".join(f"{who}: {n:,}" for who, n in sources.items())
+        f"{len(history.weighings)} weighings; versions told by "
+        + ", ".join(f"{who}: {n:,}" for who, n in sources.items())
     )
 
 

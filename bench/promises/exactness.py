@@ -107,7 +107,13 @@ def flaky(name: str, broker: str, environment: dict[str, str]) -> Iterator[Serve
 
 
 def run(
-    server: Server, crowd: Callable[[], Crowd], requests: int, seconds: float, kill_every: float, seed: int, *watch: Chore
+    server: Server,
+    crowd: Callable[[], Crowd],
+    requests: int,
+    seconds: float,
+    kill_every: float,
+    seed: int,
+    *watch: Chore,
 ) -> tuple[Tallied, int]:
     """Have a crowd send until `requests` were sent or `seconds` are over, while workers are killed. Returns what became of the requests, and how many
     workers were killed.

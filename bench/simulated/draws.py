@@ -33,6 +33,7 @@ class Drawn:
     load: float
     traffic: str = ""
 
+
 def full_seconds(scenario: Scenario) -> float:
     """Return the seconds of a full batch on a GPU that isn't slow."""
     return scenario.alpha + scenario.beta * scenario.max_batch

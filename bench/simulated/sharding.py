@@ -111,7 +111,12 @@ def deaths(findings: Findings, _: argparse.Namespace) -> None:
 
 def _scenario(hosts: int, rate: float = 0.0, **changes: object) -> Scenario:
     rate = rate or LOAD * hosts * PER_GPU
-    times = {"warmup": SETTLED, "duration": SETTLED + max(MEASURED, REQUESTS / rate), "queue_timeout": 30.0, "timeout": 30.0}
+    times = {
+        "warmup": SETTLED,
+        "duration": SETTLED + max(MEASURED, REQUESTS / rate),
+        "queue_timeout": 30.0,
+        "timeout": 30.0,
+    }
     known = {"rate": rate, "workers": hosts, "alpha": ALPHA, "max_batch": MAX_BATCH, "overhead": OVERHEAD, **times}
     return Scenario(**{**known, "gather": 0.002, "gateways": 4, **changes})  # type: ignore[arg-type]
 

@@ -96,6 +96,7 @@ class Findings:
         self.say(f"Written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
         return 0 if all(check["passed"] for check in self._checks) else 1
 
+
 def machine() -> dict[str, object]:
     """Return what the figures of a run depend on."""
     return {

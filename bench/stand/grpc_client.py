@@ -1,8 +1,8 @@
 """gRPC calls to one method in a closed loop, in a process of its own. Prints as JSON how many were answered, and how many failed.
 
-    python bench/stand/grpc_client.py ADDRESS --seconds 5 --calls 64          headway.v1.Inference/Predict
-    python bench/stand/grpc_client.py ADDRESS --infer MODEL                   ModelInfer of the Open Inference Protocol, one text a call
-    python bench/stand/grpc_client.py ADDRESS --infer MODEL --tensor FP32 4   ModelInfer with one row of zeros
+python bench/stand/grpc_client.py ADDRESS --seconds 5 --calls 64          headway.v1.Inference/Predict
+python bench/stand/grpc_client.py ADDRESS --infer MODEL                   ModelInfer of the Open Inference Protocol, one text a call
+python bench/stand/grpc_client.py ADDRESS --infer MODEL --tensor FP32 4   ModelInfer with one row of zeros
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--calls", type=int, default=64, help="in hand at once (default %(default)d)")
     parser.add_argument("--infer", metavar="MODEL", help="call ModelInfer for this model, in place of Predict")
-    parser.add_argument("--tensor", nargs="+", default=[], metavar="DATATYPE", help="with a row of this datatype and shape")
+    parser.add_argument(
+        "--tensor", nargs="+", default=[], metavar="DATATYPE", help="with a row of this datatype and shape"
+    )
     options = parser.parse_args()
     method = infer(options.infer, options.tensor) if options.infer else predict()
     print(json.dumps(uvloop.run(load(options.address, method, options.seconds, options.calls))))

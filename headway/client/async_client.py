@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class AsyncClient(AnyClient):
     """Client of a Headway service for asyncio, with the arguments and methods of `Client`. Use it in one event loop only.
 
-        async with headway.AsyncClient("http://127.0.0.1:8000") as client:
-            print((await client.infer("hello")).output)
+    async with headway.AsyncClient("http://127.0.0.1:8000") as client:
+        print((await client.infer("hello")).output)
     """
 
     def _begin(self) -> None:

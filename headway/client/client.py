@@ -108,16 +108,18 @@ class Client(AnyClient):
         timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: bool = False,
         outputs: Sequence[str] | None = None,
     ) -> list[Result] | list[Result | ClientError]:  # fmt: skip
-        """Run the model on several inputs, one request each, and return the results in their order. See `infer` for `model`,
-        `parameters` and `outputs`.
+        """Run the model on several inputs, one request each, and return the results in their order.
 
         Arguments:
             inputs: an iterable of inputs. Each row of an array is an input, and its output is one row, without the row axis.
+            model: None for the service's only or default model.
+            parameters: a JSON object for each input.
             timeout: seconds for each input from its first attempt; None for the client's. If a refusal says when to come back, as
                 a rate limit does, the client waits within that time, and doesn't count it towards `retries`.
             concurrency: most requests at once.
             return_errors: True to return the error of a failed input in its place. Otherwise the first error ends the call once
                 the requests in flight are done, and no others are sent.
+            outputs: names of the output arrays to return; None for all.
 
         Raises:
             ClientError: an input failed and `return_errors` is False. It is the first error in the order of the inputs, and its
@@ -158,11 +160,14 @@ class Client(AnyClient):
         *,
         idempotency_key: str | None = None,
     ) -> Task:
-        """Submit an input as a task, and return as soon as it is queued. See `infer` for the other arguments, but arrays cannot be
-        submitted.
+        """Submit an input as a task, and return as soon as it is queued.
 
         Arguments:
+            input: a string, or any JSON value that the target takes.
+            model: None for the service's only or default model.
+            parameters: a JSON object for this input.
             timeout: seconds that the task may take in total; None for as many as the service allows.
+            idempotency_key: your own key, for requests that another process may send again.
 
         Raises:
             ClientError: the task was not accepted.

@@ -137,4 +137,6 @@ def _have_left(workers: Sequence[WorkerInfo]) -> bool:
 
     The next worker may claim by another version, so requests that name a version mustn't join the shared queue.
     """
-    return any(worker.version for worker in workers) and all(worker.status is WorkerStatus.OFFLINE for worker in workers)
+    return any(worker.version for worker in workers) and all(
+        worker.status is WorkerStatus.OFFLINE for worker in workers
+    )

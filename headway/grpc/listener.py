@@ -1,10 +1,10 @@
 """Listener of the gRPC port, and the order in which it closes.
 
-    bind     reserve the address; clients are still refused
-    open     accept connections, and inspect them from time to time
-    retire   health says NOT_SERVING; every client is told to open another connection; new connections are still accepted
-    drain    stop listening, retire, and wait until no connection is left
-    close    cut the remaining connections
+bind     reserve the address; clients are still refused
+open     accept connections, and inspect them from time to time
+retire   health says NOT_SERVING; every client is told to open another connection; new connections are still accepted
+drain    stop listening, retire, and wait until no connection is left
+close    cut the remaining connections
 """
 
 from __future__ import annotations

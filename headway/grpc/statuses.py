@@ -1,9 +1,9 @@
 """Statuses of calls: each error as gRPC's clients read it, and whether a retry makes sense.
 
-    grpc-retry-pushback-ms     milliseconds after which a client may retry by itself; negative if it must not
-    x-headway-error            code of the error, which says more than the status
-    x-headway-dropped-reason   why a request was refused
-    x-request-id               the request's id
+grpc-retry-pushback-ms     milliseconds after which a client may retry by itself; negative if it must not
+x-headway-error            code of the error, which says more than the status
+x-headway-dropped-reason   why a request was refused
+x-request-id               the request's id
 """
 
 from __future__ import annotations

@@ -104,9 +104,7 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
             raise NoOutputs(f"{len(outputs)} tensors, expected one")
         if not 0 < len(outputs) <= MOST_TENSORS:
             raise NoOutputs(f"{len(outputs)} tensors, expected 1 to {MOST_TENSORS}")
-        heads = [
-            TensorHead(tensor.name, tensor.datatype, tuple(tensor.shape[: MOST_AXES + 1])) for tensor in outputs
-        ]
+        heads = [TensorHead(tensor.name, tensor.datatype, tuple(tensor.shape[: MOST_AXES + 1])) for tensor in outputs]
         places = self.check_outputs(heads, expected, rows)
         if raw and len(raw) != len(outputs):
             raise NoOutputs(

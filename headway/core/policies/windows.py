@@ -32,9 +32,9 @@ class Window:
 class Table:
     """`table`: three fixed pairs of batch size and window, chosen by load. It is a baseline, and predictable.
 
-        below 50 % busy and fewer than 10 waiting   16 / 30 ms
-        above 85 % busy or more than 100 waiting    64 / 100 ms
-        otherwise                                   32 / 50 ms"""
+    below 50 % busy and fewer than 10 waiting   16 / 30 ms
+    above 85 % busy or more than 100 waiting    64 / 100 ms
+    otherwise                                   32 / 50 ms"""
 
     def rule(self, load: Load) -> Rule:
         """Return the rule of the row that fits the load. Sizes are limited by the largest batch."""

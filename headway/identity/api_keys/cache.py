@@ -90,7 +90,12 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     which keys expire."""
 
     def __init__(
-        self, store: KeyStore, settings: Settings, counters: StoreCounts, clock: Callable[[], float], wall: Callable[[], float]
+        self,
+        store: KeyStore,
+        settings: Settings,
+        counters: StoreCounts,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
         self._store, self._settings, self._counters, self._clock, self._wall = store, settings, counters, clock, wall
         self._table = KeyTable()

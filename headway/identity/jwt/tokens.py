@@ -84,6 +84,7 @@ class Tokens:
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._again = again
         self._supervisor: Supervisor | None = None
+
     def __len__(self) -> int:
         return len(self._known)
 

@@ -65,6 +65,7 @@ from headway.runtime.availability import Availability
 from headway.runtime.counters import WorkerCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import until_tick
+from headway.runtime.race import end
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
@@ -91,6 +92,8 @@ LEAST_TIME_LEFT = 1.0
 
 Some entries of the batch may have more time than the first to give up.
 """
+HELD_BACK = 0.1
+"""Seconds for which a slot that claims ahead keeps its next batch while the outcome of the last isn't taken."""
 LEASE_TRIES = 3
 """Number of renewals that must fit into a lease; each may take this part of the lease's length."""
 
@@ -169,6 +172,8 @@ class Batcher:
         started: called after each start of a backend with its seconds, or with the text of the error.
         traces: recorder of the spans of batches, if any.
         read_report: reads the report on the model again before each start of a backend; None if it can't change.
+        claims_ahead: True if it claims its next batch while the outcome of the last is on its way to the broker, because each call takes
+            time. It runs that batch once the outcome was taken.
 
     Attributes:
         starting: state of the starts of its backend.
@@ -196,8 +201,11 @@ class Batcher:
         started: Callable[[float | str], None] = lambda outcome: None,
         traces: BatchTraces | None = None,
         read_report: Callable[[], Awaitable[ModelReport]] | None = None,
+        claims_ahead: bool = False,
     ) -> None:
         self.slot = slot
+        self._claims_ahead = claims_ahead
+        self._handing_in: asyncio.Future[None] | None = None
         self._read_report, self._report = read_report, slot.runs
         self._max_weight = slot.max_weight
         self._started = started
@@ -364,7 +372,9 @@ class Batcher:
         try:
             while not self._winding_down and not gone.done() and not self._retire:
                 await (self._rest_held() if self.held else self._serve_one(backend, gone))
+            await self._handed_in()
         finally:
+            await end(self._handing_in)
             gone.cancel()
             if not self._winding_down:
                 await self._swap()
@@ -381,10 +391,14 @@ class Batcher:
         if self._status is WorkerStatus.DEGRADED:
             await self._become(WorkerStatus.HEALTHY)
         lease = await self._claimed()
+        late = lease is not None and self._handing_in is not None and not await self._in_time(self._handing_in)
+        if not late:
+            await self._handed_in()
         if lease is None:
             return
         rests = self._breaker.state(self._clock()) is State.OPEN
-        if self._winding_down or self.held or self._retire or rests or gone.done():  # This changed during the call.
+        # All of these may have changed during the call.
+        if self._winding_down or self.held or self._retire or late or rests or gone.done():
             await self._tell(lease, lambda: self._broker.release(lease), self._clock())
         else:
             await self._run(backend, lease)
@@ -467,11 +481,37 @@ class Batcher:
             failure = BatchFailure(Cause.RAISED, repr(exc), self.slot.worker, "the worker broke")
             await self._failed(lease, failure, since, broken=True)
         else:
+            usual = self._status is WorkerStatus.HEALTHY and self._breaker.state(self._clock()) is State.CLOSED
+            if self._claims_ahead and usual and not (self.held or self._winding_down or self._retire):
+                self._handing_in = asyncio.ensure_future(self._hand_in(lease, items, since))
+                await asyncio.sleep(0)  # The outcome is sent before the claim.
+                return
             await self._succeeded(lease, items, since)
         finally:
-            self._counters.departures.arrived(self.slot.worker, self._clock() - since, GIVEN_BACK)
-            self._keeper.lease = self._running_since = None
-            self._stirred_at = self._clock()
+            if self._handing_in is None:
+                self._note_end(since)
+
+    async def _hand_in(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
+        try:
+            await self._succeeded(lease, items, since)
+        finally:
+            self._note_end(since)
+
+    async def _in_time(self, handing_in: asyncio.Future[None]) -> bool:
+        """Return True once a batch is handed in; False if that takes so long that another slot should run the next batch."""
+        return bool((await asyncio.wait({handing_in}, timeout=HELD_BACK))[0])
+
+    async def _handed_in(self) -> None:
+        """Wait until the last batch is handed in, if the slot claims ahead of that."""
+        handing_in, self._handing_in = self._handing_in, None
+        if handing_in is not None:
+            await handing_in
+
+    def _note_end(self, since: float) -> None:
+        """Note that a batch that began at instant `since` is over and handed in."""
+        self._counters.departures.arrived(self.slot.worker, self._clock() - since, GIVEN_BACK)
+        self._keeper.lease = self._running_since = None
+        self._stirred_at = self._clock()
 
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         seconds, outages = self._clock() - since, self._availability.outages

@@ -16,7 +16,7 @@ from tests.targets.together import calls_in
 
 TARGET = "tests.targets.together:Together"
 FLAGS = ("--cache", "--collapse", "--max-batch-size", "8")
-SENDERS, EACH = 12, 25
+SENDERS, EACH = 12, 12
 GIVEN: Sequence[dict[str, Any]] = (
     {"temperature": 0}, {"temperature": 0.0, "seed": 5}, {"temperature": 0.7}, {"temperature": 1}, {"seed": 5}, {},
 )  # fmt: skip

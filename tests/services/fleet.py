@@ -199,7 +199,15 @@ class Fleet:
         slot, timeout = Slot(name, model, self.settings.max_batch_size), self.settings.gpu_timeout_ms / 1000
         policy = policies.build(self.settings.policy, None)
         return make_batcher(
-            slot, lambda: backend, broker, self.counters.worker, self.clock, policy, gpu_timeout=timeout, rng=self._rng
+            slot,
+            lambda: backend,
+            broker,
+            self.counters.worker,
+            self.clock,
+            policy,
+            gpu_timeout=timeout,
+            rng=self._rng,
+            claims_ahead=isinstance(broker, Connection),
         )
 
     async def _reap_on(self) -> None:

@@ -14,6 +14,7 @@ from headway.brokers.memory.broker import LEASE_SECONDS
 from headway.core.policies.paced import Paced
 from headway.errors import BatchRaised
 from headway.model import Entry, Lease, WorkerStatus
+from headway.worker.batcher import HELD_BACK
 from tests.services.calls import once
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
@@ -261,3 +262,44 @@ async def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is
         await asyncio.sleep(10)
         assert await fleet.answered(asked) == ["ok"]
         assert other.batches == [["x"]]
+
+
+async def test_the_next_batch_is_claimed_with_the_outcome_of_the_last_and_runs_once_that_was_taken(
+    clock: Clock,
+) -> None:
+    async with Fleet(clock, FakeBackend(0.1), max_batch=1) as fleet:
+        fleet.server.script = once("complete", "stall")
+        first, second = fleet.ask("x"), fleet.ask("y")
+        await asyncio.sleep(0.15)
+        [told] = [at for at, _, _ in fleet.server.named("complete")]
+        assert told in [at for at, _, _ in fleet.server.named("claim")], "one round trip for both"
+        assert (fleet.runs("y"), fleet.batchers[0].figures.batches) == (0, 0)
+        await fleet.server.become("fine")
+        assert await fleet.answered(first, second) == ["ok", "ok"]
+        assert second.answered_at == pytest.approx(told + 0.15, abs=0.01)
+        assert (fleet.runs("x"), fleet.runs("y")) == (1, 1)
+
+
+async def test_a_batch_claimed_ahead_goes_back_at_once_if_the_outcome_of_the_last_is_not_taken(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1), max_batch=1) as fleet:
+        fleet.server.script = once("complete", "stall")
+        first, second = fleet.ask("x"), fleet.ask("y")
+        await asyncio.sleep(0.1 + HELD_BACK + 0.05)
+        [(_, _, (lease, failure))] = fleet.server.named("release")
+        assert (lease.entries[0].input, failure) == ("y", None)
+        assert await fleet.answered(first, second) == ["ok", "ok"]
+        assert [fleet.runs(text) for text in "xy"] == [1, 1]
+        assert second.reply.attempts == 1, "nothing is charged"
+
+
+async def test_a_slot_that_ends_while_an_outcome_is_on_its_way_waits_for_it(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1), max_batch=1) as fleet:
+        fleet.server.script = once("complete", "stall")
+        first = fleet.ask("x")
+        await asyncio.sleep(0.15)
+        fleet.batchers[0].wind_down()
+        await asyncio.sleep(0.05)
+        assert not fleet.serving[0].done()
+        await fleet.server.become("fine")
+        await asyncio.gather(*fleet.serving)
+        assert await fleet.answered(first) == ["ok"]

@@ -131,7 +131,7 @@ class Crowd:
         finally:
             stop.cancel()
             if self.door.grpc:
-                await asyncio.gather(*(shared.close() for shared in channels))
+                await asyncio.gather(*(shared.close() for shared in channels if shared is not None))
                 channels.clear()
                 gc.collect()  # A connection lives as long as a call on it that nobody has let go of.
                 await asyncio.sleep(CLOSING)

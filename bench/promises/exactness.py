@@ -122,7 +122,8 @@ def run(
     killing = partial(kill_workers, server, kill_every, random.Random(f"kills {seed}"), kills)
 
     async def drive() -> Tallied:
-        chores = [asyncio.create_task(chore()) for chore in (killing, *watch)]
+        all_chores: list[Chore] = [killing, *watch]
+        chores = [asyncio.create_task(chore()) for chore in all_chores]
         try:
             return await crowd().run(requests, seconds)
         finally:

@@ -303,7 +303,7 @@ class Pair:
             assert there["bulk_credit"] == pytest.approx(bulk.credit)
             held = copy.deepcopy(self.queue).bulk_held(self.now())
             assert look.bulk is not None
-            assert look.bulk[:3] == (bulk.depth, bulk.delayed, bulk.busy)
+            assert (look.bulk.waiting, look.bulk.delayed, look.bulk.busy) == (bulk.depth, bulk.delayed, bulk.busy)
             assert look.bulk.held == pytest.approx(held)
         assert [waited for _, waited in look.tiers] == pytest.approx([waited for _, waited in depths])
         assert (await self.there.contender("m")).waits == (self.queue.depth > 0)

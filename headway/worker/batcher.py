@@ -400,6 +400,7 @@ class Batcher:
         # All of these may have changed during the call.
         if self._winding_down or self.held or self._retire or late or rests or gone.done():
             await self._tell(lease, lambda: self._broker.release(lease), self._clock())
+            await self._handed_in()
         else:
             await self._run(backend, lease)
 

@@ -284,7 +284,7 @@ async def test_a_batch_claimed_ahead_goes_back_at_once_if_the_outcome_of_the_las
     async with Fleet(clock, FakeBackend(0.1), max_batch=1) as fleet:
         fleet.server.script = once("complete", "stall")
         first, second = fleet.ask("x"), fleet.ask("y")
-        await asyncio.sleep(0.1 + HELD_BACK + 0.05)
+        await asyncio.sleep(0.1 + HELD_BACK + CALL_TIMEOUT / 2)
         [(_, _, (lease, failure))] = fleet.server.named("release")
         assert (lease.entries[0].input, failure) == ("y", None)
         assert await fleet.answered(first, second) == ["ok", "ok"]

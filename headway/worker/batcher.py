@@ -391,9 +391,11 @@ class Batcher:
         if self._status is WorkerStatus.DEGRADED:
             await self._become(WorkerStatus.HEALTHY)
         lease = await self._claimed()
-        late = lease is not None and self._handing_in is not None and not await self._in_time(self._handing_in)
-        if not late:
-            await self._handed_in()
+        late = False
+        if self._handing_in is not None:
+            late = lease is not None and not await self._in_time(self._handing_in)
+            if not late:
+                await self._handed_in()
         if lease is None:
             return
         rests = self._breaker.state(self._clock()) is State.OPEN

@@ -175,7 +175,7 @@ def hasty(broker: RedisBroker) -> Iterator[None]:
     """Calls that are made here take no longer than TIMEOUT: for as long as a server is silent on purpose."""
     link = broker._connection
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(link, "_timeout", TIMEOUT)
+        patched.setattr(link, "timeout", TIMEOUT)
         for client in (link._calls, link._claims, link._reads):
             if isinstance(client, Cluster):
                 patched.setattr(client, "_call_timeout", TIMEOUT / 4)

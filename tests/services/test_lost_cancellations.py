@@ -37,6 +37,7 @@ from headway.http.server.listener import Listener
 from headway.model import Slot
 from headway.runtime.race import end, end_all, race
 from headway.runtime.supervisor import Supervisor
+from headway.worker.batcher import Batcher
 from headway.worker.helping import Claims
 from headway.worker.shared_gpus import SharedGpus
 from headway.worker.starting import start_all
@@ -141,6 +142,13 @@ async def a_wait_for_work() -> None:
     await cancelled(broker.wait_for_work(SLOT, None))
 
 
+async def a_batch_on_its_way() -> None:
+    backend = SimpleNamespace(gone=lambda: asyncio.get_running_loop().create_future())
+    batcher = bare(Batcher, _clock=monotonic, _fresh=None, held=False, _winding_down=False, _retire=False)
+    batcher._handing_in, batcher._serve_one, batcher._swap = task(), forever, nothing
+    await cancelled(batcher._serve_until_gone(backend))
+
+
 CASES: dict[str, Callable[[], Awaitable[object]]] = {
     "app/signals.py: _Hangups.end": lambda: bare(_Hangups, _task=task()).end(),
     "brokers/reap_timer.py: ReapTimer.close": lambda: bare(ReapTimer, _task=task(), _timer=None).close(),
@@ -173,6 +181,7 @@ CASES: dict[str, Callable[[], Awaitable[object]]] = {
     "runtime/race.py: end_all": lambda: (task(), end_all())[1],
     "runtime/race.py: race": lambda: race(forever(), nothing()),
     "runtime/supervisor.py: Supervisor.stop": a_supervisor,
+    "worker/batcher.py: Batcher._serve_until_gone": a_batch_on_its_way,
     "worker/helping.py: Claims.wait": lambda: cancelled(
         Claims(SLOT, bare(RedisBroker, wait_for_work=forever), bare(object)).wait(None)
     ),

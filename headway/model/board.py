@@ -63,7 +63,7 @@ class SlotChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
-    """Decision of the autoscaler, made `ago` seconds before its notice.
+    """Decision of the autoscaler.
 
     Attributes:
         before, desired: wanted number of workers before and after the decision.
@@ -172,7 +172,7 @@ class HistoryRow(msgspec.Struct):
 
 
 class News(msgspec.Struct, frozen=True):
-    """News of the board for one reader, oldest first. `cursor` names the last notice, from which to read on.
+    """News of the board for one reader.
 
     Attributes:
         notices: notices, oldest first.

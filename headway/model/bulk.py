@@ -11,7 +11,7 @@ from headway.model.value import Value
 
 
 class BulkLine(msgspec.Struct, frozen=True, gc=False):
-    """One line of a bulk job on its way to a GPU, or if it has several inputs, its input number `part`, counted from 0.
+    """One line of a bulk job on its way to a GPU, or one input of a line with several.
 
     Attributes:
         job: id of the job, `batch_…`.

@@ -114,7 +114,7 @@ class EndKind(enum.Enum):
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that is gone, or a worker's process that was replaced. Its `pid` is 0 if unknown.
+    """A process that is gone, or a worker's process that was replaced.
 
     Attributes:
         id: id of the process or worker.
@@ -224,7 +224,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's order that a worker or a whole process, by its `name`, claim nothing more until the process ends."""
+    """An operator's order that the worker or process with id `name` claim nothing more until the process ends."""
 
     name: str
     process: str

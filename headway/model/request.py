@@ -16,7 +16,7 @@ RANDOM = 2
 
 
 class TraceContext(msgspec.Struct, frozen=True, gc=False):
-    """A span of a trace, which its child spans name as their parent. The ids have 16 and 8 bytes.
+    """A span of a trace, which its child spans name as their parent.
 
     Attributes:
         trace_id: 16 bytes.
@@ -81,7 +81,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
-    """Request for the output of one input, as ports hand it to the gateway. `parameters` is the text of a JSON object, or empty.
+    """Request for the output of one input, as ports hand it to the gateway.
 
     Attributes:
         id: UUIDv7 text, unique within the tenant while the request is pending.

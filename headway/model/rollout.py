@@ -17,8 +17,8 @@ class RolloutState(enum.Enum):
 
 
 class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Finished requests of one version. The `failed` ones got an error after admission. `latencies` has the answered requests
-    by bucket of `headway.core.rollout.bucket_of`."""
+    """Finished requests of one version. Failed requests got an error after admission. `latencies` counts answered requests by
+    bucket of `headway.core.rollout.bucket_of`."""
 
     answered: int = 0
     failed: int = 0

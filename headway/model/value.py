@@ -27,7 +27,7 @@ class Tensors(Octets, frozen=True, array_like=True, gc=False):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Specification of one input or output of a model, with a datatype of the Open Inference Protocol, for example `FP32`.
+    """Specification of one input or output of a model.
 
     Attributes:
         datatype: datatype of the Open Inference Protocol, for example `FP32`.

@@ -26,9 +26,7 @@ class RefusalCode(enum.IntEnum):
     UNDIGESTED = 11  # The stored-apart input may be a known culprit, so its digest is needed.
     MOVED = 12  # Another queue of the model knows the request. The ending of its prefix replaces the wait.
     APART = 13  # The quarantine of the entry's caller is too long.
-    TOO_MANY = (
-        14  # The entry comes with more others than can be answered in time. The possible number replaces the wait.
-    )
+    TOO_MANY = 14  # More entries come together than can be answered in time. The possible number replaces the wait.
     TOO_MANY_APART = 15  # The same in the quarantine of the entry's caller.
     OVER = 16  # The entry's first rate limit is exceeded. Its further limits have the codes above.
 

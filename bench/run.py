@@ -9,8 +9,6 @@ Each is a program of its own with its own arguments (--help). Their tables appea
 one of them missed a bound, else 0. Run them on a machine with nothing else to do.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

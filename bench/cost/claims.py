@@ -10,8 +10,6 @@ core of servers. A host has one slot, which sleeps for its batch time, so claims
 Spacing is the coefficient of variation of the intervals between departures: 0 is even, 1 is random. With shards it is that within a shard.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

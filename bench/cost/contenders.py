@@ -1,7 +1,5 @@
 """Servers that are measured side by side, in turns: to the brim of their core by wrk, and by open loops."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping

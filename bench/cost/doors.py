@@ -9,8 +9,6 @@ Triton's too, so all doors fill their batches however fast their clients are. Th
 all processes beside it. Ratios are within a round, bounds are on the medians, and every other round goes backwards.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

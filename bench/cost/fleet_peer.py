@@ -13,8 +13,6 @@ The servers take turns, and each round starts fresh ones, all processes of one o
 meet in a batch at 1,000/s. So that rate is measured with batches of 20 ms, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

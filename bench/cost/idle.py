@@ -11,8 +11,6 @@ its slow log.
 before and after the others, because the machine isn't the same all the time. It leaves bench/out/viewers.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

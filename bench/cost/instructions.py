@@ -9,8 +9,6 @@ of a change to the functions shows without a quiet hour. The instructions of a P
 valgrind and redis-server have to be installed. On Debian and Ubuntu: apt-get install valgrind redis-server
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -23,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Self
 
 import redis
 
@@ -73,7 +72,7 @@ class Watched:
         command += ["--save", "", "--hz", "1", "--dynamic-hz", "no"]
         self._server = Server("instructions-redis", command, lambda _: "redis")
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> Self:
         self._server.wait_for(self._answers)
         return self
 

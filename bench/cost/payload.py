@@ -11,8 +11,6 @@ took before, in multiples of the payload. Small requests come 20 times a second,
 ones. Any load makes them wait for the next departure, so large ones cost them the difference of the last two.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -16,8 +16,6 @@ The servers take turns, and each round starts fresh ones. CPU time is that of al
 Each part leaves its own file: peer, peer_rates, growth, waiting.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

@@ -8,8 +8,6 @@ Headway's own process is counted, the writer of SQLite included, but not the ser
 load generators. What becomes of a ledger while its database is away, chaos.py asks; of other collectors in trouble, tests/telemetry.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

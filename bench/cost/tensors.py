@@ -9,8 +9,6 @@ Inference Protocol over HTTP, with wrk, and by gRPC. A batch leaves when it has 
 both fill theirs. Each round begins with the other server. Bounds are on the median of the rounds' ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -8,8 +8,6 @@ of. Lives are short (see bench/stand/hurried.py). After each wave of versions, w
 in Valkey, blocking reads and commands a second must be what they were after the first.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

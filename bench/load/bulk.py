@@ -13,8 +13,6 @@ idle        nothing but a job: how full the batches are, and how long the GPUs r
 GPUs are made of sleep; load is open-loop, Poisson. The job is sent before the load begins, but by the neighbour.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import statistics

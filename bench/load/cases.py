@@ -18,8 +18,6 @@ bench/stand/lone.py). Each server is warmed up first, because it learns batch ti
 seeds in a round, and their figures are means over the rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """Frames of HTTP/2 as a hostile client writes them, without any state or check."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headway.grpc.header_blocks import block_of

@@ -18,8 +18,6 @@ beside    The padded box of this commit and of the checkout `--against`, in one 
           highest rate at P95 ≤ 250 ms. Left out without `--against`, which has the others show that checkout, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import math

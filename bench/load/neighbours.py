@@ -13,8 +13,6 @@ of low priority, so that the service is under attack and not the load generator.
 queue or on memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -18,8 +18,6 @@ GPUs are made of sleep; everything is on loopback. Enterprise is the tier of req
 may only lower a tier. `promise` leaves bench/out/overload.json, each other part a file of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """What a tenant does at its worst, by the resource that it takes: over HTTP, and with frames of its own over gRPC."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

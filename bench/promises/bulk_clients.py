@@ -4,8 +4,6 @@ Their texts have `bulk` in them, and no client of a crowd sends such texts. Noth
 without an answer is found in the end, and judged too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -10,8 +10,6 @@ Load is open-loop. Each request is a text of its own and has one outcome:
     unreachable    no connection was taken
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -4,8 +4,6 @@ The rules of the autoscaler want one worker more whenever a request waits as the
 down for as long as there is load, and ends at the least.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -28,8 +28,6 @@ of a completed one has its own answer or error. With --fitted no call has inputs
 registry of every gateway names the GPU processes there are.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Evidence of the service itself of a history, once all is answered: ledger, counts, dead letters, keys, logs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

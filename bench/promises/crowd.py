@@ -12,8 +12,6 @@ whole has one outcome:
     silent      no answer within PATIENCE
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

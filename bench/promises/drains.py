@@ -4,8 +4,6 @@ The service refuses a drain that would leave a model without a healthy worker. T
 meanwhile for want of workers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

@@ -17,8 +17,6 @@ medians of the second and of the last fifth of the time must be alike, and descr
 It leaves bench/out/soak.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -10,8 +10,6 @@ Troubles overlap. At least one gateway and one worker host, mostly one of each v
 Redis, the ledger's database and a service with its broker in memory have one trouble at a time. What is drained meets trouble like all others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

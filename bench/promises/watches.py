@@ -7,8 +7,6 @@ Stalls of Redis that nobody has staged are noted, because on a busy machine its 
 as healthy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Services and loads drawn at random. Each follows from a seed and a number alone, so that any of them can be run again by itself."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass

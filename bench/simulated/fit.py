@@ -10,8 +10,6 @@ first served. A ratio is a figure of latency with fit over that of first come, o
 bound, the mean over more seeds counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import os

@@ -13,8 +13,6 @@ their answers per second over that of `paced`. So above 1 is worse. Where chance
 over more seeds counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

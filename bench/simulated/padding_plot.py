@@ -5,8 +5,6 @@
 Two simulated GPUs run batches of at most 32 inputs. A mean batch without padding takes 50 ms, of which α is 8.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

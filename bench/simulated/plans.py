@@ -7,8 +7,6 @@ Services, rates and a P95 are drawn at random, and each gets a plan. It holds wh
 one GPU less doesn't, or comes within the doubt that the plan had of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

@@ -19,8 +19,6 @@ played twice, and the first time is the warm-up. There a batch takes 100 ms and 
 its next batch.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

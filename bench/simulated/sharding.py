@@ -16,8 +16,6 @@ thousand 1,000 GPUs at 100,000 requests/s beside 10 at 1,000. Latency must lie b
 100 ms a batch of at most 100; 1.5 ms between a GPU's answer and its next batch; four gateways, each of which makes a call at most every 2 ms.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

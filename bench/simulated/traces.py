@@ -4,8 +4,6 @@ The Azure LLM inference traces of 2023, from the folder `data` of the repository
 "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024). They are not part of this repository.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bench.stand.findings import Findings

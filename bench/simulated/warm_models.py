@@ -19,8 +19,6 @@ longer than on GPUs that hold all 20; where there is a place for each model, no 
 in the last quarter of all.
 """
 
-from __future__ import annotations
-
 import argparse
 import bisect
 import math

@@ -3,8 +3,6 @@
 python bench/stand/encode_all.py FILE     a JSON array of texts
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import time

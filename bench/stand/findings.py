@@ -1,7 +1,5 @@
 """Figures of a benchmark, and checks of them against bounds: shown as tables, kept as JSON."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

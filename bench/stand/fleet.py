@@ -4,8 +4,6 @@ Or one service with its broker in memory, in the same shape. All share the core 
 with another malloc gives other figures.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

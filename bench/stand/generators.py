@@ -1,7 +1,5 @@
 """Load generators, each in a process of its own on the core of load generators."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 python bench/stand/grpc_bare.py PORT
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any

@@ -5,8 +5,6 @@ python bench/stand/grpc_client.py ADDRESS --infer MODEL                   ModelI
 python bench/stand/grpc_client.py ADDRESS --infer MODEL --tensor FP32 4   ModelInfer with one row of zeros
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

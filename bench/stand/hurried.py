@@ -4,8 +4,6 @@
 one Redis must, or their functions there differ.
 """
 
-from __future__ import annotations
-
 from headway.brokers.redis import function_library
 from headway.core import departure_board
 

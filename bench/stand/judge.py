@@ -1,7 +1,5 @@
 """An independent judge: MLPerf LoadGen says whether a server keeps a bound on latency at a rate."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import platform

@@ -5,8 +5,6 @@
 The variables are those of mosec_server.py and peer_models.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from typing import Any

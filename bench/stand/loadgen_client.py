@@ -7,8 +7,6 @@ LoadGen says when a query is due, counts its latency from that instant, and judg
 the request was written, and until an answer that was there was read.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import re

@@ -4,8 +4,6 @@ A blocking client asks Headway and a socket that answers anything, in turns. Bot
 Headway adds, its GPU process included. An open-loop generator is no use here, because it wakes as late as what is to be measured.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 import sys

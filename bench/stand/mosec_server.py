@@ -6,8 +6,6 @@ BENCH_MAX_BATCH, BENCH_MAX_WAIT_MS and BENCH_WORKERS shape it. BENCH_MSGSPEC put
 peer_models.py.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

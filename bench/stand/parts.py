@@ -1,7 +1,5 @@
 """Run programs in parts, each of which leaves a file of results of its own."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping
 

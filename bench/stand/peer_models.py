@@ -4,8 +4,6 @@ BENCH_TARGET is MODULE:NAME of a function or class, such as `bench.stand.targets
 batch.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import time

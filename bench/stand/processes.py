@@ -1,7 +1,5 @@
 """CPU time, memory and file descriptors of processes, from /proc, so on Linux only."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator

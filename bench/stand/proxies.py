@@ -2,8 +2,6 @@
 whether clients have to show certificates.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

@@ -4,8 +4,6 @@ A server and all that it starts share the first core that this process may use. 
 or no taskset, nothing is pinned, and the results say so. Everything listens on 127.0.0.1, on ports that the system chooses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

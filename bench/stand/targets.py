@@ -1,7 +1,5 @@
 """What the benchmarks serve."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -4,8 +4,6 @@ Only the server of that wheel is used, its libraries and the backend. It serves 
 inputs in a batch, with a queue delay of 2 ms unless another is given. All else is as it comes.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

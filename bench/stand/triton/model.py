@@ -1,7 +1,5 @@
 """Functions that Triton serves beside Headway, at once or after EMULATED_MS of sleep, one for each model of triton_server.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

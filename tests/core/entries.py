@@ -1,7 +1,5 @@
 """Entries for queues and brokers."""
 
-from __future__ import annotations
-
 from headway.model import Entry
 
 

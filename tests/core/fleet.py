@@ -1,7 +1,5 @@
 """A few GPUs over one queue, in steps of a millisecond: enough of a simulator to see what comes of the rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 

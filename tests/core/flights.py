@@ -1,7 +1,5 @@
 """Entries that share an outcome, as tests of it make, lead and answer them."""
 
-from __future__ import annotations
-
 from collections.abc import Sized
 
 from headway import errors
@@ -20,7 +18,6 @@ def make(id: str, *dedup_keys: DedupKey, tenant: str = "t", timeout: float = 60.
 
 
 def left_over(sharing: Dedup) -> dict[str, object]:
-    """Memory of the flights."""
     state = vars(sharing)
     return {name: value for name, value in state.items() if (value if isinstance(value, Sized | int) else 0)}
 

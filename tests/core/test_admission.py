@@ -1,9 +1,8 @@
-"""Admission: no entry that cannot be served in time, the lowest tier refused first, an idle system open to all."""
-
-from __future__ import annotations
+"""Admission: no entry that cannot be served in time, the lowest tier first, of whatever shapes."""
 
 import math
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,11 +10,13 @@ from hypothesis import strategies as st
 
 from headway.core import policies
 from headway.core.admission import MARGIN_SHARE, MIN_MARGIN, AdmissionLimits, Refused
+from headway.core.batch import Departure
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
 from tests.core.fleet import drive
+from tests.core.test_queue import AT_ONCE
 
 DEPTHS = st.lists(st.integers(0, 5000), min_size=3, max_size=3)
 RATES = st.lists(st.floats(0.0, 5000.0), min_size=3, max_size=3)
@@ -37,9 +38,7 @@ def judge(gate: AdmissionLimits, depths: list[int], asked: Entry, tier: int | No
 
 
 @given(GATES, DEPTHS, ENTRIES)
-def test_whoever_gets_in_is_served_in_time_by_the_gates_own_figures(
-    gate: AdmissionLimits, depths: list[int], asked: Entry
-) -> None:
+def test_whoever_gets_in_is_in_time_by_its_figures(gate: AdmissionLimits, depths: list[int], asked: Entry) -> None:
     ahead = sum(depths[: asked.tier + 1])
     if judge(gate, depths, asked) is None and ahead > 0:
         waits = ahead / gate.drains[asked.tier]
@@ -55,9 +54,7 @@ def test_the_lowest_tier_is_refused_first(gate: AdmissionLimits, depths: list[in
 
 
 @given(GATES, DEPTHS, ENTRIES)
-def test_a_refusal_says_when_and_whether_it_is_because_of_the_tier(
-    gate: AdmissionLimits, depths: list[int], asked: Entry
-) -> None:
+def test_a_refusal_says_when_and_names_the_tier(gate: AdmissionLimits, depths: list[int], asked: Entry) -> None:
     verdict = judge(gate, depths, asked)
     if verdict is not None:
         assert 0.0 < verdict.wait < 1e9
@@ -170,9 +167,7 @@ class TestInAQueue:
         trickle = [(number * 0.2, entry(f"early-{number}", timeout=0.5)) for number in range(1, 20)]
         start = [(0.0, entry(f"first-{number}", timeout=0.5)) for number in range(3)]
         rush = [(5.0 + number / 500, entry(f"rush-{number}", timeout=0.5)) for number in range(1000)]
-        seen = drive(
-            queue, policies.build("paced", None), start + trickle + rush, 2, lambda size: next(runs, 0.1), until=8.0
-        )
+        seen = drive(queue, policies.build("paced", None), start + trickle + rush, 2, lambda _: next(runs, 0.1), 8.0)
         assert sum(asked.id.startswith("rush") for _, _, asked in seen.answered) >= 900
 
     def test_after_the_last_worker_left_the_door_goes_by_what_was_there(self) -> None:
@@ -225,3 +220,77 @@ class TestInAQueue:
             assert not seen.expired
         assert refused[None] == 0
         assert refused[100, 500] > 100
+
+
+SECONDS = 0.1
+BATCH = 32
+IN_TIME = round(2.0 / SECONDS)
+
+
+def make() -> ModelQueue:
+    queue = ModelQueue(QueueLimits(3, BATCH).counting_rows())
+    queue.set_slots(1)
+    for at in range(8):
+        queue.offer(entry(f"first {at}"), at * 1.0)
+        departure = queue.depart("gpu-0", BATCH, AT_ONCE, at * 1.0)
+        assert isinstance(departure, Departure)
+        queue.finish(departure, at + SECONDS)
+    return queue
+
+
+def admitted(queue: ModelQueue, shapes: list[int], tenant: str = "t", now: float = 10.0) -> int:
+    offered = [queue.offer(entry(f"{tenant} {at}", tenant=tenant, shape=shape), now) for at, shape in enumerate(shapes)]
+    return sum(not isinstance(one, Refused) for one in offered)
+
+
+def test_entries_of_unlike_shapes_are_let_in_as_batches_of_one() -> None:
+    assert IN_TIME - 2 <= admitted(make(), list(range(1, 200))) <= IN_TIME + 1
+
+
+@pytest.mark.parametrize("shapes", [1, 2])
+def test_entries_that_ride_together_are_let_in_as_before(shapes: int) -> None:
+    assert admitted(make(), [1 + at % shapes for at in range(500)]) == 500
+
+
+def test_a_refused_one_is_told_the_seconds_until_it_would_be_let_in() -> None:
+    queue = make()
+    admitted(queue, list(range(1, 200)))
+    refused = queue.offer(entry("late", tenant="t", shape=500), 10.0)
+    assert isinstance(refused, Refused)
+    assert 0.0 < refused.wait < 2 * SECONDS
+
+
+def test_a_common_shape_and_a_new_tenant_are_let_in_beside_others() -> None:
+    queue = make()
+    admitted(queue, list(range(1, 200)), "hostile")
+    assert admitted(queue, [999] * 64, "calm") == 64
+    queue = make()
+    for tenant in range(100):
+        assert admitted(queue, [1, 1, 1], f"t{tenant}") == 3
+    assert admitted(queue, [2, 3], "new") == 2
+
+
+def test_many_tenants_of_one_shape_each_are_let_in_as_batches_of_one() -> None:
+    queue = make()
+    found = Counter(admitted(queue, [1 + tenant], f"t{tenant}") for tenant in range(200))
+    assert IN_TIME - 2 <= found[1] <= IN_TIME + 1
+
+
+@pytest.mark.parametrize("calm", [0, 2])
+def test_under_a_flood_what_is_let_in_is_answered_in_time(calm: int) -> None:
+    """A flood of one tenant alone, or beside another's requests of one shape, none of which is refused or late."""
+    queue, now, shape = make(), 10.0, 10
+    late = Counter[str]()
+    for turn in range(200):
+        for _ in range(8):
+            shape += 1
+            queue.offer(entry(f"flood {shape}", tenant="hostile", shape=shape), now)
+        assert admitted(queue, [1] * calm, "calm", now) == calm, turn
+        late.update(member.entry.tenant for member in queue.expire(now))
+        departure = queue.depart("gpu-0", BATCH, AT_ONCE, now)
+        assert isinstance(departure, Departure)
+        late.update(member.entry.tenant for member in departure.late)
+        now += SECONDS
+        queue.finish(departure, now)
+    assert late["calm"] == 0
+    assert late["hostile"] == 0 or calm

@@ -1,7 +1,5 @@
 """Places in an arena: they lie within it, apart from each other, and none that is wrong passes for one."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -18,9 +16,7 @@ def taken(allocator: Allocator, lengths: list[int]) -> list[Place]:
 
 
 @given(SIZES, LENGTHS, LENGTHS)
-def test_inputs_and_outputs_of_a_batch_lie_apart_within_the_arena(
-    size: int, inputs: list[int], outputs: list[int]
-) -> None:
+def test_inputs_and_outputs_lie_apart_within_the_arena(size: int, inputs: list[int], outputs: list[int]) -> None:
     host = Allocator(size, 7)
     first = taken(host, inputs)
     worker = Allocator(size, 7, host.used)
@@ -80,7 +76,6 @@ def test_a_place_counts_once() -> None:
 
 
 def test_a_place_travels_as_three_numbers() -> None:
-    packed = msgspec.msgpack.encode(Place(1, 2, 3))
-    assert packed == b"\x93\x01\x02\x03"
+    assert msgspec.msgpack.encode(Place(1, 2, 3)) == b"\x93\x01\x02\x03"
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode([1, 2.5, 3]), type=Place)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -24,11 +22,8 @@ def test_positional_and_named_arguments_are_read() -> None:
     assert named == {"size": 3, "deep": {"x": [1.5, (None, True)]}, "less": -1, "of": {1, 2}}
 
 
-def test_an_empty_text_holds_no_arguments() -> None:
+def test_an_empty_text_holds_no_arguments_and_a_comment_does_not_hide_the_end() -> None:
     assert read(" ") == ([], {})
-
-
-def test_a_comment_does_not_hide_the_end() -> None:
     assert read("n=1 # all") == ([], {"n": 1})
 
 

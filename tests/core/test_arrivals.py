@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -11,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.arrivals import poisson, replay, uniform
+from headway.core.arrivals import instants, poisson, replay, uniform
 from headway.errors import SettingError
 
 RATES = st.floats(0.01, 1e5)
@@ -38,14 +36,11 @@ def test_poisson_has_the_rate_and_the_spread_asked_for(rate: float) -> None:
     assert variation(instants) == pytest.approx(1.0, abs=0.03)
 
 
-def test_poisson_counts_per_window_spread_as_much_as_they_count() -> None:
+def test_poisson_counts_per_window_spread_as_much_as_they_count_and_differ_by_seed() -> None:
     counts = [0] * 1000
     for instant in takewhile(lambda t: t < 1000, poisson(20.0, random.Random(3))):
         counts[int(instant)] += 1
     assert pstdev(counts) ** 2 == pytest.approx(20.0, rel=0.15)
-
-
-def test_poisson_arrivals_differ_by_seed() -> None:
     assert next(poisson(1.0, random.Random(1))) != next(poisson(1.0, random.Random(2)))
 
 
@@ -92,6 +87,107 @@ def test_a_record_may_be_short_and_begin_anywhere() -> None:
 def test_a_rate_that_is_none_is_refused_at_once(stream: Callable[..., Iterator[float]], rate: float) -> None:
     with pytest.raises(SettingError) as caught:
         stream(rate=rate)
-    assert str(caught.value) == (
-        f"rate = {rate!r}: must be a positive number of requests per second. For example 1000."
+    assert str(caught.value) == f"rate = {rate!r}: must be a positive number of requests per second. For example 1000."
+
+
+def read(text: str) -> list[float]:
+    return list(instants(text.splitlines(keepends=True), "t.csv"))
+
+
+def test_times_of_day_become_seconds_from_the_first() -> None:
+    text = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4808,10\n"
+        "2023-11-16 18:17:04.0319600,3180,8\n"
+        "2023-11-17 18:17:03.9799600,110,27\n"
     )
+    assert read(text) == pytest.approx([0.0, 0.052, 86_400.0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5\n5.25\n7\n",
+        "timestamp\n5\n5.25\n7",
+        "\ufeffTIMESTAMP\r\n5\r\n5.25\r\n\r\n7\r\n",
+        "id, Timestamp \na, 5\nb, 5.25\nc, 7\n",
+        '"2024-01-01T00:00:00+00:00"\n"2024-01-01T00:00:00.25Z"\n"2024-01-01T02:00:02+02:00"\n',
+    ],
+)
+def test_every_shape_of_trace_is_read(text: str) -> None:
+    assert read(text) == pytest.approx([0.0, 0.25, 2.0])
+
+
+def test_nothing_is_read_before_it_is_asked_for() -> None:
+    stream = instants(iter(["1\n", "2\n", "broken\n"]), "t.csv")
+    assert [next(stream), next(stream)] == [0.0, 1.0]
+    with pytest.raises(SettingError):
+        next(stream)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("when,tokens\n1,2\n", r"t\.csv.*no column TIMESTAMP.*'when,tokens'"),
+        ("1,2\n3,4\n", "no column TIMESTAMP"),
+        ("seconds\n1\n", "no column TIMESTAMP"),
+        ("XTIMESTAMP\n1\n", "no column TIMESTAMP"),
+        ("TIMESTAMP\n1\n2\nthree\n", "line 4: 'three' is not an instant like the others"),
+        ("TIMESTAMP\nyesterday\n", "line 2: 'yesterday' is not an instant"),
+        ("a,TIMESTAMP\n1,1\n2\n", "line 3: '' is not an instant"),
+        ("1\nnan\n", "line 2: 'nan' is not an instant"),
+        ("1\ninf\n", "line 2: 'inf' is not an instant"),
+        ("TIMESTAMP\n1\n2023-11-16 18:17:03\n", "line 3: '2023-11-16 18:17:03' is not an instant like the others"),
+        ("TIMESTAMP\n2023-11-16 18:17:03\n1\n", "line 3: '1' is not an instant like the others"),
+        ("TIMESTAMP\n2023-11-16 18:17:03\n2023-11-16 18:17:04Z\n", "line 3"),
+        ("1\n\n3\n2.5\n", "line 4: '2.5' is earlier than the line before it"),
+        ("1\n" + "9" * 200_000 + "\n", "line 2 is not CSV: field larger"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(text: str, says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        read(text)
+
+
+WRITE = "Write seconds or YYYY-MM-DD HH:MM:SS.ffffff in TIMESTAMP."
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "hint"),
+    [
+        (
+            "x" * 90 + "\n",
+            f"has no column TIMESTAMP; its first line is {'x' * 80!r}",
+            "Name the column of arrival instants TIMESTAMP.",
+        ),
+        ("1\nthree\n", "line 2: 'three' is not an instant like the others", WRITE),
+        ("1\ninf\n", "line 2: 'inf' is not an instant like the others", WRITE),
+        ("1\n0.5\n", "line 2: '0.5' is earlier than the line before it", "Sort the trace by TIMESTAMP."),
+        ("1\n" + "9" * 200_000 + "\n", "line 2 is not CSV: field larger than field limit (131072)", "Fix the line."),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_trace_with_what_to_do(text: str, reason: str, hint: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        read(text)
+    assert str(caught.value) == f"--arrivals = 't.csv': {reason}. {hint}"
+
+
+def test_the_setting_is_named_as_the_user_wrote_it() -> None:
+    with pytest.raises(SettingError) as caught:
+        list(instants(["x\n"], "t.csv", "--trace"))
+    assert (caught.value.setting, caught.value.value) == ("--trace", "t.csv")
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1).map(sorted))
+def test_seconds_survive_the_round_trip(recorded: list[float]) -> None:
+    text = "TIMESTAMP\n" + "".join(f"{instant!r}\n" for instant in recorded)
+    assert read(text) == [instant - recorded[0] for instant in recorded]
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        found = read(text)
+    except SettingError:
+        return
+    assert found == sorted(found)

@@ -1,10 +1,9 @@
-"""Lines of what a batch costs, and cuts of batches."""
-
-from __future__ import annotations
+"""Lines of what a batch costs and an input weighs, and cuts of batches."""
 
 import itertools
 import math
 import random
+import statistics
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 
 from headway.core.batch_cost import KNOWN_CALLS, LEAST_SAVED, MOST_CALLS, BatchCost, cut
 from headway.core.queue_limits import QueueLimits
-from headway.model import CostLine, CostShape
+from headway.core.weight_estimate import MOST_WEIGHT, UNKNOWN, WeightEstimate, estimated, mean_line, octets
+from headway.model import CostLine, CostShape, Value, WeightLine
 
 ALPHA, BETA = 0.008, 1e-6
 PADDED = CostLine(CostShape.PADDED, ALPHA, BETA)
@@ -123,14 +123,11 @@ def test_inputs_of_like_length_are_no_trial() -> None:
     assert in_calls(constant, [0] * 32, 1_000)[1] == 0
 
 
-def test_the_coefficients_are_those_of_the_model() -> None:
+def test_the_coefficients_are_those_of_the_model_once_they_are_known() -> None:
+    assert learnt(padded, batches=8).shape is CostShape.NUMBER
     line = learnt(padded).line
     assert (line.alpha, line.beta) == pytest.approx((ALPHA, BETA))
     assert line.error < 0.01
-
-
-def test_nothing_but_the_number_holds_before_it_is_known() -> None:
-    assert learnt(padded, batches=8).shape is CostShape.NUMBER
 
 
 def test_inputs_of_one_length_leave_the_number_in_place() -> None:
@@ -160,9 +157,7 @@ def test_two_lines_that_are_alike_do_not_take_turns() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shape", "most"), [(by_weight, CostShape.WEIGHT, 3), (padded, CostShape.PADDED, 2)]
 )
-def test_calls_of_one_length_each_count_by_weight_until_lengths_differ(
-    seconds: Seconds, shape: CostShape, most: int
-) -> None:
+def test_calls_count_by_weight_until_lengths_differ(seconds: Seconds, shape: CostShape, most: int) -> None:
     """The two lines are equal then. That by weight leaves batches whole, so that the first mixed ones tell which it is.
 
     Cut by a line that is wrong, calls would be alike again, and nobody would find out.
@@ -184,16 +179,11 @@ def test_calls_of_one_length_each_count_by_weight_until_lengths_differ(
     assert 1 <= whole <= most
 
 
-def test_the_mean_filled_up_length_counts_every_input() -> None:
+@pytest.mark.parametrize(("weights", "longest"), [([10, 100], 100.0), ([0, 0], 1.0)])
+def test_the_mean_filled_up_length_counts_every_input_and_turns_are_finite(weights: list[int], longest: float) -> None:
     cost = BatchCost()
-    cost.note_batch([10, 100])
-    assert cost.line.longest == pytest.approx(100)
-
-
-def test_turns_are_finite_whatever_is_learnt() -> None:
-    cost = BatchCost()
-    cost.note_batch([0, 0])
-    assert cost.line.longest == 1.0
+    cost.note_batch(weights)
+    assert cost.line.longest == pytest.approx(longest)
     for beta in (0.0, 5e-324):
         limits = QueueLimits(1, 32).filling_up(CostLine(CostShape.PADDED, 1.0, beta, cost.line.longest))
         assert 0.0 < limits.padded_cost(1) <= limits.padded_cost(2_000_000_000) < math.inf
@@ -234,3 +224,76 @@ def test_a_large_batch_is_cut_well_too(weights: list[int]) -> None:
 @pytest.mark.parametrize("shape", [CostShape.NUMBER, CostShape.WEIGHT])
 def test_a_model_that_does_not_pad_gets_one_call(shape: CostShape) -> None:
     assert cut([1, 100_000], CostLine(shape, 0.0, 1.0)) == [[0, 1]]
+
+
+def line_of(batches: list[list[tuple[int, int]]], most: int = 1000, max_batch: int = 32) -> WeightLine | None:
+    estimate = WeightEstimate("tokens", most, max_batch)
+    for batch in batches:
+        estimate.observe([length for length, _ in batch], [weight for _, weight in batch])
+    return estimate.line
+
+
+@pytest.mark.parametrize(
+    ("value", "length"), [("", 0), ("abc", 3), ("é", 2), ("日本", 6), (b'{"a":1}', 7), ("\ud800", 3)]
+)
+def test_a_length_is_counted_in_octets(value: Value, length: int) -> None:
+    assert octets(value) == length
+
+
+def test_an_estimate_is_a_whole_number_from_1_on() -> None:
+    assert estimated(UNKNOWN, "日本") == 6
+    assert estimated(WeightLine(2.0, 0.25), "a" * 10) == 4
+    assert estimated(WeightLine(-5.0, 0.25), "a") == 1
+    assert estimated(WeightLine(0.0, 1e12), "a") == MOST_WEIGHT
+
+
+def test_of_nothing_no_line_is_known_and_one_length_makes_one_through_the_origin() -> None:
+    assert line_of([]) is None
+    assert WeightEstimate("tokens", 1, 1).mean == 0.0
+    assert line_of([[(8, 4)]]) == WeightLine(0.0, 0.5)
+    assert line_of([[(0, 3), (0, 3)]]) == WeightLine(3.0, 0.0)
+
+
+def test_a_straight_relation_is_found_exactly() -> None:
+    line = line_of([[(length, 2 + 3 * length) for length in (5, 10, 40)]])
+    assert line is not None
+    assert line.fixed == pytest.approx(2.0, abs=1e-3)
+    assert line.by_octet == pytest.approx(3.0)
+
+
+def test_what_falls_with_the_length_weighs_the_same_at_any_length() -> None:
+    assert line_of([[(1, 30), (2, 20), (3, 10)]], most=0) == WeightLine(20.0, 0.0)
+
+
+def test_a_new_kind_of_inputs_is_learnt_within_some_batches() -> None:
+    old, new = [(100, 25), (50, 13)], [(100, 100), (50, 50)]
+    line = line_of([old] * 200 + [new] * 200, most=0)
+    assert line is not None
+    assert 97 <= estimated(line, "a" * 100) <= 100
+
+
+def test_few_batches_that_are_full_by_the_estimate_are_heavier_than_the_bound() -> None:
+    rng, most, sums = random.Random(1), 4000, []
+
+    def drawn() -> tuple[int, int]:
+        length = rng.randrange(20, 1500)
+        return length, round(length * rng.uniform(0.15, 0.35)) + 2
+
+    line = line_of([[drawn() for _ in range(32)] for _ in range(100)], most=most, max_batch=64)
+    assert line is not None
+    for _ in range(500):
+        together = weight = 0
+        while True:
+            length, exact = drawn()
+            together += estimated(line, "a" * length)
+            if together > most:
+                break
+            weight += exact
+        sums.append(weight)
+    assert sum(weight > most for weight in sums) < 25
+    assert statistics.mean(sums) > 0.75 * most
+
+
+def test_the_lines_of_several_processes_are_averaged() -> None:
+    assert mean_line([]) is None
+    assert mean_line([WeightLine(1.0, 0.25), WeightLine(3.0, 0.5)]) == WeightLine(2.0, 0.375)

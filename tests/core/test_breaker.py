@@ -1,7 +1,6 @@
 """The circuit breaker: opens, rests, lets one probe through, closes."""
 
-from __future__ import annotations
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ def test_failures_in_a_row_ask_for_a_probe_at_once() -> None:
     breaker = Breaker(3, 1.0)
     for _ in range(2):
         breaker.failure(0.0)
+        assert breaker.state(0.0) is State.CLOSED
     breaker.success(0.0)
     for _ in range(2):
         breaker.failure(0.0)
@@ -40,8 +40,12 @@ def test_failures_in_a_row_ask_for_a_probe_at_once() -> None:
     assert breaker.state(0.0) is State.CLOSED
 
 
-def test_after_the_rest_one_probe_goes_through_and_its_success_closes_it() -> None:
-    breaker = opened()
+@pytest.fixture
+def breaker() -> Breaker:
+    return opened()
+
+
+def test_after_the_rest_one_probe_goes_through_and_its_success_closes_it(breaker: Breaker) -> None:
     assert not breaker.allow(0.99, LONG)
     assert breaker.retry_at(0.5) == 1.0
     assert breaker.state(1.0) is State.HALF_OPEN
@@ -62,8 +66,7 @@ def test_a_probe_that_fails_doubles_the_rest_up_to_a_cap() -> None:
     assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, COOLDOWN_CAP, COOLDOWN_CAP, COOLDOWN_CAP]
 
 
-def test_a_success_makes_the_next_rest_short_again() -> None:
-    breaker = opened()
+def test_a_success_makes_the_next_rest_short_again(breaker: Breaker) -> None:
     assert breaker.allow(1.0, LONG)
     breaker.failure(1.0)
     assert breaker.allow(3.0, LONG)
@@ -75,22 +78,15 @@ def test_a_success_makes_the_next_rest_short_again() -> None:
     assert breaker.retry_at(10.0) == 11.0
 
 
-def test_late_failures_of_earlier_runs_do_not_lengthen_the_rest() -> None:
-    breaker = opened()
+def test_a_late_failure_does_not_lengthen_the_rest_and_a_probe_given_up_leaves_room(breaker: Breaker) -> None:
     breaker.failure(0.9)
     assert breaker.retry_at(0.9) == 1.0
-    assert breaker.allow(1.0, LONG)
-
-
-def test_a_probe_given_up_leaves_room_for_another() -> None:
-    breaker = opened()
     assert breaker.allow(1.0, LONG)
     breaker.forget()
     assert breaker.allow(1.0, LONG)
 
 
-def test_a_probe_that_is_never_heard_of_again_keeps_others_out_for_its_time_only() -> None:
-    breaker = opened()
+def test_a_probe_that_is_never_heard_of_again_keeps_others_out_for_its_time_only(breaker: Breaker) -> None:
     assert breaker.allow(1.0, 5.0)
     assert not breaker.allow(5.9, 5.0)
     assert breaker.allow(6.0, 5.0)
@@ -108,8 +104,7 @@ def test_a_rest_that_is_asked_for_is_kept_whatever_ends_well_meanwhile() -> None
     assert (breaker.state(60.1), breaker.rest_left(60.1)) == (State.CLOSED, 0.0)
 
 
-def test_a_probe_that_is_asked_for_rest_opens_it_for_that_rest() -> None:
-    breaker = opened()
+def test_a_probe_that_is_asked_for_rest_opens_it_for_that_rest(breaker: Breaker) -> None:
     assert breaker.allow(1.0, LONG)
     breaker.rest(1.0, 60.0)
     breaker.failure(1.0)
@@ -117,14 +112,10 @@ def test_a_probe_that_is_asked_for_rest_opens_it_for_that_rest() -> None:
     assert breaker.allow(61.0, LONG)
 
 
-def test_a_rest_of_no_time_is_none() -> None:
+def test_a_short_rest_is_over_when_it_ends_and_one_of_no_time_is_none() -> None:
     breaker = Breaker(3, 1.0)
     breaker.rest(0.0, 0.0)
     assert breaker.state(0.0) is State.CLOSED
-
-
-def test_a_short_rest_is_a_rest_and_is_over_when_it_ends() -> None:
-    breaker = Breaker(3, 1.0)
     breaker.rest(0.0, 0.5)
     assert (breaker.state(0.4), breaker.rest_left(0.4)) == (State.OPEN, 0.5 - 0.4)
     assert breaker.allow(0.5, LONG)
@@ -132,8 +123,7 @@ def test_a_short_rest_is_a_rest_and_is_over_when_it_ends() -> None:
     assert breaker.state(0.5) is State.CLOSED
 
 
-def test_a_probe_that_fails_after_a_rest_rests_for_the_first_cooldown() -> None:
-    breaker = opened()
+def test_a_probe_that_fails_after_a_rest_rests_for_the_first_cooldown(breaker: Breaker) -> None:
     assert breaker.allow(1.0, LONG)
     breaker.failure(1.0)
     assert breaker.allow(3.0, LONG)
@@ -144,8 +134,7 @@ def test_a_probe_that_fails_after_a_rest_rests_for_the_first_cooldown() -> None:
     assert breaker.retry_at(15.0) == 16.0
 
 
-def test_a_rest_while_it_is_open_leaves_the_cooldown_as_long_as_it_was() -> None:
-    breaker = opened()
+def test_a_rest_while_it_is_open_leaves_the_cooldown_as_long_as_it_was(breaker: Breaker) -> None:
     assert breaker.allow(1.0, LONG)
     breaker.failure(1.0)
     breaker.rest(1.0, 10.0)
@@ -154,17 +143,7 @@ def test_a_rest_while_it_is_open_leaves_the_cooldown_as_long_as_it_was() -> None
     assert breaker.retry_at(11.0) == 15.0
 
 
-def test_a_breaker_that_has_never_failed_counts_up_to_its_threshold() -> None:
-    breaker = Breaker(3, 1.0)
-    states = []
-    for _ in range(3):
-        breaker.failure(0.0)
-        states.append(breaker.state(0.0))
-    assert states == [State.CLOSED, State.CLOSED, State.HALF_OPEN]
-
-
-def test_a_short_rest_does_not_shorten_a_longer_one() -> None:
-    breaker = opened()
+def test_a_short_rest_does_not_shorten_a_longer_one(breaker: Breaker) -> None:
     breaker.rest(0.0, 0.1)
     assert breaker.retry_at(0.0) == 1.0
     breaker.rest(0.0, 1e9)

@@ -1,7 +1,5 @@
 """Bulk entries take what is left: seats as far as members can afford them, and GPUs that others will hardly ask for."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -43,16 +41,10 @@ def waiting(count: int = 100, shape: int = 0) -> BulkClass:
     return bulk
 
 
-def test_all_seats_where_a_full_batch_takes_no_longer() -> None:
+def test_as_many_seats_as_the_promise_allows_and_all_where_a_full_batch_takes_no_longer() -> None:
     assert seats(*line_of(0.1, 0.0), 1, 100, 0.0, 0.0) == 100
     assert seats(*line_of(0.1, 0.1 * (STRETCH - 1) / 100), 1, 100, 0.0, 0.0) == 100
-
-
-def test_no_seat_where_it_does_and_nothing_was_promised() -> None:
     assert seats(*line_of(0.02, 0.0008), 7, 100, 0.0, 0.0) == 7
-
-
-def test_as_many_seats_as_the_promise_allows() -> None:
     assert seats(*line_of(0.02, 0.001), 7, 100, 0.0, 0.1) == pytest.approx((WITHIN * 0.1 - 0.02) / 0.001)
     assert seats(*line_of(0.02, 0.001), 7, 100, 0.05, 0.1) == pytest.approx(10.0)
     assert seats(*line_of(0.02, 0.001), 7, 100, 0.07, 0.1) == 7

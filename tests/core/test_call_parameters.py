@@ -1,11 +1,10 @@
-"""Parameters that a call has once: which are the same, and what requests with others have in common."""
-
-from __future__ import annotations
+"""Parameters: what they mean, which are the same, and which a call has once."""
 
 import json
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -55,13 +54,10 @@ def test_other_parameters_are_told_apart(one: bytes, other: bytes, names: PerCal
     assert shape_number(one, names, 0) != shape_number(other, names, 0)
 
 
-def test_only_parameters_that_are_named_count() -> None:
+def test_only_parameters_that_are_named_count_and_so_do_the_messages_of_a_chat() -> None:
     assert values_of(b'{"t":1,"seed":5}', ("t",)) == values_of(b'{"seed":6,"t":1}', ("t",))
     assert values_of(b'{"seed":5}', ("t",)) == b""
     assert values_of(b'{"t":1,"seed":5}', ALL_PARAMETERS) != values_of(b'{"t":1,"seed":6}', ALL_PARAMETERS)
-
-
-def test_the_messages_of_a_chat_count_only_where_they_are_named() -> None:
     one, other = b'{"messages":["a"],"t":1}', b'{"messages":["b"],"t":1}'
     assert values_of(one, ALL_PARAMETERS) == values_of(other, ALL_PARAMETERS) == b'{"t":1}'
     assert values_of(one, ("messages",)) != values_of(other, ("messages",))
@@ -103,7 +99,6 @@ def normal(value: Any) -> Any:
 
 @st.composite
 def respelled(draw: st.DrawFn, value: Any) -> Any:
-    """The same value, or one that Python's `==` takes for it."""
     if isinstance(value, dict):
         return {name: draw(respelled(value[name])) for name in draw(st.permutations(list(value)))}
     if isinstance(value, list):
@@ -155,3 +150,31 @@ def worker(names: PerCall) -> WorkerInfo:
 )
 def test_while_workers_differ_what_any_of_them_names_counts(told: Iterable[PerCall], expected: PerCall) -> None:
     assert per_call(map(worker, told)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (b"{}", {}),
+        (b'{"a":[1,-2.5,1e3,true,null,"x"]}', {"a": [1, -2.5, 1000.0, True, None, "x"]}),
+        (b'{"a":1e308}', {"a": 1e308}),
+        (b'{"a":4.9e-324}', {"a": 5e-324}),
+        (b'{"a":123456789012345678901234567890}', {"a": 123456789012345678901234567890}),
+    ],
+)
+def test_parameters_mean_what_json_means(text: bytes, value: object) -> None:
+    assert decode(text) == value
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"a":1e999}', b'{"a":-1e400}', b'{"a":NaN}', b'{"a":01}'])
+def test_text_that_is_no_json_or_out_of_range_is_refused(text: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        decode(text)
+
+
+def test_what_means_the_same_is_the_same_but_a_long_text_is_taken_as_it_is_written() -> None:
+    assert canonical(b'{"b": 1, "a": [1.50]}') == canonical(b'{"a":[1.5],"b":1}')
+    assert canonical(b"") == b""
+    assert canonical(b'{"a": 1}') != canonical(b'{"a": 2}')
+    long = b'{"a":"' + b"x" * CANONICAL + b'"}'
+    assert canonical(long) is long

@@ -1,7 +1,5 @@
 """Callers that ride apart for a while, and inputs that are known to fail."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec
@@ -27,44 +25,36 @@ def of(caller: str, input: str = "poison", tenant: str = "t", parameters: bytes 
     return msgspec.structs.replace(entry(input=input, tenant=tenant), caller=caller, parameters=parameters)
 
 
-def test_is_active_from_the_first_culprit_until_all_are_forgotten() -> None:
-    culprits = Culprits()
+@pytest.fixture
+def culprits() -> Culprits:
+    return Culprits()
+
+
+def test_is_active_from_the_first_culprit_until_all_are_forgotten(culprits: Culprits) -> None:
     active = [culprits.active]
-    culprits.found(of("ann"), 0.0)
-    active.append(culprits.active)
-    assert culprits.knows(of("ann"), KNOWN_SECONDS) is None
-    assert not culprits.rides_apart(("t", "ann"), KNOWN_SECONDS)
-    assert [*active, culprits.active] == [False, True, False]
-
-
-def test_is_active_as_long_as_any_caller_or_input_is_remembered() -> None:
-    culprits = Culprits()
     culprits.found(of("ann"), 0.0)
     culprits.found(of("ann", "more"), 100.0)
     assert not culprits.rides_apart(("t", "ann"), KNOWN_SECONDS)
-    assert culprits.active
+    active.append(culprits.active)
     assert culprits.knows(of("ann"), KNOWN_SECONDS) is None
     assert culprits.knows(of("ann", "more"), KNOWN_SECONDS) is not None
-    assert culprits.active
+    active.append(culprits.active)
+    assert culprits.knows(of("ann", "more"), 100.0 + KNOWN_SECONDS) is None
+    assert [*active, culprits.active] == [False, True, True, False]
 
 
 class TestRidingApart:
-    def test_only_the_caller_does_and_only_for_a_while(self) -> None:
-        culprits = Culprits()
+    def test_only_the_caller_does_and_only_for_a_while(self, culprits: Culprits) -> None:
         culprits.found(of("ann"), 0.0)
         assert culprits.rides_apart(("t", "ann"), APART_SECONDS - 0.1)
         assert not culprits.rides_apart(("t", "bob"), 0.0)
         assert not culprits.rides_apart(("u", "ann"), 0.0)
         assert not culprits.rides_apart(("t", "ann"), APART_SECONDS)
+        culprits.found(of("ann"), 100.0)
+        culprits.found(of("ann", "more"), 120.0)
+        assert culprits.rides_apart(("t", "ann"), 120.0 + APART_SECONDS - 0.1), "each culprit makes it longer"
 
-    def test_each_culprit_makes_it_longer(self) -> None:
-        culprits = Culprits()
-        culprits.found(of("ann"), 0.0)
-        culprits.found(of("ann", "more"), 20.0)
-        assert culprits.rides_apart(("t", "ann"), 20.0 + APART_SECONDS - 0.1)
-
-    def test_when_everybody_fails_most_ride_together(self) -> None:
-        culprits = Culprits()
+    def test_when_everybody_fails_most_ride_together(self, culprits: Culprits) -> None:
         for number in range(3 * MOST_APART):
             culprits.found(of(f"caller {number}"), number / 100)
         apart = [number for number in range(3 * MOST_APART) if culprits.rides_apart(("t", f"caller {number}"), 1.0)]
@@ -74,6 +64,7 @@ class TestRidingApart:
         culprits, key = Culprits(), ("t", "ann")
         assert culprits.group_size(key, 32) == 32
         culprits.found(of("ann"), 0.0)
+        assert culprits.group_size(key, 32, math.inf) == 1, "inputs that take all the time run alone"
         for _ in range(60):
             culprits.ran(key, 1, clean=False)
         assert culprits.group_size(key, 32) == 1
@@ -91,11 +82,6 @@ class TestRidingApart:
 
         best = best_group(share, each)
         assert cost(best) <= min(cost(best * 0.9), cost(best * 1.1))
-
-    def test_inputs_that_take_all_the_time_run_alone(self) -> None:
-        culprits, key = Culprits(), ("t", "ann")
-        culprits.found(of("ann"), 0.0)
-        assert culprits.group_size(key, 32, math.inf) == 1
 
     def test_what_ran_and_failed_is_remembered_from_one_culprit_to_the_next(self) -> None:
         culprits, key = Culprits(), ("t", "ann")
@@ -115,8 +101,7 @@ class TestRidingApart:
         culprits.found(of("ann"), APART_SECONDS)
         assert culprits.group_size(key, 32) == 22
 
-    def test_the_one_whose_last_culprit_is_longest_ago_rides_with_others_again(self) -> None:
-        culprits = Culprits()
+    def test_the_one_whose_last_culprit_is_longest_ago_rides_with_others_again(self, culprits: Culprits) -> None:
         for number in [*range(MOST_APART), 0, MOST_APART]:
             culprits.found(of(f"caller {number}"), 0.0)
         apart = [number for number in range(MOST_APART + 1) if culprits.rides_apart(("t", f"caller {number}"), 1.0)]
@@ -133,46 +118,34 @@ class TestRidingApart:
 
 
 class TestKnowing:
-    def test_the_same_input_of_the_same_tenant_is_known_for_a_while(self) -> None:
-        culprits = Culprits()
+    def test_the_same_input_of_the_same_tenant_is_known_for_a_while(self, culprits: Culprits) -> None:
         culprits.found(of("ann"), 0.0)
         assert culprits.knows(of("ann"), KNOWN_SECONDS - 0.1) is not None
         assert culprits.knows(of("bob"), 1.0) is not None, "the input is at fault, whoever sends it"
         assert culprits.knows(of("ann", "other"), 1.0) is None
         assert culprits.knows(of("ann", parameters=b"{}"), 1.0) is None
         assert culprits.knows(of("ann", tenant="u"), 1.0) is None, "tenants know nothing of each other"
+        assert culprits.knows(of(""), 1.0) is None, "a replay without a caller runs"
         assert culprits.knows(of("ann"), KNOWN_SECONDS) is None
 
-    def test_a_replay_without_a_caller_runs(self) -> None:
-        culprits = Culprits()
-        culprits.found(of("ann"), 0.0)
-        assert culprits.knows(of(""), 1.0) is None
-
-    def test_another_worker_gets_to_try_what_raised_but_not_what_kills(self) -> None:
-        culprits = Culprits()
+    def test_another_worker_gets_to_try_what_raised_but_not_what_kills(self, culprits: Culprits) -> None:
         culprits.found(of("ann", "raises"), 0.0)
         culprits.found(of("ann", "kills"), 0.0, killed=True)
         culprits.renew()
         assert culprits.knows(of("ann", "raises"), 1.0) is None
         assert culprits.knows(of("ann", "kills"), 1.0) is not None
 
-    def test_the_first_bytes_of_its_error_are_told(self) -> None:
-        culprits = Culprits()
+    def test_the_first_bytes_of_its_error_are_told(self, culprits: Culprits) -> None:
         culprits.found(of("ann"), 0.0, error="x" + "é" * ERROR_BYTES)
         assert culprits.knows(of("ann"), 1.0) == "x" + "é" * ((ERROR_BYTES - 1) // 2)
 
-    def test_an_input_that_fails_again_is_among_the_newest(self) -> None:
-        culprits = Culprits()
+    def test_an_input_that_fails_again_is_among_the_newest(self, culprits: Culprits) -> None:
         for number in [*range(MOST_KNOWN), 0, MOST_KNOWN]:
             culprits.found(of("ann", f"input {number}"), 0.0)
-        assert [culprits.knows(of("ann", f"input {number}"), 1.0) is not None for number in (0, 1, 2)] == [
-            True,
-            False,
-            True,
-        ]
+        known = [culprits.knows(of("ann", f"input {number}"), 1.0) is not None for number in (0, 1, 2)]
+        assert known == [True, False, True]
 
-    def test_memory_is_bounded(self) -> None:
-        culprits = Culprits()
+    def test_memory_is_bounded(self, culprits: Culprits) -> None:
         for number in range(2 * MOST_KNOWN):
             culprits.found(of("ann", f"input {number}"), 0.0)
         known = [culprits.knows(of("ann", f"input {number}"), 1.0) for number in range(2 * MOST_KNOWN)]
@@ -181,8 +154,7 @@ class TestKnowing:
             culprits.found(of("ann", tenant=f"tenant {number}"), 0.0)
         assert len(culprits._known) == MOST_TENANTS
 
-    def test_a_lone_surrogate_is_an_input_too(self) -> None:
-        culprits = Culprits()
+    def test_a_lone_surrogate_is_an_input_too(self, culprits: Culprits) -> None:
         culprits.found(of("ann", "\udc80"), 0.0)
         assert culprits.knows(of("ann", "\udc80"), 1.0) is not None
 

@@ -1,7 +1,5 @@
 """Answers in common: which requests are the same, what is kept and for how long, and what an end means for others."""
 
-from __future__ import annotations
-
 import tracemalloc
 import weakref
 
@@ -108,8 +106,12 @@ def test_parameters_that_mean_the_same_are_the_same() -> None:
     assert digest("m", "2", "asked", b'{"a": 1, "b": {"c": [1, 2], "d": null}}') != first
 
 
-def test_a_leader_that_nobody_waits_for_is_idle_when_its_last_follower_leaves() -> None:
-    sharing = Dedup(PLENTY)
+@pytest.fixture
+def sharing() -> Dedup:
+    return Dedup(PLENTY)
+
+
+def test_a_leader_that_nobody_waits_for_is_idle_when_its_last_follower_leaves(sharing: Dedup) -> None:
     original = begin(sharing, make("original", same()))
     followers = [queued_at(make(f"f{number}", same()), NOW) for number in range(2)]
     for follower in followers:
@@ -137,7 +139,6 @@ def task(id: str, keep: float = 60.0) -> DedupKey:
 
 
 def join(sharing: Dedup, entry: Entry) -> QueuedEntry:
-    """Offer an entry that is to wait for another one's outcome."""
     queued = queued_at(entry, NOW)
     assert sharing.join(queued, NOW) == Consequences()
     assert sharing.follows(queued)
@@ -148,36 +149,31 @@ class TestAnOutcome:
     RAN = BatchRun("gpu-0", 8, 0.1, NOW)
     OWN = Reply("original", "t", "fine", None, RAN, 0.25, 3, nonce=1)
 
-    def test_tells_a_follower_how_it_ran_under_the_followers_own_number(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_tells_a_follower_how_it_ran_under_the_followers_own_number(self, sharing: Dedup) -> None:
         original = begin(sharing, make("original", same()))
         follower = join(sharing, msgspec.structs.replace(make("follower", same()), nonce=7))
         consequences = sharing.end(original, self.OWN, NOW)
         told = Reply("follower", "t", "fine", None, self.RAN, 0.25, 3, 7, DedupKind.SAME)
         assert consequences == Consequences(replies=[(follower, told)])
 
-    def test_that_is_kept_tells_it_too(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_that_is_kept_tells_it_too(self, sharing: Dedup) -> None:
         sharing.end(begin(sharing, make("original", same())), self.OWN, NOW)
         later = queued_at(msgspec.structs.replace(make("later", same()), nonce=7), NOW)
         told = Reply("later", "t", "fine", None, self.RAN, 0.25, 3, 7, DedupKind.SAME, kept=True)
         assert sharing.join(later, NOW) == Consequences(replies=[(later, told)])
 
-    def test_leaves_nothing_of_its_leader_behind(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_leaves_nothing_of_its_leader_behind(self, sharing: Dedup) -> None:
         original = begin(sharing, make("original", same()), now=0.0)
         follower = queued_at(make("follower", same()), 0.0)
         assert sharing.join(follower, 0.0) == Consequences()
         original.reservation = "a room"
         assert sharing.cancel(original) == Consequences()
-        consequences = sharing.end(original, self.OWN, 0.0)
-        assert [queued for queued, _ in consequences.replies] == [follower]
+        assert [queued for queued, _ in sharing.end(original, self.OWN, 0.0).replies] == [follower]
         assert not sharing.unwanted(original)
         assert not sharing.active
         assert original.reservation is None
 
-    def test_of_its_own_makes_a_follower_wait_for_its_leaders_no_longer(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_of_its_own_makes_a_follower_wait_for_its_leaders_no_longer(self, sharing: Dedup) -> None:
         original = begin(sharing, make("original", same()), now=0.0)
         follower = queued_at(make("follower", same()), 0.0)
         assert sharing.join(follower, 0.0) == Consequences()
@@ -187,8 +183,7 @@ class TestAnOutcome:
 
 
 class TestATaskThatIsCalledOff:
-    def test_is_not_found_by_those_who_wait_for_it(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_is_not_found_by_those_who_wait_for_it(self, sharing: Dedup) -> None:
         original = begin(sharing, make("task", task("task")))
         polls = [join(sharing, msgspec.structs.replace(make(f"poll {n}", task("task")), nonce=n)) for n in (1, 2)]
         consequences = sharing.cancel(original)
@@ -204,8 +199,7 @@ class TestATaskThatIsCalledOff:
 
 
 class TestALateLeader:
-    def test_lets_one_go_that_only_ran_for_its_own_followers(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_lets_one_go_that_only_ran_for_its_own_followers(self, sharing: Dedup) -> None:
         original = begin(sharing, make("original", same()))
         left = join(sharing, make("left", key("k"), same()))
         left.reservation = "a room"
@@ -219,8 +213,7 @@ class TestALateLeader:
 
 
 class TestALeaderThatNobodyWaitsFor:
-    def test_gives_its_room_back(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_gives_its_room_back(self, sharing: Dedup) -> None:
         original = begin(sharing, make("original", same()))
         original.reservation = "a room"
         assert sharing.cancel(original) == Consequences(idle=[original])
@@ -251,22 +244,17 @@ def test_identical_requests_are_answered_by_a_version_that_they_ask_for(asked: s
 
 
 class TestATask:
-    def test_is_there_for_as_long_as_it_is_kept(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_is_there_for_as_long_as_it_is_kept(self, sharing: Dedup) -> None:
         original = begin(sharing, make("task", task("task", keep=0.5)), now=0.0)
         assert sharing.outcome("t", "task", 0.0) is original
         answer(sharing, original, "fine", 0.0)
         assert sharing.outcome("t", "task", 0.4) == Reply("task", "t", "fine")
         assert sharing.outcome("t", "task", 0.5) is None
 
-    def test_that_is_kept_for_no_time_is_none(self) -> None:
-        sharing = Dedup(PLENTY)
+    def test_is_not_led_by_one_that_is_kept_for_no_time_or_only_waits_for_it(self, sharing: Dedup) -> None:
         begin(sharing, make("task", task("task", keep=0.0)), now=0.0)
         assert sharing.outcome("t", "task", 0.0) is None
         assert not sharing.active
-
-    def test_is_not_led_by_one_that_only_waits_for_it(self) -> None:
-        sharing = Dedup(PLENTY)
         sharing.begin(queued_at(make("poll", task("task")), 0.0), 0.0)
         assert sharing.outcome("t", "task", 0.0) is None
 
@@ -296,17 +284,14 @@ class TestWhatIsKept:
         answer(sharing, begin(sharing, make("first", key("k"))), self.LARGE)
         begin(sharing, make("second", key("k")))
 
-    def test_for_no_time_pushes_nothing_out(self) -> None:
+    def test_for_no_time_is_nothing_and_pushes_nothing_out(self) -> None:
         sharing = Dedup(self.BUDGET)
+        answer(sharing, begin(sharing, make("other", same(keep=0.0)), now=0.0), "fine", 0.0)
+        assert left_over(sharing) == {}
         for number in range(4):
             answer(sharing, begin(sharing, make(f"task {number}", task(f"task {number}"))), "x" * 200)
         answer(sharing, begin(sharing, make("other", same(keep=0.0))), "x" * 200)
         assert all(isinstance(sharing.outcome("t", f"task {number}", NOW), Reply) for number in range(4))
-
-    def test_for_no_time_is_nothing(self) -> None:
-        sharing = Dedup(self.BUDGET)
-        answer(sharing, begin(sharing, make("other", same(keep=0.0)), now=0.0), "fine", 0.0)
-        assert left_over(sharing) == {}
 
     def test_for_less_than_a_second_is_there_until_then(self) -> None:
         sharing = Dedup(self.BUDGET)
@@ -352,9 +337,7 @@ class TestShares:
 
     @pytest.mark.parametrize(("cache", "keep"), [(False, 0.0), (True, 20.0)])
     @pytest.mark.parametrize("collapse", [False, True])
-    def test_identical_requests_join_and_are_kept_as_the_settings_say(
-        self, cache: bool, keep: float, collapse: bool
-    ) -> None:
+    def test_identical_requests_join_as_the_settings_say(self, cache: bool, keep: float, collapse: bool) -> None:
         settings = Settings(cache=cache, result_ttl_s=40.0, collapse=collapse)
         same = (DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", keep, collapse),) if cache or collapse else ()
         assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0), "1") == same
@@ -363,43 +346,32 @@ class TestShares:
         assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True, unkept=True), "1") == ()
 
 
-class TestTasks:
-    @pytest.mark.parametrize(
-        ("dedup_keys", "is_"), [((), False), ((SAME,), False), ((KEY,), False), ((SAME, TASK), True)]
-    )
-    def test_are_asked_for_by_their_ids(self, dedup_keys: tuple[DedupKey, ...], is_: bool) -> None:
-        assert is_task(entry(*dedup_keys)) is is_
-
-    def test_are_not_those_that_only_wait_for_one(self) -> None:
-        assert not is_task(entry(TASK, id="other"))
+@pytest.mark.parametrize(("asked", "is_"), [((), False), ((SAME,), False), ((KEY,), False), ((SAME, TASK), True)])
+def test_tasks_are_asked_for_by_their_ids_and_not_by_those_that_wait(asked: tuple[DedupKey, ...], is_: bool) -> None:
+    assert is_task(entry(*asked)) is is_
+    assert not is_task(entry(*asked, id="other"))
 
 
-class TestUnkept:
-    LARGE = Reply("id", "t", "x" * 1000)
+@pytest.mark.parametrize(
+    ("share", "size", "told"),
+    [
+        (TASK, 1000, True),
+        (KEY, 1000, True),
+        (SAME, 1000, False),
+        (TASK, 1, False),
+        (msgspec.structs.replace(KEY, keep=0.0), 1000, False),
+    ],
+)
+def test_unkept_is_what_a_client_may_ask_for_and_is_too_large(share: DedupKey, size: int, told: bool) -> None:
+    assert unkept(entry(share), Reply("id", "t", "x" * size), LIMITS) is told
 
-    @pytest.mark.parametrize(("share", "told"), [(TASK, True), (KEY, True), (SAME, False)])
-    def test_is_told_of_what_a_client_may_ask_for(self, share: DedupKey, told: bool) -> None:
-        assert unkept(entry(share), self.LARGE, LIMITS) is told
 
-    def test_not_when_it_is_small_or_kept_for_no_time(self) -> None:
-        assert not unkept(entry(TASK), Reply("id", "t", "x"), LIMITS)
-        assert not unkept(entry(DedupKey(DedupKind.KEY, "key", ASKED, 0.0)), self.LARGE, LIMITS)
-
-
-class TestIdsOfTasks:
-    def finished(self) -> Dedup:
-        sharing = Dedup(LIMITS)
-        queued = queued_at(entry(TASK), 0.0)
-        sharing.begin(queued, 0.0)
-        assert sharing.with_id(entry(), 0.0) == entry(), "it still runs: that is a conflict elsewhere"
-        sharing.end(queued, Reply("id", "t", None, Failure(errors.SHED, "full")), 0.0)
-        return sharing
-
-    def test_an_id_whose_task_is_kept_stands_for_its_outcome(self) -> None:
-        assert self.finished().with_id(entry(SAME), 59.9) == entry(DedupKey(DedupKind.TASK, "id", ASKED), SAME)
-
-    def test_and_is_free_again_when_that_is_over(self) -> None:
-        assert self.finished().with_id(entry(SAME), 60.0) == entry(SAME)
-
-    def test_ids_of_others_are_no_concern(self) -> None:
-        assert self.finished().with_id(entry(id="other"), 1.0) == entry(id="other")
+def test_an_id_stands_for_the_outcome_of_its_task_while_that_is_kept() -> None:
+    sharing = Dedup(LIMITS)
+    queued = queued_at(entry(TASK), 0.0)
+    sharing.begin(queued, 0.0)
+    assert sharing.with_id(entry(), 0.0) == entry(), "it still runs: that is a conflict elsewhere"
+    sharing.end(queued, Reply("id", "t", None, Failure(errors.SHED, "full")), 0.0)
+    assert sharing.with_id(entry(id="other"), 1.0) == entry(id="other")
+    assert sharing.with_id(entry(SAME), 59.9) == entry(DedupKey(DedupKind.TASK, "id", ASKED), SAME)
+    assert sharing.with_id(entry(SAME), 60.0) == entry(SAME)

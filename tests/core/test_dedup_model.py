@@ -1,7 +1,5 @@
 """Answers in common, against a naive model: who leads, who joins, what each hears, and that nothing is left over."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import settings
@@ -285,8 +283,7 @@ class SharingLaws(RuleBasedStateMachine):
         if deleted:
             asker.begins = [key for key in asker.begins if key[1] is not DedupKind.KEY or self.followers(asker, key)]
         asker.left = True
-        consequences = self.sharing.cancel(asker.queued, deleted=deleted)
-        self.hear(consequences, heard, [], self.drop())
+        self.hear(self.sharing.cancel(asker.queued, deleted=deleted), heard, [], self.drop())
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data())

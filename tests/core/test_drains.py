@@ -1,7 +1,5 @@
 """Which workers a name means that is to be drained, and what is left then."""
 
-from __future__ import annotations
-
 import pytest
 
 from headway.core.drains import NoDrain, UnknownName, bared, covered, ended, outlived, wanted
@@ -24,15 +22,12 @@ ONE = Drain(name="w1/gpu-0", process="w1", host="node-a")
 WHOLE = Drain(name="w2", process="w2", host="node-a")
 
 
-def test_a_name_is_that_of_a_worker_a_process_or_a_host() -> None:
+def test_a_name_is_that_of_a_worker_a_process_or_a_host_and_without_a_fleet_of_all_workers() -> None:
     assert wanted("w1/gpu-0", WORKERS, MEMBERS) == [ONE]
     assert wanted("w2", WORKERS, MEMBERS) == [WHOLE]
     assert [one.name for one in wanted("node-a", WORKERS, MEMBERS)] == ["w1", "w2"]
     assert covered(wanted("node-a", WORKERS, MEMBERS), WORKERS, MEMBERS) == {"w1/gpu-0", "w1/gpu-1", "w2/gpu-0"}
     assert covered([ONE], WORKERS, MEMBERS) == {"w1/gpu-0"}
-
-
-def test_a_process_without_a_fleet_has_all_workers() -> None:
     alone = [ProcessInfo(id="here-1", role=Role.SERVE, host="here", pid=1)]
     workers = [worker("gpu-0"), worker("gpu-1")]
     assert [one.process for one in wanted("gpu-1", workers, alone)] == ["here-1"]

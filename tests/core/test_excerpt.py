@@ -1,7 +1,5 @@
 """Excerpts of text that a client has chosen."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Fair queueing: tier queues that are fair, deadline queues in order, and the turns of the tiers."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -110,9 +108,7 @@ def test_the_place_of_what_is_dropped_leaves_no_part_of_a_round() -> None:
 
 class TestQueued:
     @pytest.mark.parametrize(("queue_timeout", "timeout", "leave"), [(2.0, 4.0, 12.0), (2.0, 0.5, 10.5)])
-    def test_must_leave_by_the_sooner_deadline_and_be_answered_by_the_total_one(
-        self, queue_timeout: float, timeout: float, leave: float
-    ) -> None:
+    def test_deadlines_to_leave_and_be_answered(self, queue_timeout: float, timeout: float, leave: float) -> None:
         waiting = queued_at(entry(queue_timeout=queue_timeout, timeout=timeout), 10.0)
         assert (waiting.queue_due, waiting.due) == (leave, 10.0 + timeout)
         assert (waiting.attempts, waiting.reservation) == (0, None)
@@ -147,9 +143,7 @@ class TestLane:
         assert tier_queue.depth == 0
 
     @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "drop"]), TENANTS, st.integers(0, 50)), max_size=150))
-    def test_each_entry_is_taken_once_or_dropped_and_a_tenants_own_order_is_kept(
-        self, steps: list[tuple[str, str, int]]
-    ) -> None:
+    def test_each_is_taken_once_and_tenants_keep_order(self, steps: list[tuple[str, str, int]]) -> None:
         tier_queue, waiting = TierQueue(), list[QueuedEntry]()
 
         def first_of(tenant: str) -> QueuedEntry:
@@ -317,9 +311,7 @@ class TestTurns:
         share=st.floats(0.0, 0.5),
         arrivals=st.randoms(use_true_random=False),
     )
-    def test_a_batch_is_as_full_as_it_can_be_and_no_tier_starves(
-        self, depths: list[int], limit: int, share: float, arrivals: object
-    ) -> None:
+    def test_batches_fill_without_starving(self, depths: list[int], limit: int, share: float, arrivals: object) -> None:
         counts = self.ride(depths, limit, share, lambda tier, number: hash((tier, number)) % 97)
         assert sum(counts) == min(limit, sum(depths))
         lower = [tier for tier, depth in enumerate(depths) if depth][1:]

@@ -1,7 +1,5 @@
 """Large entries: what they cost their tenant, and how few of them ride with others."""
 
-from __future__ import annotations
-
 import pytest
 
 from headway.core.admission import Refused
@@ -95,7 +93,6 @@ def make(max_queue: int = 1000, tiers: int = 1) -> ModelQueue:
 
 
 def offer(queue: ModelQueue, *entries: Entry, now: float = 0.0) -> list[bool]:
-    """Whether each was let in."""
     return [not isinstance(queue.offer(one, now), Refused) for one in entries]
 
 
@@ -105,15 +102,13 @@ class TestBatches:
         offer(queue, *(paged(f"a{number}", "a", BATCH_PAGES) for number in range(8)))
         assert len(leave(queue).members) == 8
 
-    def test_of_large_entries_others_ride_with_one(self) -> None:
+    def test_of_large_entries_others_ride_with_one_or_with_as_many_as_have_the_pages_together(self) -> None:
         queue = make()
         offer(queue, *(paged(f"a{number}", "a", 2 * BATCH_PAGES) for number in range(3)))
         offer(queue, *(paged(f"b{number}", "b") for number in range(4)))
         assert ids(leave(queue)) == ["a0", "b0", "b1", "b2", "b3"]
         assert ids(leave(queue)) == ["a1"]
         assert ids(leave(queue, now=MIXED_SECONDS)) == ["a2"]
-
-    def test_or_with_as_many_as_have_the_pages_together(self) -> None:
         queue = make()
         offer(queue, paged("b", "b"), *(paged(f"a{number}", "a", BATCH_PAGES // 3) for number in range(6)))
         assert ids(leave(queue)) == ["b", "a0", "a1", "a2"]

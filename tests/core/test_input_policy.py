@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -59,8 +57,7 @@ def look(screen: Screen, value: Value) -> tuple[Value, str, Noted]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_normalisation_makes_a_character_that_a_rule_removes(form: Form) -> None:
-    seen = UNSEEN.sub("", "\n".join(EVERYTHING))
-    assert UNSEEN.findall(unicodedata.normalize(form, seen)) == []
+    assert UNSEEN.findall(unicodedata.normalize(form, UNSEEN.sub("", "\n".join(EVERYTHING)))) == []
 
 
 def test_classes_hold_every_character_of_formatting_that_is_not_seen() -> None:
@@ -107,11 +104,7 @@ def test_a_text_with_an_unseen_character_is_refused_where_these_are(text: str) -
     "hidden", ["ev\u200bil", "\uff45\uff56\uff49\uff4c", "e\u202evil", "ev\U000e0069il", "e\ufeffvil", "ev\ufe0fil"]
 )
 def test_a_pattern_is_looked_for_in_what_the_model_gets(hidden: str) -> None:
-    rules = (
-        InputRule(name="words", patterns=("evil",)),
-        InputRule(name="form", normalise="NFKC"),
-        REMOVE,
-    )
+    rules = (InputRule(name="words", patterns=("evil",)), InputRule(name="form", normalise="NFKC"), REMOVE)
     assert look(screen(*rules), hidden)[1] == "words"
     assert look(screen(rules[0]), hidden)[1] == ""
 
@@ -122,10 +115,7 @@ def test_the_order_in_the_file_does_not_matter() -> None:
         assert look(screen(*order), "\uff45\u200b\uff56il")[1] == "words"
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("ab\u00e9"), st.integers(1, 30)), max_size=6),
-    st.integers(LEAST_RUN, 20),
-)
+@given(st.lists(st.tuples(st.sampled_from("ab\u00e9"), st.integers(1, 30)), max_size=6), st.integers(LEAST_RUN, 20))
 def test_a_run_is_found_where_it_is_too_long_and_nowhere_else(pieces: list[tuple[str, int]], longest: int) -> None:
     text = "".join(character * length for character, length in pieces)
     runs = (len(list(group)) for _, group in itertools.groupby(text))
@@ -171,7 +161,6 @@ def test_a_text_that_grows_beyond_measure_is_not_normalised() -> None:
 
 
 def escaped(text: str) -> str:
-    """A JSON string with each of its characters as an escape."""
     units = text.encode("utf-16-be")
     return '"' + "".join(f"\\u{units[place]:02x}{units[place + 1]:02X}" for place in range(0, len(units), 2)) + '"'
 

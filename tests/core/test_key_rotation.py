@@ -1,7 +1,5 @@
 """Check of new API keys against those that are there."""
 
-from __future__ import annotations
-
 import pytest
 
 from headway.core.key_rotation import check_new
@@ -21,13 +19,10 @@ def key(id: str, *, replaces: str = "", expires_at: float | None = None) -> ApiK
     )
 
 
-def test_an_id_is_given_once() -> None:
+def test_an_id_is_given_once_and_of_two_rotations_of_one_key_the_second_loses() -> None:
     with pytest.raises(ValueError, match=r"^there is a key with the id 'a' already$"):
         check_new(key("a"), [key("a", expires_at=1.0)])
     check_new(key("a"), [key("b"), key("c")])
-
-
-def test_of_two_rotations_of_one_key_the_second_loses() -> None:
     with pytest.raises(ValueError, match=r"^old has just been replaced by b, which lives$"):
         check_new(key("a", replaces="old"), [key("b", replaces="old")])
     with pytest.raises(ValueError, match=r"^old has just been replaced by b, which lives$"):

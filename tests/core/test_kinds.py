@@ -1,7 +1,5 @@
 """Kinds of values: all that carries values carries each kind of them."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

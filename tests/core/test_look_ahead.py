@@ -1,19 +1,26 @@
-"""Look-ahead: another rule holds where what has come of late shows that it does better, and only there."""
-
-from __future__ import annotations
+"""Look-ahead: the past it goes by, what it rehearses, and when another rule holds."""
 
 import random
+from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headway.core import rehearsal
 from headway.core.batch import RunningBatches
-from headway.core.departure import Load, Rule
+from headway.core.departure import Load, Policy, Rule
 from headway.core.look_ahead import EVENTS, LOOKS, LookAhead
-from headway.core.past import Past
+from headway.core.past import ENOUGH, EVERY, FEWEST, MOST, Past
 from headway.core.policies.paced import Paced
+from headway.core.policies.windows import Window
+from headway.core.rehearsal import RETURN_GAP, STEP_EVENTS, Rehearsal
 from headway.core.slot_factors import FACTORS, USUAL
+from headway.simulator.engine import simulate
+from headway.simulator.report import percentile
+from headway.simulator.scenario import Eager, Scenario
 
 ALIKE = Load(rate=400.0, alpha=0.05, beta=0.0, slots=4, max_batch=32, departures=100)
 PACES = tuple({USUAL: 1, USUAL + 2: 1}.get(position, 0) for position in range(len(FACTORS)))
@@ -45,12 +52,9 @@ class Stream:
         return self.rules[begin:]
 
 
-def test_without_a_past_gaps_are_even() -> None:
+def test_gaps_are_even_without_a_past_and_for_alike_gpus_under_poisson_arrivals() -> None:
     policy = Paced()
     assert policy.rule(ALIKE) == policy.spaced(ALIKE)
-
-
-def test_alike_gpus_under_poisson_arrivals_keep_even_gaps() -> None:
     policy = Paced()
     assert set(Stream(policy, ALIKE).pass_by(1500)) == {policy.spaced(ALIKE)}
 
@@ -67,13 +71,11 @@ def test_a_bound_on_the_wait_bounds_the_window_that_is_tried() -> None:
 
 
 def test_nothing_is_chosen_after_few_looks() -> None:
-    stream = Stream(policy := Paced(), UNLIKE)
-    assert set(stream.pass_by(100 * (LOOKS - 1))) == {policy.spaced(UNLIKE)}
+    assert set(Stream(policy := Paced(), UNLIKE).pass_by(100 * (LOOKS - 1))) == {policy.spaced(UNLIKE)}
 
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of events that were rehearsed, as the one element."""
     calls, served = [0], rehearsal.Rehearsal._serve
 
     def counted(self: rehearsal.Rehearsal, freed: int | None, now: float) -> None:
@@ -187,3 +189,175 @@ def test_clients_no_more_than_slots_are_looked_at_too() -> None:
     for number in range(400):
         look.rule(replace(load, departures=100 + number), past)
     assert look.chosen == "leave"
+
+
+def ends(past: Past, count: int, together: list[int], newest: float) -> None:
+    """End batches a tenth of a second apart; the latest arrival lies at this part of the gap before each."""
+    for number in range(count):
+        now = number / 10
+        past.ended(together[number % len(together)], NOTHING, now - 0.1 + newest * 0.1, now)
+
+
+class TestClients:
+    def test_as_many_entries_at_each_end_that_came_with_the_answers_are_clients(self) -> None:
+        past = Past()
+        ends(past, ENOUGH - 1, [16], newest=0.02)
+        assert past.clients == 0
+        ends(past, ENOUGH, [16, 16, 16, 15], newest=0.02)
+        assert past.clients == 16
+
+    def test_clients_that_ask_again_at_the_very_end_of_a_batch_are_seen_too(self) -> None:
+        past = Past()
+        for number in range(2 * ENOUGH):
+            past.ended(64, NOTHING, (number - 1) / 8, number / 8)
+        assert past.clients == 64
+
+    def test_clients_are_counted_where_their_requests_have_rows(self) -> None:
+        """16 clients with 4 rows each, of which 4 wait and 48 rows run."""
+        past, running = Past(), RunningBatches()
+        running.left(48.0, 1, 0.0)
+        past.each = 4.0
+        for number in range(EVERY * ENOUGH):
+            now = 0.1 * (number + 1)
+            past.ended(4, running, now - 0.08, now)
+        assert past.clients == 16
+
+    def test_even_arrivals_are_none(self) -> None:
+        past = Past()
+        ends(past, 100, [16], newest=0.9)
+        assert past.clients == 0
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_entries_whose_number_varies_are_none(self, seed: int) -> None:
+        past, rng = Past(), random.Random(seed)
+        ends(past, 200, [rng.randint(8, 24) for _ in range(51)], newest=0.02)
+        assert past.clients == 0
+
+    def test_clients_that_were_seen_are_clients_still_while_their_answers_lie_close(self) -> None:
+        """Where batches of several slots end at nearly one instant, the time until the next end says little."""
+        past = Past()
+        for number in range(200):
+            now = number / 10
+            past.ended(16, NOTHING, now - (0.1 if number < 40 else 0.05), now)
+            assert past.clients == (16 if number >= ENOUGH - 1 else 0)
+        for number in range(200, 400):
+            past.ended(16, NOTHING, number / 10 - 0.01, number / 10)
+        assert past.clients == 0
+
+    def test_clients_that_stop_are_forgotten(self) -> None:
+        past = Past()
+        ends(past, 40, [16], newest=0.02)
+        for number in range(40, 80):
+            past.ended(number % 9 + 1, NOTHING, number / 10 - 0.01, number / 10)
+        assert past.clients == 0
+
+
+class TestRecord:
+    def test_a_record_is_taken_once_it_is_long_enough(self) -> None:
+        past = Past()
+        for number in range(FEWEST - 1):
+            past.left([number * 0.01], number * 0.01)
+        assert past.take(1.0) == []
+        past.left([5.0], 10.0)
+        assert past.take(60.0) == []
+        record = past.take(1.0)
+        assert len(record) == FEWEST
+        assert record == sorted(record)
+
+    def test_nothing_is_noted_while_a_record_is_looked_at(self) -> None:
+        past = Past()
+        past.left([0.0] * FEWEST, 0.0)
+        assert past.take(0.0)
+        past.left([1.0] * FEWEST, 1.0)
+        assert past.take(0.0) == []
+        past.resume(2.0)
+        past.left([1.5] * FEWEST, 1.9)
+        assert past.take(0.0) == []
+        past.left([1.9] * FEWEST, 2.0)
+        assert past.take(0.0)
+
+    @given(st.lists(st.integers(1, 400), max_size=60))
+    def test_a_record_is_bounded(self, sizes: list[int]) -> None:
+        past, now = Past(), 0.0
+        for size in sizes:
+            now += 1e-3
+            past.left([now] * size, now)
+        assert len(past.take(1e9)) < MOST + 400
+
+
+LOAD = Load(rate=400.0, alpha=0.05, beta=0.001, slots=3, max_batch=32)
+POLICIES: dict[str, Callable[[], Policy]] = {"paced": Paced, "window": lambda: Window(0.04), "eager": Eager}
+
+
+def poisson(rate: float, count: int, seed: int = 1) -> list[float]:
+    rng = random.Random(seed)
+    return list(accumulate(rng.expovariate(rate) for _ in range(count)))
+
+
+def rehearsed(name: str, load: Load, arrivals: list[float], deviation: float = 0.0, clients: bool = False) -> Rehearsal:
+    rule = POLICIES[name]().rule(load)
+    return Rehearsal(load, lambda now, rate: rule, arrivals, deviation, clients)
+
+
+def run(rehearsal: Rehearsal, until: float = float("inf")) -> Rehearsal:
+    for _ in rehearsal.steps(until):
+        pass
+    return rehearsal
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=60)
+@given(
+    gaps=st.lists(st.floats(0.0, 0.3), min_size=1, max_size=120),
+    slots=st.integers(1, 5),
+    max_batch=st.integers(1, 16),
+    deviation=st.sampled_from([0.0, 0.3]),
+)
+def test_every_arrival_is_answered_once_and_none_before_its_batch_can_end(
+    name: str, gaps: list[float], slots: int, max_batch: int, deviation: float
+) -> None:
+    load = replace(LOAD, slots=slots, max_batch=max_batch)
+    found = run(rehearsed(name, load, list(accumulate(gaps)), deviation))
+    assert len(found.latencies) == len(gaps)
+    assert min(found.latencies) >= (0.0 if deviation else load.batch_seconds(1) - 1e-9)
+
+
+def test_it_is_the_same_each_time() -> None:
+    once, again = (run(rehearsed("paced", LOAD, poisson(400.0, 2000), 0.3)).latencies for _ in range(2))
+    assert once == again
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(("deviation", "load"), [(0.0, 0.3), (0.0, 0.7), (0.3, 0.5)])
+def test_its_latencies_are_those_of_the_simulator(name: str, deviation: float, load: float) -> None:
+    rate = load * 3 * 32 / LOAD.batch_seconds(32)
+    scenario = Scenario(
+        rate=rate, workers=3, alpha=0.05, beta=0.001, max_batch=32, jitter=deviation, overhead=0.0, policy=name,
+        duration=8000 / rate, warmup=500 / rate,
+    )  # fmt: skip
+    simulated = percentile(sorted(simulate(scenario).latency), 0.95)
+    known = replace(LOAD, rate=rate, deviation=deviation * LOAD.batch_seconds(10))
+    found = run(rehearsed(name, known, poisson(rate, 8000), deviation))
+    assert percentile(sorted(found.latencies[500:]), 0.95) == pytest.approx(simulated, rel=0.08)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_each_client_has_one_request_under_way(name: str) -> None:
+    found = run(rehearsed(name, LOAD, [number * RETURN_GAP for number in range(10)], clients=True), 5.0)
+    assert sum(size for _, size in found.answered) >= 10 * 5.0 / (0.05 + LOAD.batch_seconds(10)) / 2
+    assert max(size for _, size in found.answered) <= 10
+    times = [at for at, _ in found.answered]
+    assert times == sorted(times)
+
+
+def test_a_slow_slot_takes_as_much_longer() -> None:
+    paces = [0] * 12
+    paces[4], paces[9] = 1, 1
+    load = replace(LOAD, slots=2, beta=0.0, paces=tuple(paces))
+    found = run(rehearsed("eager", load, [0.0, 0.001]))
+    assert found.latencies[1] > 2.0 * found.latencies[0]
+
+
+def test_it_pauses_now_and_then() -> None:
+    rehearsal = rehearsed("paced", LOAD, poisson(400.0, 4000))
+    assert sum(1 for _ in rehearsal.steps()) == rehearsal.events // STEP_EVENTS > 2

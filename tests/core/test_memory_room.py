@@ -1,7 +1,5 @@
 """Room for what waits, shared by tenants."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,13 +53,10 @@ def test_all_that_was_taken_comes_back(steps: list[tuple[str, int, bool]]) -> No
     assert (room.free, room._used) == (MOST, {})
 
 
-def test_an_entry_counts_with_all_that_it_holds() -> None:
+def test_an_entry_counts_with_all_that_it_holds_and_a_tenant_may_hold_all_that_is_free() -> None:
     room = Room(MOST)
     reservations = [room.take(entry("t", "x" * 3000, b"y" * 50)), room.take(entry("t", "☃" * 3000))]
     assert None not in reservations
     assert room.free == MOST - 2 * OVERHEAD - 3050 - 12_000
-
-
-def test_a_tenant_may_hold_just_as_much_as_is_free() -> None:
     assert Room(OVERHEAD + 9_000).take(entry("t")) is not None
     assert Room(OVERHEAD + 8_999).take(entry("t")) is None

@@ -1,7 +1,5 @@
 """Batches of a model that fills its inputs up: entries of like weight ride together, and nobody pays or waits for it."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import Counter, defaultdict
@@ -45,14 +43,11 @@ def weights_of(departure: Departure) -> list[int]:
     return [member.entry.weight for member in departure.members]
 
 
-def test_the_first_rides_with_its_nearest_lighter_ones_first() -> None:
+def test_the_first_rides_with_its_nearest_lighter_ones_first_and_heavier_ones_fill_up() -> None:
     queue = queue_of(10_000.0, limit=4)
     for weight in (10_000, 90_000, 1_000, 7_500, 13_000, 8_700, 6_000):
         queue.offer(entry(weight, f"tenant {weight}"), 0.0)
     assert weights_of(departs(queue, 4)) == [10_000, 8_700, 7_500, 6_000]
-
-
-def test_heavier_ones_fill_seats_that_would_stay_empty() -> None:
     queue = queue_of(10_000.0, limit=4)
     for weight in (10_000, 90_000, 50_000, 9_000, 13_000):
         queue.offer(entry(weight, f"tenant {weight}"), 0.0)
@@ -75,9 +70,7 @@ def test_all_ride_where_all_fit() -> None:
 
 
 @pytest.mark.parametrize(("first", "batches"), [(10, [[10] * 40, [900] * 4]), (900, [[900] * 4, [10] * 40])])
-def test_light_and_heavy_ones_ride_apart_where_all_fit_and_that_saves_time(
-    first: int, batches: list[list[int]]
-) -> None:
+def test_light_and_heavy_ones_ride_apart_where_that_saves_time(first: int, batches: list[list[int]]) -> None:
     queue = queue_of(900.0, tiers=2, limit=64)
     queue.offer(entry(first, tier=1), 0.0)
     for weight in sorted([10] * 40 + [900] * 4, key=first.__eq__)[:-1]:
@@ -298,5 +291,4 @@ def test_no_entry_waits_longer_than_the_turns_before_it() -> None:
         for _ in range(LIMIT):
             if len(batches) < 30:
                 queue.offer(entry(rng.randint(50, 100), f"tenant {rng.random()}"), 0.0)
-    place = next(number for number, batch in enumerate(batches) if heavy in batch.members)
-    assert place <= 300
+    assert next(number for number, batch in enumerate(batches) if heavy in batch.members) <= 300

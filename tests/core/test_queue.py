@@ -1,14 +1,12 @@
 """One model's queue: from the offer to the end of every entry."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 
 from headway.core.admission import Refused
 from headway.core.batch import Departure
-from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Hold, Load, Rule
+from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Hold, Load, Policy, Rule
 from headway.core.fair_queue import GONE, RETRYING, RUNNING, QueuedEntry, entries_of
 from headway.core.queue import MIN_AVOIDANCE, ModelQueue
 from headway.core.queue_limits import QueueLimits
@@ -17,8 +15,6 @@ from tests.core.entries import entry
 
 
 class Fixed:
-    """A policy with one rule."""
-
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
 
@@ -42,10 +38,18 @@ def offer(queue: ModelQueue, *ids: str, now: float = 0.0, tier: int = 0, tenant:
     return [one for one in admitted if isinstance(one, QueuedEntry)]
 
 
-def leave(queue: ModelQueue, now: float = 0.0, worker: str = "gpu-0", limit: int = 8) -> Departure:
-    departed = queue.depart(worker, limit, AT_ONCE, now)
+def leave(
+    queue: ModelQueue, now: float = 0.0, worker: str = "gpu-0", limit: int = 8, policy: Policy | None = None
+) -> Departure:
+    departed = queue.depart(worker, limit, policy or AT_ONCE, now)
     assert isinstance(departed, Departure)
     return departed
+
+
+def held_until(queue: ModelQueue, policy: Policy, now: float, worker: str = "gpu-0") -> float:
+    held = queue.depart(worker, 8, policy, now)
+    assert isinstance(held, Hold)
+    return held.until
 
 
 def ids(departure: Departure) -> list[str]:
@@ -56,9 +60,13 @@ def rng() -> float:
     return 0.0
 
 
+@pytest.fixture
+def queue() -> ModelQueue:
+    return make()
+
+
 class TestLeaving:
-    def test_what_waits_leaves_together(self) -> None:
-        queue = make()
+    def test_what_waits_leaves_together(self, queue: ModelQueue) -> None:
         members = offer(queue, "a", "b", "c", now=1.0)
         departure = leave(queue, now=1.5)
         assert (departure.worker, departure.left_at, departure.reason) == ("gpu-0", 1.5, FULL)
@@ -66,8 +74,7 @@ class TestLeaving:
         assert [(one.state, one.attempts) for one in members] == [(RUNNING, 1)] * 3
         assert (queue.depth, queue.last_departure) == (0, 1.5)
 
-    def test_answered_members_are_gone(self) -> None:
-        queue = make()
+    def test_answered_members_are_gone(self, queue: ModelQueue) -> None:
         members = offer(queue, "a", "b")
         assert queue.finish(leave(queue), 0.1) == members
         assert [one.state for one in members] == [GONE, GONE]
@@ -95,38 +102,27 @@ class TestLeaving:
         queue = make(slots=3)
         shared = Fixed(Rule(size=8, headway=0.1, split=9.0))
         offer(queue, *"abcdefg")
-        sizes = []
-        for number in range(3):
-            departed = queue.depart(f"gpu-{number}", 8, shared, 0.1 * number)
-            assert isinstance(departed, Departure)
-            sizes.append(len(departed.members))
+        sizes = [len(leave(queue, 0.1 * number, f"gpu-{number}", policy=shared).members) for number in range(3)]
         assert sizes == [3, 3, 1]  # A third of 7 each.
 
-    def test_held_entries_stay(self) -> None:
-        queue = make()
+    def test_held_entries_stay(self, queue: ModelQueue) -> None:
         offer(queue, "a")
         queue.last_departure = 0.0
         held = queue.depart("gpu-0", 8, Fixed(Rule(size=8, headway=0.5)), 0.1)
         assert (held, queue.depth) == (Hold(0.5), 1)
 
-    def test_the_most_urgent_member_is_not_held_until_it_is_too_late(self) -> None:
-        queue = make()
+    def test_the_most_urgent_member_is_not_held_until_it_is_too_late(self, queue: ModelQueue) -> None:
         queue.last_departure = 0.0
         queue.offer(entry("calm"), 0.0)
         queue.offer(entry("urgent", timeout=0.3), 0.0)
-        held = queue.depart("gpu-0", 8, PATIENT, 0.0)
-        assert isinstance(held, Hold)
-        assert held.until < 0.3
-        departed = queue.depart("gpu-0", 8, PATIENT, held.until)
-        assert isinstance(departed, Departure)
-        assert departed.reason == DEADLINE
+        until = held_until(queue, PATIENT, 0.0)
+        assert until < 0.3
+        assert leave(queue, until, policy=PATIENT).reason == DEADLINE
 
     def test_the_fleet_shares_one_last_departure(self) -> None:
         queue, spaced = make(slots=2), Fixed(Rule(size=8, headway=0.5))
         offer(queue, "a")
-        departed = queue.depart("gpu-0", 8, spaced, 0.0)
-        assert isinstance(departed, Departure)
-        assert departed.reason == HEADWAY
+        assert leave(queue, policy=spaced).reason == HEADWAY
         offer(queue, "b", now=0.1)
         assert queue.depart("gpu-1", 8, spaced, 0.1) == Hold(0.5)
 
@@ -139,26 +135,18 @@ class TestLeaving:
         assert ids(leave(queue, now=0.4, limit=10))[-2:] == ["f0", "p0"]
         assert ids(leave(queue, now=0.4, limit=10))[-2:] == ["p1", "f1"]
 
-    def test_no_place_goes_to_what_cannot_be_answered_in_time_while_others_want_it(self) -> None:
+    @pytest.mark.parametrize("tier", [0, 1])
+    def test_no_place_goes_to_what_cannot_be_answered_in_time_while_others_want_it(self, tier: int) -> None:
         queue = make(max_batch=2)
         queue.service.observe(1, 0.1)
         hopeless = queue.offer(entry("hopeless", timeout=0.15), 0.0)
-        offer(queue, "a", "b", "c")
+        offer(queue, "a", "b", "c", tier=tier)
         departure = leave(queue, now=0.1, limit=2)
         assert ids(departure) == ["a", "b"]
         assert departure.late == [hopeless]
         assert isinstance(hopeless, QueuedEntry)
         assert hopeless.attempts == 0, "it never ran, and is not told that it did"
         assert queue.depth == 1
-
-    def test_what_is_dropped_beside_other_tiers_never_ran(self) -> None:
-        queue = make(max_batch=2)
-        queue.service.observe(1, 0.1)
-        hopeless = queue.offer(entry("hopeless", timeout=0.15, tier=0), 0.0)
-        offer(queue, "a", "b", "c", tier=1)
-        assert leave(queue, now=0.1, limit=2).late == [hopeless]
-        assert isinstance(hopeless, QueuedEntry)
-        assert hopeless.attempts == 0
 
     def test_a_place_nobody_else_wants_is_not_left_empty(self) -> None:
         queue = make(max_batch=2)
@@ -167,8 +155,7 @@ class TestLeaving:
         departure = leave(queue, now=0.1, limit=2)
         assert (ids(departure), departure.late) == (["hopeless"], [])
 
-    def test_learns_the_run_time_from_the_departure_to_the_return(self) -> None:
-        queue = make()
+    def test_learns_the_run_time_from_the_departure_to_the_return(self, queue: ModelQueue) -> None:
         offer(queue, "a", "b")
         queue.finish(leave(queue, now=1.0), 1.25)
         assert queue.service.seconds(2) == pytest.approx(0.25)
@@ -189,31 +176,27 @@ class TestLeaving:
 
 
 class TestForgetting:
-    def test_what_was_removed_never_rides(self) -> None:
-        queue = make()
+    def test_what_was_removed_once_or_twice_never_rides(self, queue: ModelQueue) -> None:
         first, _ = offer(queue, "a", "b")
-        queue.remove(first)
-        assert queue.depth == 1
+        for _ in range(2):
+            queue.remove(first)
+            assert queue.depth == 1
         assert ids(leave(queue)) == ["b"]
 
-    def test_what_was_removed_while_it_ran_is_not_wanted_any_more(self) -> None:
-        queue = make()
-        first, second = offer(queue, "a", "b")
-        departure = leave(queue)
-        queue.remove(first)
-        assert ids(departure) == ["a", "b"]
-        assert queue.finish(departure, 0.1) == [second]
+    def test_what_was_removed_while_it_ran_is_not_wanted_and_does_not_run_again(self) -> None:
+        for fails in (False, True):
+            queue = make()
+            first, second = offer(queue, "a", "b")
+            departure = leave(queue)
+            queue.remove(first)
+            assert ids(departure) == ["a", "b"]
+            if fails:
+                assert queue.fail(departure, Cause.RAISED, 0.1, rng).again == 1
+                assert leave(queue, now=1.0).members == [second]
+            else:
+                assert queue.finish(departure, 0.1) == [second]
 
-    def test_what_was_removed_while_it_ran_does_not_run_again(self) -> None:
-        queue = make()
-        first, second = offer(queue, "a", "b")
-        departure = leave(queue)
-        queue.remove(first)
-        assert queue.fail(departure, Cause.RAISED, 0.1, rng).again == 1
-        assert leave(queue, now=1.0).members == [second]
-
-    def test_what_waits_to_run_again_can_be_removed(self) -> None:
-        queue = make()
+    def test_what_waits_to_run_again_can_be_removed(self, queue: ModelQueue) -> None:
         first, second = offer(queue, "a", "b")
         queue.fail(leave(queue), Cause.RAISED, 0.1, rng)
         assert first.state == RETRYING
@@ -224,45 +207,27 @@ class TestForgetting:
         assert queue.wake(("gpu-0",), 5.0) == math.inf
         assert queue.depart("gpu-0", 8, AT_ONCE, 5.0) == Hold(math.inf)
 
-    def test_removing_twice_is_removing_once(self) -> None:
-        queue = make()
-        first, _ = offer(queue, "a", "b")
-        queue.remove(first)
-        queue.remove(first)
-        assert queue.depth == 1
-
 
 class TestExpiring:
-    def test_what_has_not_left_by_the_queue_deadline_is_late(self) -> None:
-        queue = make()
+    @pytest.mark.parametrize("handed_back", [False, True])
+    def test_what_has_not_left_by_the_queue_deadline_is_late(self, queue: ModelQueue, handed_back: bool) -> None:
         [first] = offer(queue, "a")
+        if handed_back:
+            queue.hand_back(leave(queue), 0.1)
         assert queue.next_due() == 2.0
         assert queue.expire(1.99) == []
         assert queue.expire(2.0) == [first]
         assert (queue.depth, first.state, queue.next_due()) == (0, GONE, math.inf)
 
-    def test_what_waits_to_run_again_is_late_by_the_total_deadline(self) -> None:
-        queue = make()
+    def test_what_waits_to_run_again_is_late_by_the_total_deadline(self, queue: ModelQueue) -> None:
         [first] = offer(queue, "a")
-        queue.fail(leave(queue, now=1.9), Cause.RAISED, 1.95, rng)
+        departure = leave(queue, now=1.9)
+        assert (queue.expire(100.0), queue.next_due()) == ([], math.inf), "what runs is not expired"
+        queue.fail(departure, Cause.RAISED, 1.95, rng)
         assert queue.next_due() <= 4.0
         assert queue.expire(3.99) == []
         assert queue.expire(4.0) == [first]
         assert (queue.depth, queue.next_due()) == (0, math.inf)
-
-    def test_what_was_handed_back_keeps_its_queue_deadline(self) -> None:
-        queue = make()
-        [first] = offer(queue, "a")
-        queue.hand_back(leave(queue), 0.1)
-        assert queue.next_due() == 2.0
-        assert queue.expire(2.0) == [first]
-
-    def test_what_runs_is_not_expired(self) -> None:
-        queue = make()
-        offer(queue, "a")
-        leave(queue)
-        assert queue.expire(100.0) == []
-        assert queue.next_due() == math.inf
 
     def test_depths_by_tier(self) -> None:
         queue = make(tiers=3)
@@ -274,8 +239,7 @@ class TestExpiring:
 
 
 class TestHandingBack:
-    def test_charges_nothing_and_goes_ahead_of_all_others(self) -> None:
-        queue = make()
+    def test_charges_nothing_and_goes_ahead_of_all_others(self, queue: ModelQueue) -> None:
         [first] = offer(queue, "a")
         departure = leave(queue)
         offer(queue, "b", now=0.1)
@@ -284,19 +248,16 @@ class TestHandingBack:
         again = leave(queue, now=0.1)
         assert (ids(again), again.reason, first.attempts) == (["a"], RETRY, 1)
 
-    def test_keeps_what_it_failed_before(self) -> None:
-        queue = make()
+    def test_keeps_what_it_failed_before(self, queue: ModelQueue) -> None:
         offer(queue, "a", "b")
         queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
         queue.hand_back(leave(queue, now=1.0), 1.0)
         queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
-        half = leave(queue, now=2.0)
-        assert (len(half.members), queue.depth) == (1, 1)
+        assert (len(leave(queue, now=2.0).members), queue.depth) == (1, 1)
 
 
 class TestFailing:
-    def test_a_failed_batch_runs_again_by_itself(self) -> None:
-        queue = make()
+    def test_a_failed_batch_runs_again_by_itself(self, queue: ModelQueue) -> None:
         offer(queue, "a", "b")
         assert queue.fail(leave(queue), Cause.CRASHED, 0.1, rng).again == 2
         offer(queue, "innocent", now=0.1)
@@ -304,23 +265,20 @@ class TestFailing:
         assert (ids(again), again.reason) == (["a", "b"], RETRY)
         assert ids(leave(queue, now=0.2)) == ["innocent"]
 
-    def test_it_waits_for_the_backoff_and_says_until_when(self) -> None:
-        queue = make()
+    def test_it_waits_for_the_backoff_and_says_until_when(self, queue: ModelQueue) -> None:
         offer(queue, "a")
         queue.fail(leave(queue), Cause.CRASHED, 1.0, rng)
-        held = queue.depart("gpu-0", 8, AT_ONCE, 1.0)
-        assert isinstance(held, Hold)
-        assert held.until == pytest.approx(1.005)
+        assert held_until(queue, AT_ONCE, 1.0) == pytest.approx(1.005)
         assert queue.wake(("gpu-0",), 1.0) == pytest.approx(1.005)
         assert queue.wake(("gpu-0",), 1.005) == "gpu-0"
+        assert ids(leave(queue, now=1.005)) == ["a"], "it does not wait for others when there is only one"
 
     def test_it_goes_to_another_worker_where_there_is_one(self) -> None:
         queue = make(slots=2)
         offer(queue, "a")
         queue.fail(leave(queue, worker="bad"), Cause.CRASHED, 1.0, rng)
-        held = queue.depart("bad", 8, AT_ONCE, 1.01)
-        assert isinstance(held, Hold)
-        assert held.until == pytest.approx(1.005 + MIN_AVOIDANCE)
+        opens = held_until(queue, AT_ONCE, 1.01, worker="bad")
+        assert opens == queue.wake(("bad",), 1.01) == pytest.approx(1.005 + MIN_AVOIDANCE)
         assert queue.wake(("bad", "good", "better"), 1.01) == "good"
         assert ids(leave(queue, now=1.01, worker="good")) == ["a"]
 
@@ -328,16 +286,7 @@ class TestFailing:
         queue = make(slots=2)
         offer(queue, "a")
         queue.fail(leave(queue, worker="bad"), Cause.CRASHED, 1.0, rng)
-        opens = queue.wake(("bad",), 1.01)
-        assert opens == pytest.approx(1.005 + MIN_AVOIDANCE)
-        assert isinstance(opens, float)
-        assert ids(leave(queue, now=opens, worker="bad")) == ["a"]
-
-    def test_it_does_not_wait_for_others_when_there_is_only_one(self) -> None:
-        queue = make(slots=1)
-        offer(queue, "a")
-        queue.fail(leave(queue, worker="only"), Cause.CRASHED, 1.0, rng)
-        assert ids(leave(queue, now=1.005, worker="only")) == ["a"]
+        assert ids(leave(queue, held_until(queue, AT_ONCE, 1.01, worker="bad"), worker="bad")) == ["a"]
 
     def test_a_culprit_is_found_by_halves_and_the_others_are_answered(self) -> None:
         queue, now = make(max_batch=8), 0.0
@@ -364,8 +313,7 @@ class TestFailing:
         assert (ids(first), ids(second)) == (list("abcd"), list("efgh"))
         assert queue.depth == 0
 
-    def test_what_is_late_by_then_is_told_apart(self) -> None:
-        queue = make()
+    def test_what_is_late_by_then_is_told_apart(self, queue: ModelQueue) -> None:
         late = queue.offer(entry("late", timeout=0.5), 0.0)
         offer(queue, "calm")
         after = queue.fail(leave(queue), Cause.CRASHED, 0.5, rng)
@@ -373,8 +321,7 @@ class TestFailing:
         assert isinstance(late, QueuedEntry)
         assert late.state == GONE
 
-    def test_a_batch_that_nobody_waits_for_is_not_run_again(self) -> None:
-        queue = make()
+    def test_a_batch_that_nobody_waits_for_is_not_run_again(self, queue: ModelQueue) -> None:
         for one in offer(queue, "a", "b"):
             departure = leave(queue, limit=1)
             queue.remove(one)
@@ -400,32 +347,24 @@ class TestFailing:
         offer(queue, "a", "b")
         queue.fail(leave(queue), Cause.CRASHED, 0.0, lambda: next(throws))
         queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, lambda: next(throws))
-        held = queue.depart("gpu-0", 8, AT_ONCE, 1.0101)
-        assert isinstance(held, Hold)
-        assert held.until == pytest.approx(1.019)
+        assert held_until(queue, AT_ONCE, 1.0101) == pytest.approx(1.019)
 
 
 class TestWaking:
-    def test_before_anybody_claimed_the_first_is_woken(self) -> None:
-        queue = make()
+    def test_before_anybody_claimed_the_first_is_woken(self, queue: ModelQueue) -> None:
+        assert queue.wake(("gpu-0",), 0.0) == math.inf
         offer(queue, "a")
         assert queue.wake({"gpu-3": None, "gpu-1": None}, 0.0) == "gpu-3"
 
-    def test_nothing_to_claim_is_nothing_to_wake_for(self) -> None:
-        assert make().wake(("gpu-0",), 0.0) == math.inf
-
-    def test_goes_by_the_rule_of_the_last_claim(self) -> None:
-        queue = make()
+    def test_goes_by_the_rule_of_the_last_claim(self, queue: ModelQueue) -> None:
         queue.last_departure = 0.0
-        spaced = Fixed(Rule(size=3, headway=0.5))
-        assert queue.depart("gpu-0", 8, spaced, 0.1) == Hold(math.inf)
+        assert queue.depart("gpu-0", 8, Fixed(Rule(size=3, headway=0.5)), 0.1) == Hold(math.inf)
         offer(queue, "a", "b", now=0.2)
         assert queue.wake(("gpu-0",), 0.2) == 0.5
         offer(queue, "c", now=0.2)
         assert queue.wake(("gpu-0",), 0.2) == "gpu-0"
 
-    def test_asks_the_policy_again_when_that_rule_is_old(self) -> None:
-        queue = make()
+    def test_asks_the_policy_again_when_that_rule_is_old(self, queue: ModelQueue) -> None:
         rules = iter([Rule(size=8, window=9.0, rate=1e6), Rule(size=8, window=9.0, rate=0.0)])
 
         class Changing:

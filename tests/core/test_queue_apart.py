@@ -1,7 +1,5 @@
 """Entries that wait apart from the tier queues: which get in, which go first, and what a search leaves behind."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec
@@ -105,8 +103,6 @@ class TestGettingIn:
 
 
 class Counted:
-    """A policy that counts how often it is asked."""
-
     def __init__(self) -> None:
         self.asked = 0
 
@@ -128,9 +124,13 @@ class TestWaking:
         assert asked == [1, 1, 2]
 
 
+@pytest.fixture
+def queue() -> ModelQueue:
+    return make()
+
+
 class TestPrices:
-    def test_a_second_costs_more_where_the_caller_has_sent_culprits(self) -> None:
-        queue = make()
+    def test_a_second_costs_more_where_the_caller_has_sent_culprits(self, queue: ModelQueue) -> None:
         [good] = offer(queue, "good", tenant="good")
         group = Group([good], 0.0, QUARANTINE)
         assert queue._price(group, 0.0) == 1.0
@@ -141,8 +141,7 @@ class TestPrices:
 
 
 class TestHandingBack:
-    def test_when_all_of_a_probe_have_left_the_rest_of_its_batch_is_free(self) -> None:
-        queue = make()
+    def test_when_all_of_a_probe_have_left_the_rest_of_its_batch_is_free(self, queue: ModelQueue) -> None:
         members = offer(queue, "a", "b", "c", "d")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         half = leave(queue, now=1.0)
@@ -154,16 +153,13 @@ class TestHandingBack:
         assert (set(ids(rest)), rest.attempts) == (left, 2)
         assert queue.depth == 0
 
-    def test_one_that_was_alone_is_over_as_if_it_had_not_been_handed_back(self) -> None:
-        queue = make()
+    def test_one_that_was_alone_is_over_as_if_it_had_not_been_handed_back(self, queue: ModelQueue) -> None:
         [first] = offer(queue, "a")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         queue.hand_back(leave(queue, now=1.0), 1.0)
-        after = queue.fail(leave(queue, now=1.0), Cause.RAISED, 1.0, rng)
-        assert after.dead == [first]
+        assert queue.fail(leave(queue, now=1.0), Cause.RAISED, 1.0, rng).dead == [first]
 
-    def test_goes_ahead_of_a_search(self) -> None:
-        queue = make()
+    def test_goes_ahead_of_a_search(self, queue: ModelQueue) -> None:
         offer(queue, "first")
         first = leave(queue)
         offer(queue, "a", "b")
@@ -171,8 +167,7 @@ class TestHandingBack:
         queue.hand_back(first, 0.0)
         assert ids(leave(queue)) == ["first"]
 
-    def test_keeps_how_often_it_died_alone(self) -> None:
-        queue = make()
+    def test_keeps_how_often_it_died_alone(self, queue: ModelQueue) -> None:
         [only] = offer(queue, "a")
         queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
         queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
@@ -181,8 +176,7 @@ class TestHandingBack:
 
 
 class TestBudgets:
-    def test_a_tenant_without_retries_left_gets_none_and_others_theirs(self) -> None:
-        queue = make()
+    def test_a_tenant_without_retries_left_gets_none_and_others_theirs(self, queue: ModelQueue) -> None:
         while queue._budgets.spend("poor", 1, 0.0):
             pass
         [poor] = offer(queue, "p", tenant="poor")
@@ -219,9 +213,7 @@ class TestPools:
 
 class TestDying:
     @pytest.mark.parametrize(("cause", "runs", "known"), [(Cause.RAISED, 2, False), (Cause.CRASHED, 3, True)])
-    def test_an_input_that_killed_its_worker_is_known_whatever_workers_come(
-        self, cause: Cause, runs: int, known: bool
-    ) -> None:
+    def test_a_killer_of_workers_stays_known_to_all(self, cause: Cause, runs: int, known: bool) -> None:
         queue = make()
         queue.offer(of("evil", "bad"), 0.0)
         for run in range(runs):
@@ -233,8 +225,7 @@ class TestDying:
 
 
 class TestRunningAgain:
-    def test_one_alone_waits_for_its_pause_and_several_are_searched_at_once(self) -> None:
-        queue = make()
+    def test_one_alone_waits_for_its_pause_and_several_are_searched_at_once(self, queue: ModelQueue) -> None:
         offer(queue, "a")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         held = queue.depart("gpu-0", 8, AT_ONCE, 0.0)
@@ -244,19 +235,16 @@ class TestRunningAgain:
         assert ids(leave(queue)) == ["b"]
 
     @pytest.mark.parametrize("crashes", [1, 2])
-    def test_what_runs_again_whole_goes_ahead_of_a_search(self, crashes: int) -> None:
-        queue = make()
+    def test_what_runs_again_whole_goes_ahead_of_a_search(self, queue: ModelQueue, crashes: int) -> None:
         offer(queue, "first")
         for number in range(crashes):
             queue.fail(leave(queue, now=float(number)), Cause.CRASHED, float(number), rng)
         now = crashes - 0.999
         offer(queue, "a", "b", now=now)
-        search = leave(queue, now=now)
-        queue.fail(search, Cause.RAISED, now, rng)
+        queue.fail(leave(queue, now=now), Cause.RAISED, now, rng)
         assert ids(leave(queue, now=9.0)) == ["first"]
 
-    def test_a_probe_that_fails_of_the_remote_keeps_its_rest(self) -> None:
-        queue = make()
+    def test_a_probe_that_fails_of_the_remote_keeps_its_rest(self, queue: ModelQueue) -> None:
         offer(queue, "a", "b", "c", "d")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         queue.fail(leave(queue, now=1.0), Cause.REMOTE, 1.0, rng)
@@ -266,8 +254,7 @@ class TestRunningAgain:
         queue.finish(again, 2.0)
         assert ids(leave(queue, now=2.0)) == ["c"]
 
-    def test_of_one_that_crashes_alone_the_rest_is_let_go(self) -> None:
-        queue = make()
+    def test_of_one_that_crashes_alone_the_rest_is_let_go(self, queue: ModelQueue) -> None:
         members = offer(queue, "a", "b")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
@@ -281,8 +268,7 @@ class TestRunningAgain:
         )
         assert members[1].attempts == 1
 
-    def test_of_one_that_is_searched_on_the_rest_is_let_go_as_it_was(self) -> None:
-        queue = make()
+    def test_of_one_that_is_searched_on_the_rest_is_let_go_as_it_was(self, queue: ModelQueue) -> None:
         for number, caller in enumerate("xxxxyz"):
             queue.offer(of(caller, str(number)), 0.0)
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)

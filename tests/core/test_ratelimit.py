@@ -1,7 +1,5 @@
 """Rate limits: each agrees with a token bucket, and several in one book are charged together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -10,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import ratelimit
-from headway.core.ratelimit import ROUNDING, Over, RateDebts, charge, interval, part, tolerance, wait
+from headway.core.ratelimit import ROUNDING, CallPace, Over, RateDebts, charge, interval, part, tolerance, wait
 from headway.model import Limit
 
 QUOTAS = st.builds(
@@ -21,7 +19,6 @@ QUOTAS = st.builds(
     burst=st.integers(1, 20).map(float),
 )
 GAPS = st.lists(st.integers(0, 4000), max_size=80)
-"""Milliseconds between requests."""
 
 
 class Bucket:
@@ -241,3 +238,12 @@ def test_a_burst_below_one_lets_one_in() -> None:
 def test_what_arithmetic_alone_makes_late_is_in_time() -> None:
     assert wait(LIMIT, 1.0 + ratelimit.ROUNDING / 2) == 0.0
     assert wait(LIMIT, 1.0 + ratelimit.ROUNDING * 2) > 0.0
+
+
+def test_calls_at_once_wait_for_their_turns_rest_saves_none_up_and_without_a_rate_nobody_waits() -> None:
+    pace = CallPace(8.0)
+    assert [pace.take(0.0) for _ in range(3)] == pytest.approx([0.0, 0.125, 0.25])
+    assert pace.take(0.3) == pytest.approx(0.075)
+    assert [pace.take(9.0), pace.take(9.0)] == pytest.approx([0.0, 0.125])
+    pace = CallPace(0.0)
+    assert [pace.take(0.0) for _ in range(1000)] == [0.0] * 1000

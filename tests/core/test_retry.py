@@ -1,6 +1,4 @@
-"""Retries of a batch that failed: further runs, backoff, and the budgets."""
-
-from __future__ import annotations
+"""Retries of a batch that failed, and restarts of a worker: further runs, backoff, and the budgets."""
 
 import pytest
 from hypothesis import given
@@ -14,9 +12,13 @@ from headway.core.retry import (
     BUDGET_RESERVE,
     BUDGET_TRICKLE,
     DEATHS_ALONE,
+    KILLED_CAP,
     MAX_ATTEMPTS,
     NEVER_SPLIT,
+    PAUSE_CAP,
     SEARCHED,
+    STEADY_LIFE,
+    RestartPauses,
     RetryBudgets,
     backoff,
     is_over,
@@ -56,11 +58,8 @@ class TestStayingWhole:
     def test_once_when_it_may_be_nobodys_fault(self, cause: Cause) -> None:
         assert [stays_whole(cause, 8, failures) for failures in (1, 2)] == [True, False]
 
-    @pytest.mark.parametrize("cause", sorted(SEARCHED, key=str))
-    def test_never_when_an_input_is_at_fault(self, cause: Cause) -> None:
-        assert not stays_whole(cause, 8, 1)
-
-    def test_always_when_the_remote_is_at_fault(self) -> None:
+    def test_never_when_an_input_is_at_fault_and_always_when_the_remote_is(self) -> None:
+        assert not any(stays_whole(cause, 8, 1) for cause in SEARCHED)
         assert stays_whole(Cause.REMOTE, 8, 9)
 
 
@@ -75,15 +74,11 @@ class TestBackoff:
 
 
 class TestBudgets:
-    def test_starts_full(self) -> None:
-        budgets = RetryBudgets(1)
-        assert all(budgets.spend("a", 1, 0.0) for _ in range(int(BUDGET_RESERVE)))
-        assert not budgets.spend("a", 1, 0.0)
-
-    def test_what_is_not_there_is_not_taken(self) -> None:
+    def test_start_full_and_what_is_not_there_is_not_taken(self) -> None:
         budgets = RetryBudgets(1)
         assert not budgets.spend("a", int(BUDGET_RESERVE) + 1, 0.0)
-        assert budgets.spend("a", int(BUDGET_RESERVE), 0.0)
+        assert all(budgets.spend("a", 1, 0.0) for _ in range(int(BUDGET_RESERVE)))
+        assert not budgets.spend("a", 1, 0.0)
 
     def test_first_runs_earn_and_seconds_trickle(self) -> None:
         budgets = RetryBudgets(1)
@@ -114,19 +109,14 @@ class TestBudgets:
                 retried += count
             assert retried <= BUDGET_RESERVE + BUDGET_RATIO * first + BUDGET_TRICKLE * now + 1e-6
 
-    def test_one_tenant_spends_nothing_of_anothers(self) -> None:
+    def test_one_tenant_spends_and_earns_nothing_for_another(self) -> None:
         budgets = RetryBudgets(1)
         assert budgets.spend("bad", int(BUDGET_RESERVE), 0.0)
+        budgets.earn(["good"] * 100, 0.0)
         assert not budgets.spend("bad", 1, 0.0)
         assert budgets.spend("good", int(BUDGET_RESERVE), 0.0)
-
-    def test_a_tenants_own_first_runs_earn(self) -> None:
-        budgets = RetryBudgets(1)
-        assert budgets.spend("a", int(BUDGET_RESERVE), 0.0)
-        budgets.earn(["b"] * 100, 0.0)
-        assert not budgets.spend("a", 1, 0.0)
-        budgets.earn(["a"] * 5, 0.0)
-        assert budgets.spend("a", 1, 0.0)
+        budgets.earn(["bad"] * 5, 0.0)
+        assert budgets.spend("bad", 1, 0.0)
 
     def test_grow_with_the_largest_batch(self) -> None:
         budgets = RetryBudgets(100)
@@ -147,3 +137,27 @@ class TestBudgets:
         assert budgets.spend("a", 1, 0.0)
         budgets.earn(["a"] * 10, 0.0)
         assert not budgets._paid_at
+
+
+def test_starts_that_fail_come_at_ever_longer_intervals_and_those_that_others_kill_soon() -> None:
+    pauses = RestartPauses()
+    assert [pauses.start_failed(False) for _ in range(9)] == [0.25, 0.5, 1, 2, 4, 8, 16, PAUSE_CAP, PAUSE_CAP]
+    pauses.well()
+    assert pauses.start_failed(False) == 0.25
+    pauses = RestartPauses()
+    assert [pauses.start_failed(True) for _ in range(6)] == [0.25, 0.5, 1, KILLED_CAP, KILLED_CAP, KILLED_CAP]
+
+
+def test_a_first_death_costs_no_pause_and_the_next_ones_do() -> None:
+    pauses = RestartPauses()
+    assert [pauses.died_idle(0.1) for _ in range(4)] == [0.0, 0.25, 0.5, 1.0]
+    assert pauses.start_failed(False) == 4.0
+
+
+@pytest.mark.parametrize("life", [STEADY_LIFE, 1e6])
+def test_some_seconds_of_life_end_the_pauses(life: float) -> None:
+    pauses = RestartPauses()
+    for _ in range(20):
+        pauses.died_idle(0.1)
+    assert pauses.died_idle(life) == 0.0
+    assert [pauses.died_idle(0.1) for _ in range(2)] == [0.0, 0.25]

@@ -1,7 +1,5 @@
 """Rules of rollouts, and how often they err on random traffic."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -61,7 +59,6 @@ class Traffic:
         self._buckets = [bucket_of(latency(rng)) for _ in range(20_000)]
 
     def ended(self, mean: float) -> VersionCounts:
-        """Outcomes of a look in which so many are due."""
         rng, count, at = self._rng, 0, self._rng.expovariate(1.0)
         while at < mean:
             count, at = count + 1, at + rng.expovariate(1.0)
@@ -148,7 +145,6 @@ def test_a_test_that_was_not_asked_for_ends_nothing() -> None:
 
 
 def ended(plan: Rollout, looks: Sequence[tuple[float, int]]) -> list[tuple[int, RolloutState]]:
-    """Steps and states after looks of so many seconds, with so many answers of the new version."""
     places = []
     for seconds, count in looks:
         plan = watched(plan, seconds, VersionCounts(count), VersionCounts(count))

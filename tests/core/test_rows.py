@@ -1,7 +1,5 @@
 """Rows of tensors: an entry of k rows counts as k of a batch, in whatever is reckoned with batches."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math
@@ -48,8 +46,6 @@ def make(tiers: int = 3, reserved_share: float = 0.25, slots: int = 1) -> ModelQ
 
 
 class Heard:
-    """Policy that remembers the load that it was asked for."""
-
     load: Load
 
     def rule(self, load: Load) -> Rule:
@@ -80,17 +76,13 @@ class TestModels:
         gone = [worker(arrays, status=status) for status in WorkerStatus if status is not WorkerStatus.HEALTHY]
         assert rows.counted([worker(""), *gone]) == {}
 
-    def test_a_text_is_one_row_and_tensors_are_theirs(self) -> None:
-        assert [rows.weight(value, B, 0) for value in ("a" * 99, b"[1,2]", tensors(1), tensors(5))] == [1, 1, 1, 5]
-
-    def test_more_rows_than_a_batch_weigh_as_much_as_one(self) -> None:
-        assert rows.weight(tensors(99), B, 0) == B
+    def test_a_text_is_one_row_and_tensors_are_theirs_up_to_those_of_a_batch(self) -> None:
+        values = ("a" * 99, b"[1,2]", tensors(1), tensors(5), tensors(99))
+        assert [rows.weight(value, B, 0) for value in values] == [1, 1, 1, 5, B]
         assert rows.weight(tensors(99), B, 100) == 100
 
     @given(st.lists(st.integers(1, 99), max_size=9), st.integers(1, 40), st.integers(1, 400))
-    def test_what_a_batch_may_weigh_has_no_more_rows_than_it_may(
-        self, counts: list[int], most: int, heaviest: int
-    ) -> None:
+    def test_the_weight_of_a_batch_bounds_its_rows(self, counts: list[int], most: int, heaviest: int) -> None:
         fits = [min(count, most) for count in counts]
         weight = sum(rows.weight(tensors(count), most, heaviest) for count in fits)
         assert weight > heaviest or sum(fits) <= most
@@ -102,26 +94,25 @@ class TestModels:
         assert (limits.max_weight, limits.unit, limits.reserved_share, limits.shed_at) == (B, 1.0, 0.25, (1, 2))
 
 
+@pytest.fixture
+def queue() -> ModelQueue:
+    return make()
+
+
 class TestBatches:
-    def test_a_batch_has_as_many_rows_as_it_may_have_inputs(self) -> None:
+    @pytest.mark.parametrize(
+        ("counts", "rides"),
+        [((3, 3, 2, 1), [["3", "3", "2"], ["1"]]), ((5, 5), [["5"], ["5"]]), ((1, 3 * B, 1), [["1"], ["24"], ["1"]])],
+        ids=["as many rows as inputs", "no request is torn apart", "more rows than any batch"],
+    )
+    def test_a_batch_has_as_many_rows_as_it_may_have_inputs(self, counts: list[int], rides: list[list[str]]) -> None:
         queue = make()
-        offer(queue, 3, 3, 2, 1)
-        departure = leave(queue)
-        assert ids(departure) == ["3", "3", "2"]
-        assert departure.size == B
+        offer(queue, *counts)
+        departures = [leave(queue) for _ in rides]
+        assert [ids(departure) for departure in departures] == rides
+        assert departures[0].size == min(sum(map(int, rides[0])), B)
 
-    def test_a_request_is_never_torn_apart(self) -> None:
-        queue = make()
-        offer(queue, 5, 5)
-        assert [ids(leave(queue)) for _ in range(2)] == [["5"], ["5"]]
-
-    def test_one_with_more_rows_than_any_batch_runs_alone(self) -> None:
-        queue = make()
-        offer(queue, 1, 3 * B, 1)
-        assert [ids(leave(queue)) for _ in range(3)] == [["1"], ["24"], ["1"]]
-
-    def test_a_batch_is_full_by_its_rows(self) -> None:
-        queue = make()
+    def test_a_batch_is_full_by_its_rows(self, queue: ModelQueue) -> None:
         full = Fixed(Rule(size=B, headway=math.inf))
         offer(queue, 4)
         assert not isinstance(queue.depart("gpu-0", B, full, 0.0), Departure)
@@ -153,9 +144,7 @@ class TestBatches:
         st.lists(st.tuples(st.integers(1, 2 * B), st.integers(0, 2), st.sampled_from("ab")), max_size=40),
         st.lists(st.booleans(), max_size=6),
     )
-    def test_each_rides_once_however_often_the_kind_changes(
-        self, asked: list[tuple[int, int, str]], changes: list[bool]
-    ) -> None:
+    def test_each_rides_once_as_the_kind_changes(self, asked: list[tuple[int, int, str]], changes: list[bool]) -> None:
         plain = QueueLimits(3, B, 0.25)
         queue, rode = ModelQueue(plain), Counter[str]()
         queue.set_slots(1)
@@ -188,7 +177,6 @@ def ride(queue: ModelQueue) -> str:
 
 
 def leave_one(queue: ModelQueue) -> None:
-    """Have a batch leave, so that the next is a second one."""
     wait(queue, 0)
     ride(queue)
 
@@ -243,20 +231,17 @@ class TestShapes:
         specs = (TensorSpec("x", "UINT8", (3, -1)),)
         assert rows.shape_number(tensors(1), RowsTogether.PADDED, specs, B) > 0
 
-    def test_a_batch_is_of_one_shape_and_takes_those_of_it_that_come_later(self) -> None:
-        queue = make()
+    def test_a_batch_is_of_one_shape_and_takes_those_of_it_that_come_later(self, queue: ModelQueue) -> None:
         wait(queue, 1, 2, 1, 3, 2, 1)
         assert [ride(queue) for _ in range(3)] == ["1-0 1-2 1-5", "2-1 2-4", "3-3"]
         assert queue.depth == 0
 
-    def test_none_rides_before_a_heavier_one_of_its_shape(self) -> None:
-        queue = make()
+    def test_none_rides_before_a_heavier_one_of_its_shape(self, queue: ModelQueue) -> None:
         for weight, shape in ((5, 1), (1, 2), (4, 1), (1, 1)):
             queue.offer(entry(f"{weight}", weight=weight, shape=shape), 0.0)
         assert [ride(queue) for _ in range(3)] == ["5", "1", "4 1"]
 
-    def test_as_many_are_looked_at_as_fill_a_large_batch(self) -> None:
-        queue = make()
+    def test_as_many_are_looked_at_as_fill_a_large_batch(self, queue: ModelQueue) -> None:
         wait(queue, 1, *range(2, LOOK_AHEAD + 1), 1, 1)
         assert [ride(queue) for _ in range(3)] == [f"1-0 1-{LOOK_AHEAD} 1-{LOOK_AHEAD + 1}", "2-1", "3-2"]
         queue = make()
@@ -276,14 +261,12 @@ class TestShapes:
                 longest = max(longest, turn - waiting.pop(id, turn))
         assert longest <= 2
 
-    def test_every_second_batch_begins_with_the_tenant_of_fewest_batches(self) -> None:
-        queue = make()
+    def test_every_second_batch_begins_with_the_tenant_of_fewest_batches(self, queue: ModelQueue) -> None:
         wait(queue, 2, 3, 4, 5, 6, 7, tenant="many")
         wait(queue, *[1] * 12, tenant="one")
         assert [ride(queue) for _ in range(4)] == ["2-0", "1-0 1-1 1-2 1-3 1-4 1-5 1-6 1-7", "3-1", "1-8 1-9 1-10 1-11"]
 
-    def test_it_counts_batches_by_rows_and_by_turn_where_they_are_as_many(self) -> None:
-        queue = make()
+    def test_it_counts_batches_by_rows_and_by_turn_where_they_are_as_many(self, queue: ModelQueue) -> None:
         leave_one(queue)
         for number in range(3):
             queue.offer(entry(f"first-{number}", tenant="first", shape=2 + number), 0.0)
@@ -328,8 +311,7 @@ class TestShapes:
             wait(queue, next(numbers), tier=rider.entry.tier)
         assert batches / 8 <= firsts[2] <= batches / 4
 
-    def test_a_quarantine_runs_one_shape_after_another(self) -> None:
-        queue = make()
+    def test_a_quarantine_runs_one_shape_after_another(self, queue: ModelQueue) -> None:
         wait(queue, 1, 2, 1, 2, 2)
         members = [queue._tier_queues[0].pop() for _ in range(5)]
         queue._suspects.add(Group([one for one in members if one is not None], -math.inf, QUARANTINE))

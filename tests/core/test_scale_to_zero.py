@@ -1,7 +1,5 @@
 """Scaler of a model that nobody asks for: it gives all workers back, and has one again as soon as somebody asks."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from msgspec.structs import replace
 
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import FIRST_START, PLAN, RULES, ModelState, ScaleDecision, ScaleLimits, Scaler
-from headway.core.scaling.shares import shares
+from headway.core.scaling.shares import Holding, rooms, shares
 from headway.core.scaling.sizing import BatchCost
 
 IDLE = ScaleLimits(idle_after=30.0, most=4)
@@ -20,7 +18,6 @@ def state(ready: int, *, queue: float = 0.0, rate: float = 0.0, running: int = 0
 
 
 def decided(scaler: Scaler, found: ModelState, since: float, until: float) -> list[tuple[float, ScaleDecision]]:
-    """Decisions at each half second from an instant to another."""
     at = [since + 0.5 * step for step in range(int((until - since) * 2) + 1)]
     return [(now, one) for now in at if (one := scaler.decide(found, now)) is not None]
 
@@ -116,18 +113,13 @@ def test_what_is_left_of_the_start_is_told_from_the_last_one_that_was_seen() -> 
 
 def test_lines_of_bulk_jobs_keep_the_workers_and_bring_one_no_sooner_than_a_start_after_the_last_change() -> None:
     scaler = Scaler(replace(IDLE, idle_after=5.0), 1, 0.0, start=20.0)
-    lines = replace(state(1), bulk=1)
-    assert decided(scaler, lines, 0.0, 100.0) == []
-    assert [now for now, _ in decided(scaler, state(1), 100.5, 101.0)] == [100.5], (
-        "as nobody has asked for it all that time"
-    )
+    assert decided(scaler, replace(state(1), bulk=1), 0.0, 100.0) == []
+    assert [now for now, _ in decided(scaler, state(1), 100.5, 101.0)] == [100.5]
     [(now, one)] = decided(scaler, replace(state(0), bulk=1), 101.0, 130.0)
     assert (now, one.desired, one.reason) == (120.5, 1, "lines of bulk jobs wait for it")
     unseen = Scaler(replace(IDLE, idle_after=5.0), 1, 0.0)
     assert [now for now, _ in decided(unseen, state(1, load=3.0), 0.0, 6.0)] == [5.0]
-    assert [now for now, _ in decided(unseen, replace(state(0), bulk=1), 6.0, 20.0)] == [8.0], (
-        "as long as the loading took"
-    )
+    assert [now for now, _ in decided(unseen, replace(state(0), bulk=1), 6.0, 20.0)] == [8.0]
 
 
 @pytest.mark.parametrize("policy", [RULES, PLAN])
@@ -164,3 +156,38 @@ def test_nobody_who_asks_is_without_a_worker_that_is_there_or_wanted(steps: list
 def test_every_process_gives_its_workers_back_and_has_one_again() -> None:
     assert shares(0, {"a": (2, 4), "b": (1, 1)}) == {"a": 0, "b": 0}
     assert shares(2, {"a": (0, 4), "b": (0, 1)}) == {"a": 1, "b": 1}
+
+
+def test_what_is_free_is_room_for_every_model_up_to_its_bound() -> None:
+    found = rooms({"a": Holding(1, 1, 4), "b": Holding(0, 0, 4), "c": Holding(2, 2, 3)}, 3, 0)
+    assert found == {"a": 4, "b": 3, "c": 3}
+
+
+def test_the_model_with_the_most_gives_one_up_for_one_that_waits() -> None:
+    assert rooms({"a": Holding(0, 1, 4), "b": Holding(3, 3, 4), "c": Holding(1, 1, 4)}, 0, 0) == {
+        "a": 1,
+        "b": 2,
+        "c": 1,
+    }
+    assert rooms({"a": Holding(0, 1, 4), "b": Holding(2, 2, 4), "c": Holding(1, 1, 4)}, 0, 1) == {
+        "a": 1,
+        "b": 2,
+        "c": 1,
+    }
+
+
+def test_of_last_ones_any_may_be_given_up_and_by_nobody_who_has_none() -> None:
+    assert rooms({"a": Holding(0, 1, 2), "b": Holding(1, 1, 2), "c": Holding(1, 1, 2), "d": Holding(0, 0, 2)}, 0, 0) == {
+        "a": 1, "b": 0, "c": 0, "d": 0,
+    }  # fmt: skip
+    assert rooms({"a": Holding(0, 1, 2), "b": Holding(0, 1, 2)}, 0, 0) == {"a": 1, "b": 1}
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=1),
+    st.integers(0, 3),
+)
+def test_nobody_gives_up_anything_while_nobody_waits(drawn: dict[str, tuple[int, int]], free: int) -> None:
+    holdings = {name: Holding(has, has, has + more) for name, (has, more) in drawn.items()}
+    found = rooms(holdings, free, 0)
+    assert all(holdings[name].has <= most <= holdings[name].most for name, most in found.items())

@@ -1,7 +1,5 @@
 """Cost and arrival rate of a model, learnt from noisy data."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -44,9 +42,7 @@ class TestServiceModel:
         assert model.beta == pytest.approx(0.001, rel=0.05)
 
     @given(st.lists(st.tuples(st.integers(1, 100), st.floats(0.0, 30.0)), min_size=1, max_size=200))
-    def test_no_coefficient_is_ever_negative_and_no_larger_batch_is_expected_to_be_faster(
-        self, batches: list[tuple[int, float]]
-    ) -> None:
+    def test_no_coefficient_is_negative_and_larger_is_never_faster(self, batches: list[tuple[int, float]]) -> None:
         model = ServiceModel()
         for size, seconds in batches:
             model.observe(size, seconds)
@@ -63,13 +59,11 @@ class TestServiceModel:
         assert model.beta == pytest.approx(0.002, rel=0.3)
         assert model.seconds(32) == pytest.approx(0.214, rel=0.05)
 
-    def test_one_run_that_takes_far_too_long_is_an_accident(self) -> None:
+    def test_one_run_that_takes_far_too_long_is_an_accident_and_two_are_a_change(self) -> None:
         model = learnt(0.1, 0.001, noise=0.1)
         before = model.seconds(1), model.seconds(64)
         model.observe(1, 30.0)
         assert (model.seconds(1), model.seconds(64)) == pytest.approx(before, rel=0.1)
-
-    def test_two_such_runs_are_a_change(self) -> None:
         model = learnt(0.1, 0.0)
         for _ in range(100):
             model.observe(8, 1.0)
@@ -106,20 +100,14 @@ class TestServiceModel:
         assert model.alpha == 0.0
         assert model.beta == pytest.approx((0.1 + 0.3) / (10 + 20), rel=0.01)
 
-    def test_knows_nothing_before_the_first_batch(self) -> None:
-        model = ServiceModel()
-        assert model.seconds(32) == 0.0
-        assert model.largest == 0.0
-
     def test_a_warm_up_is_believed_until_batches_are_seen(self) -> None:
         model = ServiceModel()
+        model.warm_up([])
+        assert (model.seconds(32), model.largest) == (0.0, 0.0), "nothing is known before the first batch"
         model.warm_up([(1, 0.102), (64, 0.228)])
         assert (model.alpha, model.beta) == pytest.approx((0.1, 0.002))
         model.warm_up([(1, 9.0), (64, 9.0)])
         assert model.seconds(64) == pytest.approx(0.228)
-        fresh = ServiceModel()
-        fresh.warm_up([])
-        assert fresh.seconds(64) == 0.0
 
 
 class TestArrivalRate:
@@ -134,9 +122,10 @@ class TestArrivalRate:
             soon.observe(1, step / 10_000)
         assert soon.at(0.003) == pytest.approx(10_000.0, rel=0.05)
 
-    def test_two_first_arrivals_at_once_are_no_flood(self) -> None:
+    def test_a_first_arrival_is_no_rate_and_two_at_once_are_no_flood(self) -> None:
         measured = ArrivalRate()
         measured.observe(1, 5.0)
+        assert measured.at(5.0) == 0.0
         measured.observe(1, 5.0)
         assert measured.at(5.0) <= 1000.0
         assert measured.at(5.1) <= 10.6
@@ -163,11 +152,6 @@ class TestArrivalRate:
             measured.observe(1, now)
             seen.append(measured.at(now))
         assert sum(seen) / len(seen) == pytest.approx(200.0, rel=0.05)
-
-    def test_a_first_arrival_is_no_rate(self) -> None:
-        measured = ArrivalRate()
-        measured.observe(1, 50.0)
-        assert measured.at(50.0) == 0.0
 
     def test_fades_when_nothing_comes(self) -> None:
         measured = ArrivalRate()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter
@@ -19,10 +17,8 @@ class TestActive:
     def test_each_shard_in_use_has_slots_enough(self, shards: int, slots: int, expected: int) -> None:
         assert active(shards, slots) == expected
 
-    def test_while_no_worker_lives_one_shard_takes_what_comes(self) -> None:
+    def test_while_no_worker_lives_one_shard_takes_what_comes_and_else_none_has_fewer_slots(self) -> None:
         assert active(16, 0) == 1
-
-    def test_none_has_fewer(self) -> None:
         for slots in range(SLOTS_EACH, 100):
             used = active(16, slots)
             assert min(slots_at(shard, slots, used) for shard in range(used)) >= SLOTS_EACH
@@ -38,27 +34,22 @@ class TestHome:
             assert here == [slots_at(shard, slots, shards) for shard in range(shards)]
             assert max(here) - min(here) <= 1
 
-    def test_does_not_depend_on_the_order_in_which_workers_are_seen(self) -> None:
+    def test_depends_on_no_order_and_a_newcomer_knows_it_before_others_know_the_newcomer(self) -> None:
         workers = [f"host-{number}/gpu-0" for number in range(7)]
         mixed = random.Random(0).sample(workers, 7)
         assert [home(worker, workers, 3) for worker in workers] == [home(worker, mixed, 3) for worker in workers]
-
-    def test_a_newcomer_knows_its_home_before_others_know_it(self) -> None:
-        others = ["a", "b", "d"]
-        assert home("c", others, 3) == home("c", ["a", "b", "c", "d"], 3)
-
-    def test_of_nobody(self) -> None:
+        assert home("c", ["a", "b", "d"], 3) == home("c", ["a", "b", "c", "d"], 3)
         assert home("a", [], 1) == 0
 
 
-class TestSlotsAt:
-    def test_adds_up_to_all(self) -> None:
-        assert [slots_at(shard, 11, 4) for shard in range(4)] == [3, 3, 3, 2]
-
-    def test_of_a_shard_that_is_not_in_use(self) -> None:
-        assert [slots_at(shard, 2, 2) for shard in range(4)] == [1, 1, 0, 0]
-        assert slots_at(0, 0, 1) == 0
-        assert [slots_at(shard, 9, 2) for shard in range(4)] == [5, 4, 0, 0]
+@pytest.mark.parametrize(
+    ("slots", "shards", "expected"),
+    [(11, 4, [3, 3, 3, 2]), (2, 2, [1, 1, 0, 0]), (0, 1, [0]), (9, 2, [5, 4, 0, 0])],
+)
+def test_slots_at_adds_up_to_all_and_a_shard_that_is_not_in_use_has_none(
+    slots: int, shards: int, expected: list[int]
+) -> None:
+    assert [slots_at(shard, slots, shards) for shard in range(len(expected))] == expected
 
 
 class TestInTurn:
@@ -70,8 +61,6 @@ class TestInTurn:
 
     def test_one_after_another(self) -> None:
         assert [in_turn(turn, 5, 2) for turn in range(6)] == [0, 1, 0, 1, 0, 0]
-
-    def test_while_no_worker_lives(self) -> None:
         assert in_turn(7, 0, 1) == 0
 
 
@@ -87,18 +76,12 @@ class TestOfTenant:
     def test_is_the_same_in_every_process_and_release(self) -> None:
         shards = [of_tenant(tenant, 1000) for tenant in ("acme", "globex", "", "ü\ud800")]
         assert shards == [126, 779, 22, 575]
-
-    def test_any_text_will_do(self) -> None:
         assert of_tenant("", 1) == of_tenant("\ud800", 1) == 0
 
 
 class TestPart:
-    def test_of_a_batch(self) -> None:
-        assert (part(100), part(32)) == (25, 8)
-
-    @pytest.mark.parametrize("max_batch", [1, 2, 3])
-    def test_is_never_nothing(self, max_batch: int) -> None:
-        assert part(max_batch) == 1
+    def test_of_a_batch_is_never_nothing(self) -> None:
+        assert [part(size) for size in (100, 32, 3, 2, 1)] == [25, 8, 1, 1, 1]
 
     @pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 1), (25, 1), (26, 2), (100, 4)])
     def test_a_group_is_cut_into_as_few_as_will_do(self, count: int, expected: int) -> None:

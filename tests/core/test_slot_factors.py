@@ -1,13 +1,23 @@
-"""How fast slots are beside each other, learnt from few noisy batches."""
+"""How fast slots are beside each other, their pace, and which of them take part."""
 
-from __future__ import annotations
-
+import functools
+import math
 import random
+import statistics
+from collections.abc import Callable
 
 import pytest
 
+from headway.core import policies
+from headway.core.batch import Departure
+from headway.core.departure import Load
+from headway.core.policies.paced import team
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.core.service_model import ServiceModel
 from headway.core.slot_factors import FACTORS, PRIOR, USUAL, SlotFactors, scale
+from headway.core.slot_pace import SlotPace
+from tests.core.entries import entry
 
 ALPHA, BETA = 0.1, 0.001
 
@@ -88,8 +98,7 @@ def test_in_the_first_batches_chance_sets_slots_apart_less_often() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_slot_that_is_much_slower_is_found_in_a_few_batches_that_vary(seed: int) -> None:
-    learnt = run_all({"gpu-0": 3.0}, 8, 5, jitter=0.3, seed=seed)
-    assert learnt.ratio("gpu-0", "gpu-1") > 1.3
+    assert run_all({"gpu-0": 3.0}, 8, 5, jitter=0.3, seed=seed).ratio("gpu-0", "gpu-1") > 1.3
 
 
 def test_larger_batches_on_the_slow_slot_are_not_taken_for_the_cost_of_an_input() -> None:
@@ -113,15 +122,12 @@ def test_slots_with_the_line_do_together_what_the_slots_do(slow: float, batches:
     assert 2 * 64 / learnt.line.seconds(64) == pytest.approx(64 / full + 64 / (slow * full), rel=0.1)
 
 
-def test_one_run_that_takes_far_too_long_makes_no_slot_slow() -> None:
+def test_one_run_that_takes_far_too_long_makes_no_slot_slow_and_one_that_is_fast_again_counts_so() -> None:
     learnt = run_all({}, 2, 50, jitter=0.1)
     learnt.factors.learn(learnt.line, "gpu-0", 10, 30.0, learnt.departures)
     for worker in ("gpu-0", "gpu-1", "gpu-0"):
         learnt.run(worker, 1.0)
     assert learnt.ratio("gpu-0", "gpu-1") == 1.0
-
-
-def test_a_slot_that_is_fast_again_counts_as_fast_again() -> None:
     learnt = run_all({"gpu-0": 2.0}, 3, 30)
     for _ in range(30):
         learnt.run("gpu-0", 1.0)
@@ -153,3 +159,209 @@ def test_nothing_is_learnt_of_slots_that_are_at_home_elsewhere() -> None:
         learnt.run("guest", 3.0)
     assert learnt.factors.paces() == ()
     assert learnt.factors.standing("guest", 1000) == (1.0, 0)
+
+
+STEPS_OF_TWO = 3
+"""Steps of the grid nearest to twice as slow, 1.8."""
+
+
+def fleet(fast: int, slow: int, steps: int, load: float, max_batch: int = 64) -> Load:
+    """Load of a fleet of 100 ms batches, as a share of what all of it can do."""
+    paces = [0] * len(FACTORS)
+    paces[USUAL], paces[USUAL + steps] = fast, slow
+    slots = fast + slow
+    return Load(load * slots * max_batch / 0.1, 0.1, 0.0, slots, max_batch, departures=100, paces=tuple(paces))
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "steps", "load", "chosen"),
+    [
+        (1, 1, 2, 0.3, 2),
+        (1, 1, 5, 0.3, 1),
+        (1, 1, 5, 0.9, 2),
+        (7, 1, 2, 0.3, 7),
+        (7, 1, 2, 0.95, 8),
+        (4, 4, STEPS_OF_TWO, 0.2, 4),
+        (4, 4, STEPS_OF_TWO, 0.8, 8),
+    ],
+)
+def test_slow_slots_take_part_where_they_help(fast: int, slow: int, steps: int, load: float, chosen: int) -> None:
+    assert team(fleet(fast, slow, steps, load)).slots == chosen
+
+
+def test_gap_and_run_time_together_are_as_long_on_each_slot() -> None:
+    load = fleet(1, 1, 2, 0.3)
+    rule = policies.build("paced", None).rule(load)
+    assert rule.headway is not None
+    times = scale((*load.paces[:USUAL], 0, *load.paces[USUAL + 1 :]), load.slots)
+    factors = [times * FACTORS[USUAL], times * FACTORS[USUAL + 2]]
+    latencies = [rule.headway * rule.part(factor) + 0.1 * factor for factor in factors]
+    assert latencies == pytest.approx([latencies[0]] * 2)
+    assert all(factor < rule.slowest for factor in factors)
+
+
+def test_equal_slots_have_the_rule_that_they_have_when_nothing_is_known_of_paces() -> None:
+    load = fleet(4, 0, 1, 0.5)
+    rule = policies.build("paced", None).rule(load)
+    assert (rule.team, rule.slowest) == (0.0, math.inf)
+    assert rule.headway == pytest.approx(0.025)
+    assert rule.part(1.0) == 1.0
+
+
+class Pair:
+    """A fast and a slow GPU, known for it."""
+
+    def __init__(self) -> None:
+        self.queue = ModelQueue(QueueLimits(1, 16, 0.0, 1000))
+        self.policy = policies.build("paced", None)
+        self.queue.set_slots(2, {"fast", "slow"})
+        self.now = 0.0
+        for _ in range(60):
+            self.run("fast", 0.1)
+            self.run("slow", 0.3)
+
+    def leave(self, worker: str, size: int = 4) -> Departure:
+        self.now += 10.0
+        for _ in range(size):
+            self.queue.offer(entry(), self.now)
+        departure = self.queue.depart(worker, 16, self.policy, self.now + 1.0)
+        assert isinstance(departure, Departure)
+        return departure
+
+    def run(self, worker: str, seconds: float) -> None:
+        departure = self.leave(worker)
+        self.now += 1.0 + seconds
+        self.queue.finish(departure, self.now)
+
+
+def test_of_idle_gpus_the_fastest_is_woken() -> None:
+    pair = Pair()
+    pair.now += 10.0
+    for _ in range(16):
+        pair.queue.offer(entry(), pair.now)
+    assert pair.queue.wake(["slow", "fast"], pair.now) == "fast"
+
+
+def test_what_waits_while_the_fast_gpu_runs_is_left_to_it() -> None:
+    pair = Pair()
+    pair.leave("fast")
+    left_at = pair.now + 1.0
+    pair.queue.offer(entry(), left_at + 0.05)
+    until = pair.queue.wake(["slow"], left_at + 0.05)
+    assert isinstance(until, float)
+    assert until > left_at + 0.2
+
+
+def test_after_one_very_long_run_a_lone_request_leaves_at_once() -> None:
+    queue, policy, now = ModelQueue(QueueLimits(1, 16, 0.0, 1000)), policies.build("paced", None), 0.0
+    queue.set_slots(2, {"gpu-0", "gpu-1"})
+    for number in range(60):
+        now += 0.2
+        queue.offer(entry(), now)
+        departure = queue.depart(f"gpu-{number % 2}", 16, policy, now)
+        assert isinstance(departure, Departure)
+        queue.finish(departure, now + (30.0 if number == 50 else 0.1))
+
+
+MAX_BATCH = 64
+Seconds = Callable[[int, random.Random], float]
+
+
+def straight(size: int, rng: random.Random) -> float:
+    return 0.1 + 0.002 * size
+
+
+def noisy(size: int, rng: random.Random) -> float:
+    return straight(size, rng) * rng.lognormvariate(-0.005, 0.1)
+
+
+def by_the_longest(size: int, rng: random.Random) -> float:
+    """Each input takes its own time, and the batch as long as its longest."""
+    return 0.02 + max(0.03 * rng.lognormvariate(0.0, 0.6) for _ in range(size))
+
+
+@functools.cache
+def true_pace(seconds: Seconds) -> float:
+    rng = random.Random(99)
+    return MAX_BATCH / statistics.fmean(seconds(MAX_BATCH, rng) for _ in range(4000))
+
+
+def learnt(seconds: Seconds, sizes: list[int], seed: int) -> SlotPace:
+    rng, pace = random.Random(seed), SlotPace(MAX_BATCH)
+    pace.warmed([(1, seconds(1, rng)), (MAX_BATCH, seconds(MAX_BATCH, rng))])
+    for size in sizes:
+        pace.observe(size, seconds(size, rng))
+    return pace
+
+
+@pytest.mark.parametrize("seconds", [straight, noisy, by_the_longest])
+@pytest.mark.parametrize(("least", "most"), [(1, 8), (1, 64), (32, 64), (60, 64), (64, 64)])
+def test_after_20_batches_it_is_within_a_tenth_or_an_estimate(seconds: Seconds, least: int, most: int) -> None:
+    truth, sure, right = true_pace(seconds), 0, 0
+    for seed in range(40):
+        rng = random.Random(1000 + seed)
+        pace = learnt(seconds, [rng.randint(least, most) for _ in range(20)], seed)
+        if not pace.estimated:
+            sure += 1
+            right += abs(pace.items_per_second / truth - 1) <= 0.1
+    assert right >= 0.9 * sure - 1, "one may be chance"
+    if least >= 60 and seconds is not by_the_longest:
+        assert sure == 40, "twenty full batches say enough"
+    if most <= 8:
+        assert sure == 0, "nothing is known of full batches"
+
+
+def test_full_batches_that_follow_their_longest_input_are_measured_in_the_end() -> None:
+    pace = learnt(by_the_longest, [MAX_BATCH] * 200, 1)
+    assert not pace.estimated
+    assert pace.items_per_second == pytest.approx(true_pace(by_the_longest), rel=0.1)
+
+
+def test_nothing_is_known_at_first() -> None:
+    pace = SlotPace(MAX_BATCH)
+    assert (pace.items_per_second, pace.estimated) == (0.0, True)
+
+
+def test_before_load_the_warm_up_tells() -> None:
+    """From a single input alone the pace would be taken for 64 inputs in 102 ms, more than twice the truth."""
+    pace = learnt(straight, [], 1)
+    assert pace.estimated
+    assert pace.items_per_second == pytest.approx(true_pace(straight), rel=0.01)
+    small = learnt(straight, [1] * 20, 1)
+    assert small.estimated
+    assert small.items_per_second == pytest.approx(true_pace(straight), rel=0.1)
+
+
+def test_a_slot_that_slows_down_is_followed() -> None:
+    rng = random.Random(1)
+    pace = learnt(straight, [MAX_BATCH] * 50, 1)
+    for _ in range(10):
+        pace.observe(MAX_BATCH, 2 * straight(MAX_BATCH, rng))
+    assert pace.items_per_second == pytest.approx(true_pace(straight) / 2, rel=0.1)
+    for _ in range(10):
+        pace.observe(MAX_BATCH, 2 * straight(MAX_BATCH, rng))
+    assert not pace.estimated
+
+
+def test_a_pace_that_was_measured_is_not_an_estimate_again_for_a_few_stray_batches() -> None:
+    rng, pace, told = random.Random(1), SlotPace(MAX_BATCH), list[bool]()
+    for _ in range(2000):
+        pace.observe(MAX_BATCH, by_the_longest(MAX_BATCH, rng))
+        if not told or told[-1] is not pace.estimated:
+            told.append(pace.estimated)
+    assert len(told) <= 6, "to and fro"
+
+
+def test_a_later_start_changes_nothing_once_batches_were_seen() -> None:
+    pace = learnt(straight, [MAX_BATCH] * 10, 1)
+    before = pace.items_per_second
+    pace.warmed([(1, 9.0), (MAX_BATCH, 9.0)])
+    assert pace.items_per_second == before
+
+
+def test_a_batch_may_hold_one_input() -> None:
+    pace = SlotPace(1)
+    for _ in range(20):
+        pace.observe(1, 0.05)
+    assert not pace.estimated
+    assert pace.items_per_second == pytest.approx(20.0)

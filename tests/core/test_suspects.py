@@ -1,9 +1,8 @@
 """The search for culprits: the groups that wait apart, what runs how often, who hears what, and whose GPU time it is."""
 
-from __future__ import annotations
-
 import math
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -15,28 +14,33 @@ from headway.core.departure import APART, Hold, Rule
 from headway.core.fair_queue import RETRYING, QueuedEntry, queued_at
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
+from headway.core.retry import DEATHS_ALONE, MAX_ATTEMPTS, SEARCHED
 from headway.core.suspects import (
     APART_PRICE,
+    CLEAN,
     FIRST,
     HALF,
     LEAST_COST,
+    LEAST_REST,
     MOST_CREDIT,
     QUARANTINE,
     QUARANTINED_ATTEMPTS,
     REST,
+    RESTS,
     SEARCH_PRICE,
     Group,
+    LineSuspects,
     Suspects,
     _cut,
     last_moment,
+    line_pause,
 )
-from headway.model import Cause
+from headway.model import MOST_OUTPUT, Cause
 from tests.contracts.brokers import Fixed
 from tests.core.entries import entry
 
 AT_ONCE = Fixed(Rule(size=1))
 BATCH = 0.1
-"""Seconds that each batch takes."""
 
 
 class Bench:
@@ -85,9 +89,7 @@ def inputs(members: list[QueuedEntry]) -> list[str]:
     callers=st.integers(1, 4),
     cause=st.sampled_from([Cause.RAISED, Cause.CRASHED]),
 )
-def test_every_culprit_ends_alone_and_every_innocent_is_answered(
-    size: int, data: st.DataObject, callers: int, cause: Cause
-) -> None:
+def test_culprits_end_alone_and_others_get_answers(size: int, data: st.DataObject, callers: int, cause: Cause) -> None:
     culprits = data.draw(st.sets(st.integers(0, size - 1), max_size=4))
     bench = Bench()
     asked = [(f"c{number % callers}", f"{'bad' if number in culprits else 'good'} {number}") for number in range(size)]
@@ -215,7 +217,6 @@ ANN, BOB = ("t", "ann"), ("t", "bob")
 
 
 def some(*callers: str) -> list[QueuedEntry]:
-    """An entry of each caller, named by its place."""
     return [
         queued_at(msgspec.structs.replace(entry(str(place)), caller=caller), 0.0)
         for place, caller in enumerate(callers)
@@ -271,12 +272,8 @@ class TestPools:
         suspects.unknown(some("ann", "ann"), like, {ANN: 8}.__getitem__)
         quarantine = suspects.quarantine(ANN)
         assert quarantine is not None
-        assert (len(quarantine.members), quarantine.ready_at, quarantine.kind, quarantine.failures) == (
-            2,
-            5.0,
-            QUARANTINE,
-            3,
-        )
+        seen = quarantine.ready_at, quarantine.kind, quarantine.failures
+        assert (len(quarantine.members), *seen) == (2, 5.0, QUARANTINE, 3)
         assert (quarantine.caller, suspects.quarantine(BOB), suspects.callers) == (ANN, None, 1)
         suspects.unknown(some("ann", "bob"), like, dict[tuple[str, str], int]().__getitem__)
         together = list(suspects.groups)[1]
@@ -407,12 +404,9 @@ class TestChoosing:
     def test_where_there_are_others_a_worker_is_avoided_for_a_while(self) -> None:
         group = Group(some("a"), 1.0, HALF)
         group.avoid, group.avoid_until = "gpu-0", 3.0
-        assert [group.open_at(worker, others) for worker in ("gpu-0", "gpu-1") for others in (True, False)] == [
-            3.0,
-            1.0,
-            1.0,
-            1.0,
-        ]
+        workers = ("gpu-0", "gpu-1")
+        assert [group.open_at(worker, True) for worker in workers] == [3.0, 1.0]
+        assert [group.open_at(worker, False) for worker in workers] == [1.0, 1.0]
         suspects = Suspects()
         suspects.add(group)
         assert suspects.wake(["gpu-0", "gpu-1"], True, 1.0) == "gpu-1"
@@ -447,17 +441,113 @@ class TestCredit:
         assert (suspects.credit, suspects._lean) == (0.0, -LEAST_COST)
 
 
-def test_one_that_never_ran_keeps_its_queue_deadline() -> None:
+def test_one_that_never_ran_keeps_its_queue_deadline_and_is_told_at_its_last_moment() -> None:
     [queued] = some("a")
     assert last_moment(queued) == 2.0
     queued.attempts = 1
     assert last_moment(queued) == 4.0
-
-
-def test_those_without_time_are_told_at_their_last_moment() -> None:
     suspects, members = Suspects(), some("a", "b")
     suspects.add(Group(members[:1], 0.0, FIRST))
     suspects.add(Group(members[1:], 0.0, FIRST, 1, 1))
     assert (suspects.due, suspects.overdue(1.9)) == (2.0, [])
     assert suspects.overdue(2.0) == members[:1]
     assert suspects.due == 4.0
+
+
+class Line:
+    def __init__(self, bad: bool = False) -> None:
+        self.bad, self.failures, self.alone = bad, 0, 0
+        self.runs = self.runs_alone = 0
+
+
+def suspects() -> LineSuspects:
+    return LineSuspects(lambda: 0.0)
+
+
+def search(lines: Sequence[Line], cause: Cause, found: LineSuspects) -> list[Line]:
+    """Run lines, together at first, until each has its outcome. Returns those that were given up."""
+    waiting, ended = deque([lines]), []
+    while waiting:
+        group = waiting.popleft()
+        for line in group:
+            line.runs += 1
+            line.runs_alone += len(group) == 1
+        if any(line.bad for line in group):
+            groups = found.failed("t", group, cause, len(group))
+            waiting.extend(groups)
+            over = list(group) if not groups else []
+        else:
+            over = list(group)
+        for line in over:
+            found.ended("t", line)
+            if line.bad:
+                ended.append(line)
+    return ended
+
+
+@given(
+    st.lists(st.sampled_from([True, False, False, False, False, False]), min_size=1, max_size=40).filter(
+        lambda bad: sum(bad) < 6
+    ),
+    st.sampled_from([Cause.RAISED, Cause.TIMEOUT, Cause.CRASHED]),
+)
+def test_bad_lines_alone_are_given_up_and_no_tenant_stays_suspected(bad: list[bool], cause: Cause) -> None:
+    lines, found = [Line(one) for one in bad], suspects()
+    given_up = search(lines, cause, found)
+    assert Counter(map(id, given_up)) == Counter(id(line) for line in lines if line.bad)
+    assert all(line.runs_alone >= (1 if cause in SEARCHED else DEATHS_ALONE) for line in given_up)
+    assert all(line.runs <= 2 * MAX_ATTEMPTS + 8 for line in lines)
+    for _ in range(CLEAN * 2 ** max(sum(bad) - 1, 0)):  # As many as the last of them has it owe.
+        assert bool(found.shape("t")) == any(bad)
+        found.succeeded("t", 1, 8)
+    assert found.shape("t") == 0
+
+
+def test_what_a_tenant_owes_doubles_with_each_bad_line() -> None:
+    found = suspects()
+    for times in range(3):
+        search([Line(bad=True)], Cause.RAISED, found)
+        for _ in range(CLEAN * 2**times):
+            assert found.shape("t")
+            found.succeeded("t", 1, 8)
+        assert found.shape("t") == 0
+    assert found.shape("another") == 0
+
+
+def test_lines_with_large_outputs_ride_apart_as_many_as_have_room() -> None:
+    found, size = suspects(), MOST_OUTPUT // 3
+    assert found.succeeded("t", size, 8)
+    assert not found.succeeded("t", size, 8), "it is told once"
+    shapes = [found.shape("t") for _ in range(9)]
+    assert len(set(shapes)) == 3
+    assert all(shapes.count(shape) == 3 for shape in shapes)
+    for _ in range(CLEAN):
+        found.succeeded("t", 1, 8)
+    assert found.shape("t") == 0
+
+
+@pytest.mark.parametrize("ran", [0.1, 10.0])
+def test_groups_of_a_tenant_that_killed_a_worker_rest_one_after_another(ran: float) -> None:
+    found, each = suspects(), max(LEAST_REST, RESTS * ran)
+    assert found.rest("t", 3, ran, 100.0) == [each, 2 * each, 3 * each]
+    assert found.rest_left("t", 100.0) == 4 * each
+    assert found.rest("t", 1, ran, 100.0) == [5 * each]
+    assert (found.rest_left("t", 1e9), found.rest_left("another", 0.0)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("cause", "longer"), [(Cause.RAISED, 1), (Cause.TIMEOUT, 8), (Cause.CRASHED, 8)])
+def test_a_rest_doubles_with_each_line_that_has_killed_a_worker_and_not_with_others(cause: Cause, longer: int) -> None:
+    found = suspects()
+    for _ in range(3):
+        search([Line(bad=True)], cause, found)
+    assert found.rest("t", 1, 0.1, 100.0) == [longer * LEAST_REST]
+
+
+@pytest.mark.parametrize(("cause", "longer"), [(Cause.RAISED, False), (Cause.REMOTE, True)])
+def test_lines_pause_longer_and_longer_while_a_remote_api_fails(cause: Cause, longer: bool) -> None:
+    line = Line()
+    pause: Callable[[], float] = lambda: line_pause([[line]], cause, 1.0)  # noqa: E731
+    line.failures = 1
+    first = pause()
+    line.failures = 3
+    assert (pause() > 4 * first) == longer

@@ -1,7 +1,5 @@
 """Tensors as values: packed, checked against a model's specifications, and in JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -36,7 +34,6 @@ SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 5, 17, 40]), min_size=1, max_size
 
 @st.composite
 def arrays(draw: st.DrawFn) -> tuple[str, Any]:
-    """An array with its datatype."""
     datatype, shape = draw(st.sampled_from(sorted(DTYPES))), draw(SHAPES)
     rng, kind = np.random.default_rng(draw(st.integers(0, 1 << 30))), DTYPES[datatype]
     if datatype == "BOOL":
@@ -271,9 +268,7 @@ def test_numbers_are_made_four_bytes(datatype: str) -> None:
 
 
 @given(arrays(), st.booleans(), st.sampled_from([None, 1]))
-def test_rows_of_vectors_are_read_alike_however_short_they_are(
-    drawn: tuple[str, Any], single: bool, indent: int | None
-) -> None:
+def test_rows_of_vectors_are_read_however_short(drawn: tuple[str, Any], single: bool, indent: int | None) -> None:
     datatype, array = drawn
     rows = array.reshape(array.shape[0] or 1, -1)[: 1 if single else None]
     specs = (TensorSpec("x", datatype, (-1,)),)
@@ -330,9 +325,7 @@ FLOATS, TEXTS = TensorSpec("x", "FP32", (2,)), TensorSpec("x", "BYTES", ())
         ("[1, 2]", (TEXTS,), "[1, 2]"),
     ],
 )
-def test_a_text_of_before_the_kind_was_known_is_json_text_unless_the_model_takes_texts(
-    text: str, specs: tuple[TensorSpec, ...], expected: Any
-) -> None:
+def test_a_text_of_unknown_kind_is_read_as_json(text: str, specs: tuple[TensorSpec, ...], expected: Any) -> None:
     assert json.loads(values.as_json(values.as_tensors(text, specs))) == expected
 
 

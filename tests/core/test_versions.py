@@ -1,7 +1,5 @@
 """Choice of the version that answers."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 
@@ -47,10 +45,11 @@ def test_what_are_no_weights_is_said(text: str, why: str) -> None:
         read_weights(text)
 
 
-def test_requests_are_shared_by_weight_whatever_the_slots() -> None:
+def test_requests_are_shared_by_weight_whatever_the_slots_and_without_weights_by_slots() -> None:
     versions = Versions({"3": 1, "4": 7}, ("3", "4"), read_weights("3=95,4=5"))
     assert drawn(versions) == {"3": 9500, "4": 500}
     assert versions.only is None
+    assert drawn(Versions({"3": 3, "4": 1}, ("3", "4"), {})) == {"3": 7500, "4": 2500}
 
 
 def test_weights_that_are_all_0_only_take_versions_out_as_long_as_there_are_others() -> None:
@@ -59,10 +58,6 @@ def test_weights_that_are_all_0_only_take_versions_out_as_long_as_there_are_othe
     assert drawn(both) == {"2": 2500, "3": 7500}
     assert not both.takes("4")
     assert drawn(Versions({"4": 4}, ("4",), out)) == {"4": 10_000}
-
-
-def test_without_weights_they_are_shared_by_slots() -> None:
-    assert drawn(Versions({"3": 3, "4": 1}, ("3", "4"), {})) == {"3": 7500, "4": 2500}
 
 
 def test_weights_count_among_the_live_versions() -> None:
@@ -89,8 +84,7 @@ def test_a_position_is_always_the_same_and_evenly_spread() -> None:
     rng = random.Random(5)
     positions = [position_of("t", str(rng.random())) for _ in range(4000)]
     assert all(0.0 <= position < 1.0 for position in positions)
-    counts = Counter(int(position * 10) for position in positions)
-    assert min(counts.values()) > 300
+    assert min(Counter(int(position * 10) for position in positions).values()) > 300
 
 
 def test_versions_are_those_of_workers_that_claim_for_one() -> None:

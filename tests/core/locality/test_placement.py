@@ -1,8 +1,8 @@
 """Placement of models on GPUs: what is loaded, where, and what makes room."""
 
-from __future__ import annotations
-
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headway.core.locality.placement import (
     BUSY,
@@ -23,12 +23,10 @@ ENTRY = 0.05
 
 
 def asked(**rates: float) -> dict[str, Asked]:
-    """Requests per second of each model, of which some wait."""
     return {model: Asked(rate, 1 if rate else 0, 1, ENTRY) for model, rate in rates.items()}
 
 
 def placed(gpus: int, room: int, *models: str, warm_at: float = 0.0, **min_warm: int) -> Placement:
-    """Placement whose first loads are done."""
     placement = Placement([f"g{number}" for number in range(gpus)], room, {m: min_warm.get(m, 0) for m in models})
     for move in placement.first():
         placement.loaded(move.gpu, move.model, LOAD, warm_at)
@@ -50,24 +48,17 @@ def on(placement: Placement, gpus: int) -> list[str]:
 
 def test_with_room_for_all_every_gpu_holds_every_model() -> None:
     assert on(placed(2, 2, "a", "b"), 2) == ["ab", "ab"]
+    assert placed(2, 1, "a", "b", "c").look(asked(a=0.0, b=0.0, c=0.0), {}, 100.0) == [], "nobody asks"
 
 
-def test_the_first_loads_spread_the_models_and_fill_the_room() -> None:
+def test_the_first_loads_spread_the_models_and_fill_the_room_after_what_is_to_be_kept() -> None:
     placement = Placement(["g0", "g1"], 2, {"a": 0, "b": 0, "c": 0})
     moves = placement.first()
     assert [(move.gpu, move.model) for move in moves] == [("g0", "a"), ("g1", "b"), ("g0", "c"), ("g1", "a")]
     assert {move.reason for move in moves} == {COLD}
     assert placement.copies("a") == 2
-
-
-def test_what_is_to_be_kept_is_loaded_before_all_else() -> None:
     placement = Placement(["g0", "g1"], 1, {"a": 0, "b": 2})
     assert [(move.model, move.reason) for move in placement.first()] == [("b", MIN_WARM)] * 2
-
-
-def test_nothing_is_loaded_while_nobody_asks() -> None:
-    placement = placed(2, 1, "a", "b", "c")
-    assert placement.look(asked(a=0.0, b=0.0, c=0.0), {}, 100.0) == []
 
 
 def test_a_cold_model_takes_the_place_of_the_coldest() -> None:
@@ -98,17 +89,14 @@ def test_a_model_is_loaded_once_at_a_time_however_many_gpus_are_idle() -> None:
     placement = placed(4, 2, "a", "b", "c", "d", "e", a=2, b=2, c=2, d=2)
     spare = placed(4, 2, "a", "b", "c", "d", "e", "f", "g", "h", "i")
     for one, model in ((placement, "e"), (spare, "i")):
-        moves = one.look(asked(**{model: 50.0}), {}, 1000.0)
-        assert len(moves) <= 1
+        assert len(one.look(asked(**{model: 50.0}), {}, 1000.0)) <= 1
         assert one.look(asked(**{model: 50.0}), {}, 1000.5) == []
 
 
 def test_no_load_begins_here_while_another_process_loads_the_model_or_carries_it() -> None:
     placement = placed(1, 1, "a", "b")
-    loads = {"a": Asked(), "b": Asked(1.0, 1, 1, ENTRY, loads=True)}
-    assert placement.look(loads, {}, 1000.0) == []
-    carried = {"a": Asked(), "b": Asked(1.0, 1, 1, ENTRY, capacity=1.0)}
-    assert placement.look(carried, {}, 1000.5) == []
+    assert placement.look({"a": Asked(), "b": Asked(1.0, 1, 1, ENTRY, loads=True)}, {}, 1000.0) == []
+    assert placement.look({"a": Asked(), "b": Asked(1.0, 1, 1, ENTRY, capacity=1.0)}, {}, 1000.5) == []
     assert [move.model for move in placement.look(asked(b=1.0), {}, 1001.0)] == ["b"]
 
 
@@ -139,12 +127,7 @@ def test_a_model_that_is_carried_gets_no_second_copy() -> None:
 
 
 def test_spare_copies_make_room_before_the_only_copy_of_another() -> None:
-    placement = placed(3, 1, "a", "b", "c")
-    extra = placed(3, 1, "a", "b")
-    assert sorted(on(extra, 3)) == ["a", "a", "b"]
-    del placement
-    for look in range(10):
-        extra.look(asked(a=6.0, b=0.01), {}, RESIDENCE + look / 2)
+    assert sorted(on(placed(3, 1, "a", "b"), 3)) == ["a", "a", "b"]
     both = Placement(["g0", "g1", "g2"], 1, {"a": 0, "b": 0, "c": 0})
     for gpu, model in (("g0", "a"), ("g1", "a"), ("g2", "b")):
         both.loaded(gpu, model, LOAD, -1000.0)
@@ -227,7 +210,7 @@ def test_loads_are_expected_to_take_what_they_took() -> None:
     placement = Placement(["g0"], 2, {"a": 0, "b": 0})
     assert placement.load_seconds("a") == FIRST_LOAD
     placement.loaded("g0", "a", 2.0, 0.0)
-    assert (placement.load_seconds("a"), placement.load_seconds("b")) == (2.0, 2.0)
+    assert placement.load_seconds("a") == placement.load_seconds("b") == 2.0
     assert placement.residence("a") == LEAST_RESIDENCE
 
 
@@ -248,25 +231,29 @@ def test_a_move_that_another_process_was_faster_with_is_taken_back() -> None:
     assert placement.look(asked(c=1.0), {}, 0.5) == [move]
 
 
-def test_an_overdue_load_makes_room_for_a_cold_model_that_is_asked_for() -> None:
+@pytest.fixture
+def hung() -> Placement:
+    """Placement of one GPU with room for one model, on which the load of one of two has begun at 0 s and hangs."""
     placement = Placement(["g0"], 1, {"hung": 0, "cold": 0})
     assert [move.model for move in placement.look(asked(hung=1.0), {}, 0.0)] == ["hung"]
-    assert placement.overdue_after("hung") == 3 * FIRST_LOAD
-    assert placement.look(asked(hung=5.0), {}, 30.0) == [], "while nobody else is asked for it goes on"
-    assert placement.look(asked(cold=1.0), {}, 30.5) == [Move("g0", "cold", "hung", COLD, gives_up=True)]
+    return placement
 
 
-def test_a_load_that_was_given_up_has_twice_the_time_when_it_is_tried_again() -> None:
-    placement = Placement(["g0"], 1, {"hung": 0, "cold": 0})
-    placement.look(asked(hung=1.0), {}, 0.0)
-    [move] = placement.look(asked(cold=1.0), {}, 30.5)
-    placement.given_up(move.gpu, "hung", 30.5)
-    assert placement.rest("hung", 30.5) == PAUSE
-    assert placement.overdue_after("hung") == 6 * FIRST_LOAD
-    placement.loaded("g0", "cold", 1.0, 31.0)
-    assert placement.overdue_after("cold") == 30.0, "as for every load, however short they are"
-    placement.loaded("g0", "hung", 1.0, 100.0)
-    assert placement.overdue_after("hung") == 30.0, "it has been loaded since"
+def test_an_overdue_load_makes_room_for_a_cold_model_that_is_asked_for(hung: Placement) -> None:
+    assert hung.overdue_after("hung") == 3 * FIRST_LOAD
+    assert hung.look(asked(hung=5.0), {}, 30.0) == [], "while nobody else is asked for it goes on"
+    assert hung.look(asked(cold=1.0), {}, 30.5) == [Move("g0", "cold", "hung", COLD, gives_up=True)]
+
+
+def test_a_load_that_was_given_up_has_twice_the_time_when_it_is_tried_again(hung: Placement) -> None:
+    [move] = hung.look(asked(cold=1.0), {}, 30.5)
+    hung.given_up(move.gpu, "hung", 30.5)
+    assert hung.rest("hung", 30.5) == PAUSE
+    assert hung.overdue_after("hung") == 6 * FIRST_LOAD
+    hung.loaded("g0", "cold", 1.0, 31.0)
+    assert hung.overdue_after("cold") == 30.0, "as for every load, however short they are"
+    hung.loaded("g0", "hung", 1.0, 100.0)
+    assert hung.overdue_after("hung") == 30.0, "it has been loaded since"
 
 
 def test_an_overdue_load_keeps_its_gpus_other_loads_waiting_no_longer() -> None:
@@ -280,17 +267,14 @@ def test_a_busy_model_takes_no_place_of_an_overdue_load() -> None:
     placement = Placement(["g0", "g1"], 1, {"hung": 0, "busy": 0})
     placement.look(asked(hung=1.0), {}, 0.0)
     placement.loaded("g1", "busy", 0.1, 0.0)
-    for look in range(400):
-        assert placement.look(asked(busy=100.0), {}, look / 2) == []
+    assert not any(placement.look(asked(busy=100.0), {}, look / 2) for look in range(400))
 
 
-def test_a_move_that_gives_up_a_load_and_is_undone_leaves_that_load_as_it_was() -> None:
-    placement = Placement(["g0"], 1, {"hung": 0, "cold": 0})
-    placement.look(asked(hung=1.0), {}, 0.0)
-    [move] = placement.look(asked(cold=1.0), {}, 30.5)
-    placement.undo(move)
-    assert placement.copies("hung") == 1
-    assert placement.look(asked(cold=1.0), {}, 31.0) == [move]
+def test_a_move_that_gives_up_a_load_and_is_undone_leaves_that_load_as_it_was(hung: Placement) -> None:
+    [move] = hung.look(asked(cold=1.0), {}, 30.5)
+    hung.undo(move)
+    assert hung.copies("hung") == 1
+    assert hung.look(asked(cold=1.0), {}, 31.0) == [move]
 
 
 def test_a_model_that_did_not_load_is_tried_on_another_gpu_where_there_is_room() -> None:
@@ -302,3 +286,86 @@ def test_a_model_that_did_not_load_is_tried_on_another_gpu_where_there_is_room()
         placement.failed(move.gpu, "a", now)
         tried.append(move.gpu)
     assert tried == ["g0", "g1", "g0"]
+
+
+class Fleet:
+    """GPUs on which loads take as long as drawn, and sometimes fail."""
+
+    def __init__(self, gpus: int, room: int, min_warm: dict[str, int], load: float) -> None:
+        self.room, self.min_warm, self.load = room, min_warm, load
+        self.gpus = [f"g{number}" for number in range(gpus)]
+        self.placement = Placement(self.gpus, room, min_warm)
+        self.under_way: dict[tuple[str, str], float] = {}
+        self.since: dict[tuple[str, str], float] = {}
+        self.asked_since: dict[str, float] = {}
+        for move in self.placement.first():
+            self.under_way[move.gpu, move.model] = load
+
+    def step(self, asked: dict[str, Asked], fails: bool, now: float) -> None:
+        for (gpu, model), ends in list(self.under_way.items()):
+            if ends <= now:
+                del self.under_way[gpu, model]
+                if fails:
+                    self.placement.failed(gpu, model, now)
+                else:
+                    self.placement.loaded(gpu, model, self.load, now)
+                    self.since[gpu, model] = now
+        before = {model: len(self.homes(model)) for model in self.min_warm}
+        for move in self.placement.look(asked, {}, now):
+            assert move.model not in {model for _, model in self.under_way}, "one load of a model at a time"
+            assert (move.gpu, move.model) not in self.since
+            if move.evicts:
+                stayed = now - self.since.pop((move.gpu, move.evicts))
+                assert stayed >= self.placement.residence(move.evicts), "no eviction within the residence"
+                before[move.evicts] -= 1
+                assert before[move.evicts] >= self.min_warm[move.evicts], "min_warm is kept"
+            self.under_way[move.gpu, move.model] = now + self.load
+        for gpu in self.gpus:
+            held = sum(place == gpu for place, _ in (*self.since, *self.under_way))
+            assert held <= self.room, "never more than there is room for"
+            assert set(self.placement.warm(gpu)) == {model for place, model in self.since if place == gpu}
+
+    def homes(self, model: str) -> list[str]:
+        return [gpu for gpu, other in self.since if other == model]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.sampled_from((0.5, 4.0, 30.0)),
+    st.integers(0, 2),
+    st.data(),
+)
+def test_room_residence_min_warm_and_one_load_at_a_time(
+    gpus: int, room: int, models: int, load: float, kept: int, data: st.DataObject
+) -> None:
+    names = [f"m{number}" for number in range(models)]
+    least = {name: 1 if number < min(kept, gpus * room - 1) else 0 for number, name in enumerate(names)}
+    fleet, now = Fleet(gpus, min(room, models), least, load), 0.0
+    asks = st.builds(Asked, st.floats(0, 60), st.integers(0, 500), st.integers(1, 32), st.sampled_from((0.0, ENTRY)))
+    for _ in range(data.draw(st.integers(1, 8))):
+        asked = {name: data.draw(asks) for name in names}
+        fails = data.draw(st.booleans())
+        for _ in range(data.draw(st.sampled_from((1, 20, 80)))):
+            now += load / 4
+            fleet.step(asked, fails, now)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(2, 6), st.data())
+def test_every_wanted_model_is_warm_in_bounded_time(gpus: int, room: int, models: int, data: st.DataObject) -> None:
+    load = 10.0
+    names = [f"m{number}" for number in range(models)]
+    fleet = Fleet(gpus, min(room, models), dict.fromkeys(names, 0), load)
+    asked = {name: Asked(data.draw(st.floats(0.01, 40.0)), 5, 1, ENTRY) for name in names}
+    unseen = dict.fromkeys(names, 0.0)
+    bound, now = models * (2 * fleet.placement.residence("m0") + 3 * load), 0.0
+    while now < 3 * bound:
+        now += load / 4
+        fleet.step(asked, fails=False, now=now)
+        for name in names:
+            if fleet.homes(name):
+                unseen[name] = now
+            assert now - unseen[name] <= bound, f"{name} is cold for too long"

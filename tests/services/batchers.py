@@ -1,7 +1,5 @@
 """Batcher as stands of services build it, for one slot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls of a gateway to its broker: how the next one ends, and what they offered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from headway.model import Entry

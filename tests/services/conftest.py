@@ -1,12 +1,13 @@
 """Services that tests are given on virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 
 import pytest
 
+from tests.scenes import Played, Scene
+from tests.services.fake_backend import FakeBackend
+from tests.services.fleet import Fleet
 from tests.services.roles import Fleets
 from tests.virtual_time import Clock
 
@@ -17,3 +18,14 @@ def fleets(clock: Clock, virtual_runner: asyncio.Runner) -> Iterator[Fleets]:
     made = Fleets(clock)
     yield made
     virtual_runner.run(made.close())
+
+
+@pytest.fixture
+def fleet(clock: Clock, virtual_runner: asyncio.Runner) -> Played:
+    """Two gateways and a GPU that takes a second."""
+
+    async def play(test: Scene) -> None:
+        async with Fleet(clock, FakeBackend(1.0), gateways=2, model="m") as fleet:
+            await test(fleet)
+
+    return Played(lambda test: virtual_runner.run(play(test)))

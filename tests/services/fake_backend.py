@@ -1,7 +1,5 @@
 """A backend on virtual time, for tests of the loops above it: it takes its time and answers in upper case."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 
@@ -70,5 +68,4 @@ class FakeBackend:
 
 
 def _answer(input: Value) -> Value:
-    """A text in capitals; any other value as it is."""
     return input.upper() if isinstance(input, str) else input

@@ -1,7 +1,5 @@
 """A GPU whose figures a test sets, for tests of the loops that go by them."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from headway.model import GpuFigures
@@ -18,7 +16,6 @@ class FakeGpu:
         self.loads = 0
 
     def use(self, memory: int) -> None:
-        """Have so many percent of the memory in use."""
         self.now = self.read = replace(self.now, memory_used=memory)
 
     def lose(self, *, read: bool = True) -> None:

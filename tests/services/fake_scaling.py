@@ -1,21 +1,12 @@
 """Numbers of workers that are only recorded, in place of the pools of a process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from headway.fleet.local_scaling import LocalScaling
 
 
 class FakeScaling(LocalScaling):
-    """Recording numbers.
-
-    Arguments:
-        workers: workers of each model at first.
-
-    Attributes:
-        asked: every change.
-    """
+    """Records the numbers of workers that it was asked for."""
 
     def __init__(self, workers: Mapping[str, int]) -> None:
         super().__init__({})

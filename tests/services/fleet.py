@@ -67,8 +67,6 @@ class Asked:
 
 
 class Notes:
-    """An observer that takes everything down."""
-
     def __init__(self) -> None:
         self.notes: list[tuple[Entry, float, Reply]] = []
 
@@ -77,7 +75,6 @@ class Notes:
 
     @property
     def outcomes(self) -> list[tuple[str, str]]:
-        """Inputs and what came of them: `ok` or the code of the failure."""
         return [(str(entry.input), reply.failure.code if reply.failure else "ok") for entry, _, reply in self.notes]
 
 
@@ -185,13 +182,11 @@ class Fleet:
         await self._supervisors[gateway].stop()
 
     async def answered(self, *asked: Asked) -> list[str]:
-        """Outcomes of the requests, when all are there."""
         for one in asked:
             await one.told.wait()
         return [one.outcome for one in asked]
 
     def runs(self, text: str, backends: Sequence[FakeBackend] | None = None) -> int:
-        """How often an input was run."""
         chosen = self.backends if backends is None else backends
         return sum(batch.count(text) for backend in chosen for batch in backend.batches)
 

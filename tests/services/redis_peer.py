@@ -4,8 +4,6 @@ It knows one queue in which a batch leaves when the test says so: what has been 
 nothing of it is among what a test counts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -34,13 +32,7 @@ def load(now: float, slots: int = 1) -> bytes:
 
 
 class Peer:
-    """The peer. Use it as a context manager.
-
-    Attributes:
-        url: where it listens.
-        calls: number of commands by name, of functions by theirs.
-        blocked: whether somebody waits for a wake-up.
-    """
+    """The peer, as a context manager: counts commands and functions by name, and tells whether somebody waits for a wake-up."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -67,11 +59,9 @@ class Peer:
 
     @property
     def waiting(self) -> int:
-        """Entries that wait."""
         return len(self._payloads)
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Let entries wait."""
         self._payloads += map(pack_entry, entries)
 
     def depart(self, worker: str) -> None:
@@ -79,7 +69,6 @@ class Peer:
         self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._depart(worker)))
 
     def answer(self, outputs: Callable[[Any], str]) -> None:
-        """Answer what waits, as a worker would."""
         payloads, self._payloads = self._payloads, []
         entries = read_payloads(payloads)
         run = wire.WireRun(wire.SCHEMA, "gpu-0", "", [

@@ -1,7 +1,5 @@
 """Gateways, workers and controllers as services of their own over one broker, on virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -34,8 +32,6 @@ NOBODY = WorkerPool([].__getitem__, 0, 0)
 
 
 class FakeDoor:
-    """A port that notes what becomes of it."""
-
     def __init__(self, name: str, told: list[str]) -> None:
         self._name = name
         self._told = told
@@ -57,12 +53,7 @@ class FakeDoor:
 
 
 class Fleets:
-    """Makes services over one broker.
-
-    Attributes:
-        told: what the doors, links and backends of all of them did, in order.
-        fleet: who attends; may be replaced before a service is made.
-    """
+    """Makes services over one broker; `told` is what the doors, links and backends of all of them did, in order."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -118,7 +109,6 @@ class Fleets:
         return self._service(None, NOBODY, listeners, membership, connection, controller), controller
 
     async def close(self) -> None:
-        """Stop all that was made, for a scene that breaks off."""
         for service in self._made:
             await service.stop()
 

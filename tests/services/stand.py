@@ -1,7 +1,5 @@
 """The services of one process on virtual time: real broker, gateway and batchers over fake backends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -127,15 +125,8 @@ class Stand:
         ledger: Ledger | None = None,
         troubles: Callable[[], Mapping[str, str]] = dict,
     ) -> Handler:
-        """Admin app of this process; only `serve` and `gateway` have a gateway.
-
-        Arguments:
-            role: role of the process.
-            broker: stands for broker, dead letters and fleet.
-            direct: broker asked in the place of one that is away.
-            ledger: ledger of the requests, if there is one.
-            troubles: see ProcessView.
-        """
+        """Admin app of this process; only `serve` and `gateway` have a gateway. `direct` is asked in the place of a broker that
+        is away."""
         has = ROLES[role]
         ready = Readiness(
             broker or self.broker,

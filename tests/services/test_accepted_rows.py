@@ -1,9 +1,7 @@
 """Rows of the ledger for requests that were taken in and have no outcome yet, between a real gateway and a worker."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 from headway.gateway.ledger_writer import INTERVAL, OPEN_AT_ONCE, LedgerWriter
 from headway.runtime.supervisor import Supervisor
@@ -33,7 +31,7 @@ class Scene:
         )
         self.stand.gateway._observers = (*self.stand.gateway._observers, self.writer)
 
-    async def __aenter__(self) -> Scene:
+    async def __aenter__(self) -> Self:
         await self.writer.open()
         self.writer.start(self.supervisor)
         await self.stand.service.start()
@@ -83,9 +81,7 @@ def test_what_ends_before_the_next_bulk_costs_one_row_and_by_default_nothing_els
         run(main)
 
 
-async def test_while_the_ledger_is_away_answers_go_on_and_only_what_still_waits_is_noted_later(
-    clock: Clock,
-) -> None:
+async def test_while_the_ledger_is_away_answers_go_on_and_only_what_still_waits_is_noted_later(clock: Clock) -> None:
     async with Scene(clock) as scene:
         scene.ledger.away = True
         asked = [scene.stand.asking(str(number), timeout=30.0) for number in range(6)]

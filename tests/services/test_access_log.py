@@ -1,7 +1,5 @@
 """The access log: what a line says, and how many there are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -52,34 +50,25 @@ def test_a_line_says_how_a_request_ended_and_what_took_how_long() -> None:
 
 @pytest.mark.parametrize(
     ("code", "status", "shown"),
-    [
-        (errors.DEADLINE_EXCEEDED, 504, "DEADLINE_EXCEEDED"),
-        (errors.IDEMPOTENCY_MISUSE, 422, "IDEMPOTENCY_CONFLICT"),
-    ],
+    [(errors.DEADLINE_EXCEEDED, 504, "DEADLINE_EXCEEDED"), (errors.IDEMPOTENCY_MISUSE, 422, "IDEMPOTENCY_CONFLICT")],
 )
 def test_a_failure_is_logged_as_the_client_reads_it(code: str, status: int, shown: str) -> None:
     [line] = logged(Reply("7", "acme", failure=Failure(code, "why")), Ending.TIMED_OUT)
     assert (line["status"], line["error"], line["worker"]) == (status, shown, None)
 
 
-def test_a_client_that_left_has_a_status_of_its_own() -> None:
+def test_a_client_that_left_and_an_answer_that_another_request_brought_say_so() -> None:
     [line] = logged(Reply("7", "acme", failure=Failure(errors.CANCELLED, "the client left")), Ending.LEFT)
     assert (line["status"], line["error"]) == (499, "CANCELLED")
-
-
-def test_an_answer_that_another_request_brought_says_so() -> None:
     assert logged(Reply("7", "acme", "x", shared=DedupKind.KEY))[0]["shared"] == "joined"
     assert logged(Reply("7", "acme", "x", shared=DedupKind.KEY, kept=True))[0]["shared"] == "kept"
 
 
-def test_a_name_that_a_client_made_up_is_shortened() -> None:
+def test_a_name_that_a_client_made_up_is_shortened_and_a_share_of_requests_logged() -> None:
     for name in ("M" * 1_000_000, "\x85" * 300_000):
         [line] = logged(entry=msgspec.structs.replace(ENTRY, model=name))
         assert name.startswith(line["model"].removesuffix("…"))
         assert len(json.dumps(line)) < 600
-
-
-def test_a_share_of_the_requests_is_logged() -> None:
     assert len(logged(share=0.25, dice=(0.1, 0.3, 0.249, 0.25, 0.9))) == 2
     assert len(logged(share=1.0, dice=(0.0, 0.999))) == 2
 
@@ -113,15 +102,8 @@ def logged_fan_out(model: str, count: int, leave_after: float | None = None, **s
 
 @pytest.mark.parametrize(
     ("model", "leave_after", "settings", "status"),
-    [
-        ("m", None, {}, 200),
-        ("other", None, {}, 404),
-        ("m", None, {"max_queue": 10}, 503),
-        ("m", 0.15, {}, 499),
-    ],
+    [("m", None, {}, 200), ("other", None, {}, 404), ("m", None, {"max_queue": 10}, 503), ("m", 0.15, {}, 499)],
 )
-def test_a_request_with_many_inputs_is_one_line(
-    model: str, leave_after: float | None, settings: dict[str, object], status: int
-) -> None:
+def test_many_inputs_log_once(model: str, leave_after: float | None, settings: dict[str, object], status: int) -> None:
     [line] = logged_fan_out(model, 150, leave_after, **settings)
     assert (line["request_id"], line["status"], line["inputs"]) == (f"req_{ID}", status, 150)

@@ -1,7 +1,5 @@
 """The autoscaler of a controller: what it asks of its pools, what it goes by and tells, and who may decide."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 
@@ -11,11 +9,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.autoscaler import (
-    LEFT_FOR,
-    SETTLES_AFTER,
-    Autoscaler,
-)
+from headway.controller.autoscaler import LEFT_FOR, SETTLES_AFTER, Autoscaler
 from headway.controller.controller import LEADS_FOR
 from headway.core.scaling.rules import read
 from headway.fleet.local_scaling import LocalScaling, ScalingFollower
@@ -228,9 +222,7 @@ async def test_a_controller_that_another_one_followed_knows_nothing_of_its_own_a
         assert [one.scaling and one.scaling.desired for one in await other.capacities()] == [2]
 
 
-async def test_a_leader_that_knows_no_number_waits_until_the_workers_that_are_there_have_told_of_themselves(
-    clock: Clock,
-) -> None:
+async def test_a_leader_without_a_number_waits_until_workers_have_told_of_themselves(clock: Clock) -> None:
     async with Scene(clock, 1) as scene:
         scene.rate = 120.0
         scene.controller()
@@ -242,9 +234,7 @@ async def test_a_leader_that_knows_no_number_waits_until_the_workers_that_are_th
 
 
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_model_whose_workers_have_all_left_has_no_number_unless_a_setting_names_it(
-    named: bool, clock: Clock
-) -> None:
+async def test_a_model_whose_workers_all_left_has_only_a_set_number(named: bool, clock: Clock) -> None:
     async with Scene(clock) as scene:
         scene.rate = 240.0
         scene.controller(named=("m",) if named else ())
@@ -272,9 +262,7 @@ async def test_a_model_whose_workers_were_all_lost_keeps_its_number(clock: Clock
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_no_number_falls_as_hosts_tell_of_themselves_one_after_the_other_after_an_outage(
-    shared: bool, clock: Clock
-) -> None:
+async def test_no_number_falls_as_hosts_come_back_after_an_outage(shared: bool, clock: Clock) -> None:
     async with Scene(clock, workers=0) as scene:
         heard = ["a", "b"]
 
@@ -311,20 +299,12 @@ async def test_no_number_falls_as_hosts_tell_of_themselves_one_after_the_other_a
 
 WORKERS = 4
 BATCH = 0.5
-"""Seconds of a batch of any size."""
 SECONDS = 30
 
 
 async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -1.0, lowest: bool = False) -> int:
-    """Workers after SECONDS of such requests beside a few honest ones, nearly all of which must be answered.
-
-    Arguments:
-        clock: virtual seconds.
-        rate: requests per second.
-        timeout: seconds for which each is wanted.
-        leaves_after: seconds after which its client leaves; negative: it stays.
-        lowest: whether they are of the lowest tier.
-    """
+    """Workers after SECONDS of such requests beside a few honest ones, nearly all of which must be answered. `leaves_after`:
+    seconds after which a client leaves; negative: it stays."""
     tier, limits = 2 if lowest else 1, replace(QUICK, most=WORKERS)
     async with Stand(
         clock, *(FakeBackend(BATCH) for _ in range(WORKERS)), slots=1, max_batch=4, policy="window"
@@ -335,8 +315,7 @@ async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -
             return msgspec.structs.replace(stand._member(), model="m", arrivals={"m": (rates.higher, rates.lowest)})
 
         stand.membership._describe = member
-        watcher = CapacityWatcher(stand.gateway, stand.fleet, clock, Pace(clock))
-        watcher.start(stand.service._supervisor)
+        CapacityWatcher(stand.gateway, stand.fleet, clock, Pace(clock)).start(stand.service._supervisor)
         stand.controller.autoscaler = Autoscaler(
             LocalScaling({"m": stand.pool}), lambda model: limits, stand.counters.controller, clock, "local"
         )
@@ -358,11 +337,7 @@ async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -
 
 @pytest.mark.parametrize(
     ("timeout", "leaves_after", "lowest", "workers"),
-    [
-        (20.0, 0.01, False, 1),
-        (0.001, -1.0, True, 1),
-        (20.0, 1.2, False, WORKERS),
-    ],
+    [(20.0, 0.01, False, 1), (0.001, -1.0, True, 1), (20.0, 1.2, False, WORKERS)],
 )
 async def test_what_a_worker_could_have_answered_in_time_asks_for_workers_and_nothing_else(
     timeout: float, leaves_after: float, lowest: bool, workers: int, clock: Clock

@@ -1,7 +1,5 @@
 """Behaviour of a batcher while the broker is out of reach, and when it is back."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence
@@ -38,9 +36,7 @@ async def test_claims_pause_longer_and_longer_and_begin_again_when_the_broker_is
         assert clock() - asked.at == pytest.approx(0.1, abs=0.002)
 
 
-async def test_a_slot_stays_capacity_through_an_outage_and_says_so_at_once_to_a_broker_that_forgot_it(
-    clock: Clock,
-) -> None:
+async def test_a_slot_stays_capacity_in_an_outage_and_tells_a_broker_that_forgot_it(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         await asyncio.sleep(1.2)
         await fleet.server.become("refuse")
@@ -112,8 +108,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_given_up(clock: Clock
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         fleet.server.script = lambda name: "refuse" if name == "complete" else None
         with capture_logs() as lines:
-            asked = fleet.ask("x", timeout=3.0)
-            assert await fleet.answered(asked) == [errors.DEADLINE_EXCEEDED]
+            assert await fleet.answered(fleet.ask("x", timeout=3.0)) == [errors.DEADLINE_EXCEEDED]
             await asyncio.sleep(1.5)
         assert "nobody could be told what came of a batch" in [line["event"] for line in lines]
         fleet.server.script = lambda name: None
@@ -150,9 +145,7 @@ async def test_a_drain_with_the_broker_away_ends_with_the_lease_of_a_batch_of_ta
         assert "nobody could be told what came of a batch" in [line["event"] for line in lines]
 
 
-async def test_a_slot_that_drains_hands_in_a_batch_of_tasks_when_the_broker_is_back_within_its_lease(
-    clock: Clock,
-) -> None:
+async def test_a_draining_slot_hands_in_its_tasks_when_the_broker_is_back_in_its_lease(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(2.0), FakeBackend(2.0)) as fleet:
         asked = fleet.ask("x", timeout=600.0, task=True)
         await asyncio.sleep(1.2)

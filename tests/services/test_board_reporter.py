@@ -1,7 +1,5 @@
 """What a process tells the departure board: its batches, its slots, its counts, and the figures of the fleet."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

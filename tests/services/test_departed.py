@@ -1,7 +1,5 @@
 """How processes and workers have ended is known for minutes, each told apart from the others."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

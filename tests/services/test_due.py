@@ -1,9 +1,9 @@
-"""What is due is done at once, and who rests asks and tells more seldom than who works."""
-
-from __future__ import annotations
+"""What is due is done at once, deadlines are told in time, and who rests asks more seldom than who works."""
 
 import asyncio
 import math
+import random
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,9 @@ from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_AFTER, RES
 from headway.fleet.board_reporter import PERIOD, BoardReporter
 from headway.fleet.pace import RESTS_AFTER, Pace
 from headway.fleet.reaper import reap_on
-from headway.model import Capacity, Lease, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
+from headway.gateway.deadlines import DEADLINE_GRAIN, Deadlines
+from headway.gateway.pending import NOBODY, Key, PendingRequest, PendingTable
+from headway.model import Capacity, Entry, Lease, Principal, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic, ending_at_tick, until_tick
 from headway.runtime.supervisor import Supervisor
@@ -28,17 +30,18 @@ from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
 
-def test_at_rest_it_is_reaped_once_a_second() -> None:
-    harness = MemoryHarness()
+@pytest.fixture
+def harness() -> Iterator[MemoryHarness]:
+    made = MemoryHarness()
+    yield made
+    made.close()
 
-    async def main() -> None:
-        await harness.healthy("gpu-0")
-        assert await harness.broker.reap(REST_SECONDS) == REST_SECONDS
-        await asyncio.sleep(REST_SECONDS)
-        assert 0.0 < await harness.broker.reap(REST_SECONDS) <= DEGRADED_AFTER - REST_SECONDS + 1e-6
 
-    harness.run(main())
-    harness.close()
+async def test_at_rest_it_is_reaped_once_a_second(harness: MemoryHarness) -> None:
+    await harness.healthy("gpu-0")
+    assert await harness.broker.reap(REST_SECONDS) == REST_SECONDS
+    await asyncio.sleep(REST_SECONDS)
+    assert 0.0 < await harness.broker.reap(REST_SECONDS) <= DEGRADED_AFTER - REST_SECONDS + 1e-6
 
 
 async def test_what_is_periodic_wakes_up_together(clock: Clock) -> None:
@@ -78,48 +81,36 @@ async def test_a_tick_that_is_near_counts_as_passed(clock: Clock) -> None:
     assert math.isclose(ending_at_tick(1.0), 1.0)
 
 
-def test_a_keeper_without_a_lease_rests_and_one_with_a_lease_renews_it() -> None:
-    harness = MemoryHarness()
+async def test_a_keeper_without_a_lease_rests_and_one_with_a_lease_renews_it(harness: MemoryHarness) -> None:
+    extended: list[float] = []
 
-    async def main() -> None:
-        extended: list[float] = []
+    class Source:
+        async def extend(self, lease: Lease) -> bool:
+            extended.append(harness.now())
+            return True
 
-        class Source:
-            async def extend(self, lease: Lease) -> bool:
-                extended.append(harness.now())
-                return True
-
-        keeper = LeaseKeeper(Source(), harness.now)  # type: ignore[arg-type]
-        renewing = asyncio.ensure_future(keeper.renew_on())
-        await asyncio.sleep(3.2)
-        await harness.broker.enqueue([ask(id="a")])
-        keeper.lease = lease = await harness.claim()
-        await asyncio.sleep(1.5)
-        keeper.lease = None
-        await asyncio.sleep(3.0)
-        assert len(extended) == 3 and all(b - a <= HEARTBEAT_EVERY + 1e-6 for a, b in pairwise(extended))
-        assert extended[0] - lease.granted_at <= HEARTBEAT_EVERY * 1.1
-        keeper.end()
-        await renewing
-
-    harness.run(main())
-    harness.close()
+    keeper = LeaseKeeper(Source(), harness.now)  # type: ignore[arg-type]
+    renewing = asyncio.ensure_future(keeper.renew_on())
+    await asyncio.sleep(3.2)
+    await harness.broker.enqueue([ask(id="a")])
+    keeper.lease = lease = await harness.claim()
+    await asyncio.sleep(1.5)
+    keeper.lease = None
+    await asyncio.sleep(3.0)
+    assert len(extended) == 3 and all(b - a <= HEARTBEAT_EVERY + 1e-6 for a, b in pairwise(extended))
+    assert extended[0] - lease.granted_at <= HEARTBEAT_EVERY * 1.1
+    keeper.end()
+    await renewing
 
 
-def test_workers_at_rest_are_still_believed() -> None:
-    harness = MemoryHarness()
-
-    async def main() -> None:
-        info = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
-        reaper = asyncio.ensure_future(reap_on(harness.broker))
-        for _ in range(6):
-            await harness.broker.heartbeat(info)
-            await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
-            assert (await harness.broker.loads())[QueueName("m")].slots == 1
-        reaper.cancel()
-
-    harness.run(main())
-    harness.close()
+async def test_workers_at_rest_are_still_believed(harness: MemoryHarness) -> None:
+    info = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
+    reaper = asyncio.ensure_future(reap_on(harness.broker))
+    for _ in range(6):
+        await harness.broker.heartbeat(info)
+        await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
+        assert (await harness.broker.loads())[QueueName("m")].slots == 1
+    reaper.cancel()
 
 
 def noting(of: Any, name: str, clock: Clock) -> list[tuple[float, Any]]:
@@ -136,7 +127,6 @@ def noting(of: Any, name: str, clock: Clock) -> list[tuple[float, Any]]:
 
 
 def pauses(noted: list[tuple[float, Any]], since: float) -> list[float]:
-    """Seconds between the calls since an instant."""
     return [round(b - a, 3) for a, b in pairwise(at for at, _ in noted if at >= since)]
 
 
@@ -172,9 +162,7 @@ async def test_the_utilisation_is_the_same_however_often_it_is_told(clock: Clock
         assert shares[0] == pytest.approx(shares[1])
 
 
-async def test_a_leader_of_a_fleet_that_rests_looks_once_a_second_and_tells_what_is_new(
-    fleets: Fleets, clock: Clock
-) -> None:
+async def test_a_leader_of_a_resting_fleet_looks_each_second_and_tells_news(fleets: Fleets, clock: Clock) -> None:
     await fleets.worker("host", FakeBackend(0.3)).start()
     control, controller = fleets.controller("control")
     asked = noting(fleets.fleet, "acquire_leadership", clock)
@@ -199,9 +187,7 @@ async def test_a_leader_of_a_fleet_that_rests_looks_once_a_second_and_tells_what
 
 
 @pytest.mark.parametrize("renewed", [0.0, 0.5, 1.0, 1.5, 7.0, 7.3, 7.6, 8.0, 8.4, 8.9])
-async def test_another_controller_leads_within_3_3_s_of_one_that_is_gone(
-    renewed: float, fleets: Fleets, clock: Clock
-) -> None:
+async def test_another_controller_leads_within_3_3_s(renewed: float, fleets: Fleets, clock: Clock) -> None:
     """It has renewed its lead once a second until then, and the other one rests in the end."""
     other, controller = fleets.controller("other")
     asked = noting(fleets.fleet, "acquire_leadership", clock)
@@ -220,9 +206,7 @@ async def test_another_controller_leads_within_3_3_s_of_one_that_is_gone(
     assert len(looks) <= 2, "it has asked once in two seconds"
 
 
-async def test_a_gateway_to_which_nothing_comes_looks_and_tells_once_in_two_seconds(
-    fleets: Fleets, clock: Clock
-) -> None:
+async def test_an_idle_gateway_looks_and_tells_once_in_two_seconds(fleets: Fleets, clock: Clock) -> None:
     await fleets.worker("host", FakeBackend(0.1)).start()
     entrance, gateway = fleets.gateway()
     looks = noting(fleets.fleet, "capacities", clock)
@@ -255,9 +239,7 @@ async def test_a_process_that_rests_is_given_as_long_beyond_the_heartbeat_that_f
     assert heard([now, *there, *gone]) == [now, *there]
 
 
-async def test_a_process_that_rests_tells_the_board_only_what_is_new_and_records_no_figures(
-    fleets: Fleets, clock: Clock
-) -> None:
+async def test_a_resting_process_tells_only_news_and_records_no_figures(fleets: Fleets, clock: Clock) -> None:
     counters, board, pace = Counters(), MemoryBoard(clock), Pace(clock)
     posts = noting(board, "post", clock)
     reporter = BoardReporter("p", board, fleets.broker, fleets.fleet, counters, clock, 3, pace)
@@ -277,3 +259,84 @@ async def test_a_process_that_rests_tells_the_board_only_what_is_new_and_records
     assert posts[-1][1].fleet is not None
     await reporter.close()
     await supervisor.stop()
+
+
+USUAL = 4.0
+ANYBODY = Principal("u", "t", 0)
+
+
+class Story:
+    """A table whose requests are watched, and what was told of them and when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.pending, self.told = clock, PendingTable(), dict[str, float]()
+        self.deadlines = Deadlines(clock, self.pending, USUAL, self._passed)
+
+    def ask(self, id: str, timeout: float = USUAL) -> float:
+        """A request comes; its deadline."""
+        now, key = self.clock(), ("t", id)
+        entry = Entry(id, "m", "input", 0, "t", "gateway", 1.0, timeout)
+        self.pending[key] = PendingRequest(NOBODY, ANYBODY, entry, now, now + timeout, None)
+        self.deadlines.watch(key, now + timeout, timeout)
+        return now + timeout
+
+    def answer(self, id: str) -> None:
+        del self.pending["t", id]
+
+    def _passed(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            if (one := self.pending.get(key)) is not None and one.deadline <= self.clock():
+                del self.pending[key]
+                assert key[1] not in self.told
+                self.told[key[1]] = self.clock()
+
+
+async def test_a_request_that_stays_is_told_of_however_many_come_and_leave_around_it(clock: Clock) -> None:
+    story = Story(clock)
+    for number in range(5):
+        story.ask(f"before {number}")
+    due = story.ask("stays")
+    for number in range(5):
+        story.answer(f"before {number}")
+    for number in range(400):
+        story.ask(f"after {number}")
+        await asyncio.sleep(0.01)
+        story.answer(f"after {number}")
+    await asyncio.sleep(1.0)
+    assert due <= story.told["stays"] <= due + DEADLINE_GRAIN
+    assert len(story.told) == 1
+
+
+async def test_a_long_request_ahead_hides_no_deadline(clock: Clock) -> None:
+    story = Story(clock)
+    due = {"long": story.ask("long", 60.0), "short": story.ask("short", 0.5), "usual": story.ask("usual")}
+    await asyncio.sleep(61.0)
+    for id, deadline in due.items():
+        assert deadline <= story.told[id] <= deadline + DEADLINE_GRAIN
+
+
+async def test_nothing_is_looked_at_while_nobody_waits(clock: Clock) -> None:
+    story = Story(clock)
+    story.ask("once")
+    story.answer("once")
+    await asyncio.sleep(2 * USUAL)
+    assert story.deadlines.runs is False
+    due = story.ask("again")
+    await asyncio.sleep(2 * USUAL)
+    assert due <= story.told["again"] <= due + DEADLINE_GRAIN
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_each_is_told_of_once_and_in_time(seed: int, clock: Clock) -> None:
+    rng, story, due = random.Random(seed), Story(clock), dict[str, float]()
+    for number in range(400):
+        timeout = USUAL if rng.random() < 0.7 else rng.choice([0.01, 1.0, 3.99, 30.0])
+        due[str(number)] = story.ask(str(number), timeout)
+        await asyncio.sleep(rng.choice([0.0, 0.001, 0.05]))
+        while story.pending and rng.random() < 0.5:
+            _, id = rng.choice(list(story.pending))
+            story.answer(id)
+            del due[id]
+    await asyncio.sleep(31.0)
+    assert story.told.keys() == due.keys()
+    assert all(due[id] <= told <= due[id] + DEADLINE_GRAIN + 1e-6 for id, told in story.told.items())

@@ -1,7 +1,5 @@
 """Equal inputs of one request, between a real gateway and workers, on virtual time: each text is submitted once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,9 +53,7 @@ class Endings:
 
 
 @pytest.mark.parametrize("near", [True, False])
-async def test_equal_inputs_run_once_and_the_broker_has_one_of_them(
-    near: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_equal_inputs_run_once_as_one_entry(near: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     async with served(clock, collapse=True) as stand:
         offered: list[str] = []
         offer = stand.gateway._session.offer
@@ -89,9 +85,7 @@ async def test_each_gets_the_output_of_its_own_text_in_order(clock: Clock) -> No
         assert sorted(ran(stand)) == sorted(set(inputs))
 
 
-async def test_those_that_are_submitted_after_the_first_has_its_output_run_no_more(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_the_rest_does_not_run_after_the_first_output(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """The parts of a long list are submitted in slices, and the first goes ahead of them."""
     async with served(clock, collapse=True) as stand:
         turns, wait = stand.gateway.turns, stand.gateway.turns.wait
@@ -106,9 +100,7 @@ async def test_those_that_are_submitted_after_the_first_has_its_output_run_no_mo
 
 
 @pytest.mark.parametrize(("settings", "options"), [({"collapse": False}, {}), ({"cache": True}, {"fresh": True})])
-async def test_without_sharing_every_input_runs(
-    settings: dict[str, object], options: dict[str, Any], clock: Clock
-) -> None:
+async def test_without_sharing_each_runs(settings: dict[str, object], options: dict[str, Any], clock: Clock) -> None:
     async with served(clock, **{"collapse": True, **settings}) as stand:
         await begun(stand, ["a"] * 20, **options)[1]
         assert ran(stand) == ["a"] * 20
@@ -163,8 +155,7 @@ async def test_outputs_that_are_too_large_together_end_the_request_and_no_turn_l
         [reply] = await ended
         assert reply.failure is not None
         assert reply.failure.code == errors.PAYLOAD_TOO_LARGE
-        left = stand.gateway.pending
-        assert left > 2 * AT_ONCE, "they are let go of in turns"
+        assert stand.gateway.pending > 2 * AT_ONCE, "they are let go of in turns"
         await asyncio.sleep(1.0)
         assert stand.gateway.pending == 0
         assert sum(endings.of.values()) == MANY
@@ -179,9 +170,7 @@ async def test_inputs_that_wait_for_a_verdict_run_once_too(clock: Clock) -> None
 
 
 @pytest.mark.parametrize(("first", "again"), [(True, False), (False, True), (False, False)])
-async def test_under_an_idempotency_key_each_part_keeps_the_outcome_that_it_had(
-    first: bool, again: bool, clock: Clock
-) -> None:
+async def test_under_a_key_each_part_keeps_its_outcome(first: bool, again: bool, clock: Clock) -> None:
     async with served(clock, collapse=True) as stand:
         _, ended = begun(stand, ["a", "b", "a"], key="k", fresh=first)
         await ended

@@ -1,7 +1,5 @@
 """One bad input is one story in the log."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from structlog.testing import capture_logs
@@ -33,12 +31,9 @@ def test_the_search_for_a_culprit_is_two_lines() -> None:
     assert "exception" not in alone, "the traceback is told once"
 
 
-def test_an_input_that_fails_alone_twice_is_one_line_with_its_traceback() -> None:
+def test_an_input_that_fails_alone_twice_is_one_line_and_others_are_stories_of_their_own() -> None:
     [line] = told(FailureLog(3.0), lease("bad"), lease("bad", reason="retry"))
     assert (line["request_id"], line["exception"], line["error"]) == ("req_bad", "Traceback", "ValueError: bad")
-
-
-def test_another_input_and_another_cause_are_stories_of_their_own() -> None:
     log = FailureLog(3.0)
     assert len(told(log, lease("bad"), lease("worse"), lease("bad", "worse"))) == 2
     assert len(told(log, lease("bad"), cause=Cause.CRASHED)) == 1

@@ -1,7 +1,5 @@
 """Requests with several inputs: how they are answered, refused and left, and what is told of them by one id."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -65,7 +63,6 @@ def fan_out(
 
 
 async def failure_of(ended: Awaitable[Sequence[Reply]]) -> Failure:
-    """Why a list failed, which has one reply then."""
     [reply] = await ended
     assert reply.failure is not None
     return reply.failure
@@ -90,9 +87,7 @@ async def test_a_deadline_holds_for_all_and_the_first_to_miss_it_is_named(clock:
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-async def test_an_idle_service_tells_of_the_deadline_and_not_of_load_however_many_inputs_come(
-    count: int, clock: Clock
-) -> None:
+async def test_an_idle_service_blames_the_deadline_however_many_inputs_come(count: int, clock: Clock) -> None:
     async with served(clock) as stand:
         for _ in range(3):
             await fan_out(stand, ["a"] * 8)[1]
@@ -103,16 +98,13 @@ async def test_an_idle_service_tells_of_the_deadline_and_not_of_load_however_man
 async def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind(clock: Clock) -> None:
     async with served(clock, max_queue=10) as stand:
         _, ended = fan_out(stand, ["a"] * 20)
-        failure = await failure_of(ended)
-        assert failure.code == errors.SERVICE_OVERLOADED
+        assert (await failure_of(ended)).code == errors.SERVICE_OVERLOADED
         await asyncio.sleep(1.0)
         assert not any(tier.depth for tier in await stand.broker.depths())
 
 
 @pytest.mark.parametrize(("tier", "caller"), [(1, ADA), (2, FREE)])
-async def test_a_list_that_could_never_be_answered_in_time_is_no_demand(
-    tier: int, caller: Principal, clock: Clock
-) -> None:
+async def test_a_list_that_is_always_late_is_no_demand(tier: int, caller: Principal, clock: Clock) -> None:
     async with served(clock) as stand:
         for _ in range(3):
             await fan_out(stand, ["a"] * 8)[1]
@@ -175,9 +167,7 @@ def test_joined_replies_tell_all_versions_that_answered_and_one_by_one_the_only_
     assert runs["3"].version == "3", "the run of a batch is shared by its answers"
 
 
-async def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_a_prompt_of_many_choices_is_digested_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     read: list[Value] = []
     canonical = values.canonical
 
@@ -196,7 +186,6 @@ async def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(
 
 
 def throttled(stand: Stand, burst: float) -> None:
-    """Hold the lowest tier to a rate whose burst is this."""
     stand.gateway.limiter.throttles["m"].set_rate(burst, stand._clock())
 
 
@@ -221,9 +210,7 @@ async def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_char
         assert len(await ended) == 20
 
 
-async def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_long_for(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_what_gathered_is_submitted_in_short_calls(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     async with served(clock, max_queue=5_000) as stand:
         calls: list[int] = []
         enqueue = stand.broker.enqueue
@@ -241,9 +228,7 @@ async def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_lon
         assert calls == [MOST_OFFERED, MOST_OFFERED, 1]
 
 
-async def test_entries_that_a_broker_copies_go_to_it_in_calls_of_few_bytes(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_entries_to_be_copied_go_in_calls_of_few_bytes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """A list whose parts have the same parameters is as many copies of these, however few its entries are."""
     async with served(clock) as stand:
         calls: list[int] = []
@@ -262,13 +247,10 @@ async def test_entries_that_a_broker_copies_go_to_it_in_calls_of_few_bytes(
 
 
 async def asked_with(stand: Stand, count: int, parameters: bytes) -> Sequence[Reply]:
-    """Replies to a list of so many inputs with these parameters."""
     return await fan_out(stand, ["a"] * count, id=new_id(), parameters=parameters)[1]
 
 
-async def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused_and_told_how_many_may_be(
-    clock: Clock,
-) -> None:
+async def test_a_list_of_too_many_bytes_and_parameters_hears_how_many_may_be(clock: Clock) -> None:
     async with served(clock, max_body_bytes=10_000) as stand:
         failure = await failure_of(asked_with(stand, 160, b"x" * 900))
         assert failure.code == errors.PAYLOAD_TOO_LARGE
@@ -308,9 +290,7 @@ async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wro
 
 
 @pytest.mark.parametrize("count", [3, 11], ids=["that would fit", "that never fits"])
-async def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_for_it_is(
-    count: int, clock: Clock
-) -> None:
+async def test_a_list_for_an_unknown_model_is_refused_as_a_request_is(count: int, clock: Clock) -> None:
     limits = (Limit("key-1", "key", 0.001, 3.0),)
     some, all_ = Principal("cyd", "acme", 1, limits, models=frozenset(["m"])), Principal("cyd", "acme", 1, limits)
     async with served(clock) as stand:
@@ -337,8 +317,6 @@ async def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.Mo
 
 
 class Line(FairTurns):
-    """Line whose turns are given by hand."""
-
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)
         self.waiting: list[tuple[str, Callable[[], None]]] = []
@@ -368,9 +346,7 @@ async def slices(stand: Stand, line: Line, monkeypatch: pytest.MonkeyPatch) -> l
     return steps
 
 
-async def test_many_inputs_wait_for_their_turn_slice_by_slice_and_few_do_not(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_many_inputs_wait_slice_by_slice_and_few_do_not(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     async with served(clock) as stand:
         line = stand.gateway.turns = Line()
         _, few = fan_out(stand, ["few"] * FEW)
@@ -402,8 +378,7 @@ async def test_what_a_request_waits_for_its_turn_is_of_its_deadline(clock: Clock
         _, ended = fan_out(stand, ["a"] * (FEW + 1), timeout=0.5)
         await asyncio.sleep(0.3)
         line.waiting.pop()[1]()
-        failure = await failure_of(ended)
-        assert failure.code == errors.DEADLINE_EXCEEDED
+        assert (await failure_of(ended)).code == errors.DEADLINE_EXCEEDED
 
 
 async def test_places_of_inputs_that_were_not_submitted_are_given_back(clock: Clock) -> None:
@@ -522,16 +497,13 @@ def test_a_further_input_is_told_to_be_a_part_from_the_beginning() -> None:
     assert found.status.part_of == ""
 
 
-def test_a_list_whose_first_input_fails_or_waits_while_another_fails_is_failed_by_its_id() -> None:
+def test_a_list_whose_first_input_fails_or_that_misses_its_deadline_is_failed_by_its_id() -> None:
     for inputs in (["bad", "b", "c"], ["a", "bad"], ["bad", "bad"]):
         found = told(inputs)
         [reply] = found.replies
         assert found.status is not None
         assert (found.row.status, found.row.error) == ("failed", errors.REJECTED_BY_MODEL)
         assert (found.status.state, found.status.failure) == (EntryState.FAILED, reply.failure)
-
-
-def test_a_list_that_misses_its_deadline_has_that_by_its_id() -> None:
     found = told(["a"] * 8, timeout=0.25)
     assert (found.row.status, found.row.error) == ("failed", errors.DEADLINE_EXCEEDED)
     assert found.status is not None
@@ -555,9 +527,7 @@ def test_a_list_whose_client_leaves_is_cancelled_by_its_id_also_where_its_first_
     assert any(part.status == "completed" for part in found.parts)
 
 
-async def test_a_list_of_which_the_first_input_is_answered_is_processed_until_the_last_is(
-    clock: Clock,
-) -> None:
+async def test_a_list_of_which_the_first_input_is_answered_is_processed_until_the_last_is(clock: Clock) -> None:
     stand = Stand(clock, FakeBackend(0.1), max_batch=1)
     async with stand:
         _, ended = fan_out(stand, list("abc"), 9.0)
@@ -569,9 +539,7 @@ async def test_a_list_of_which_the_first_input_is_answered_is_processed_until_th
         await ended
 
 
-async def test_the_outcome_of_a_list_that_is_remembered_holds_none_of_its_inputs_and_outputs(
-    clock: Clock,
-) -> None:
+async def test_the_outcome_of_a_list_that_is_remembered_holds_none_of_its_inputs_and_outputs(clock: Clock) -> None:
     async with Stand(clock, FakeBackend(0.1)) as stand:
         await fan_out(stand, ["secret", "b"], 9.0)[1]
         assert "secret" not in repr(stand.gateway._recent._last).lower()

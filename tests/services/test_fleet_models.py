@@ -1,7 +1,5 @@
 """Models of a fleet, as a gateway learns them from the reports of workers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec
@@ -61,9 +59,7 @@ def test_models_come_and_go_with_their_workers() -> None:
 
 
 @pytest.mark.parametrize("back", [(), (worker("b"),)])
-def test_a_model_that_the_registry_has_lost_is_served_until_its_workers_had_time_to_come_back(
-    back: tuple[WorkerInfo, ...],
-) -> None:
+def test_a_model_lost_by_the_registry_is_served_while_workers_may_return(back: tuple[WorkerInfo, ...]) -> None:
     known = Known(default_model="a")
     known.learn(worker("a", max_batch_size=7), worker("b"))
     for _ in range(2):

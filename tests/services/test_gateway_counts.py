@@ -1,7 +1,5 @@
 """Counts, records and memory of requests that are answered, expire, are refused, or whose clients leave."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -43,8 +41,7 @@ async def test_each_outcome_is_counted_and_noted_with_the_time_that_it_took(cloc
 async def test_each_batch_is_counted_once_by_its_size_and_failures_apart(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(1.0), max_batch=2, queue_timeout_ms=2500) as fleet:
         asked = [fleet.ask(f"text {number}") for number in range(5)]
-        expired = fleet.ask("expired", timeout=0.5)
-        await fleet.answered(*asked, expired)
+        await fleet.answered(*asked, fleet.ask("expired", timeout=0.5))
         runs = {key: (run.count, run.seconds) for key, run in fleet.counters.gateway.runs.items()}
         assert sum(size * count for (_, size), (count, _) in runs.items()) in (5, 6)
         assert {model for model, _ in runs} == {"m"} and all(size <= 2 for _, size in runs)

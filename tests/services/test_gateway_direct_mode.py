@@ -1,7 +1,5 @@
 """Behaviour of a gateway with a fallback of its own while its broker is out of reach."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -80,9 +78,7 @@ async def test_what_ran_when_the_broker_went_is_answered_once_in_direct_mode(clo
         assert fleet.gateway.broker is fleet.gateway._shared.broker
 
 
-async def test_what_waits_in_the_queue_of_the_broker_that_went_is_withdrawn_when_it_was_answered_in_direct_mode(
-    clock: Clock,
-) -> None:
+async def test_what_waits_at_a_lost_broker_is_withdrawn_once_answered_in_direct_mode(clock: Clock) -> None:
     fallback = FakeBackend(0.1)
     async with Fleet(clock, FakeBackend(2.5), fallback=fallback, max_batch=1, queue_timeout_ms=4000) as fleet:
         running = fleet.ask("runs", timeout=8.0)
@@ -165,7 +161,6 @@ async def test_a_fallback_that_does_not_come_up_keeps_no_gateway_from_serving(cl
 
 
 async def gone_direct(fleet: Fleet) -> None:
-    """The broker goes, and the gateway notices."""
     await fleet.server.become("refuse")
     fleet.server.cut()
     await asyncio.sleep(2.0)

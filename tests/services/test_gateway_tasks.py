@@ -1,7 +1,5 @@
 """Tasks, idempotency keys and shared answers at gateways over one broker, and what the journals are told."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
@@ -51,28 +49,25 @@ def nothing_is_taken(name: str) -> str | None:
 
 
 async def busy(fleet: Fleet) -> None:
-    """Give the one GPU something to do, so that what comes next waits."""
     fleet.ask("busy")
     await asyncio.sleep(0.05)
     assert all(backend.busy for backend in fleet.backends)
 
 
 async def gone_direct(fleet: Fleet) -> None:
-    """Let the gateway notice that the broker is away, and use its fallback."""
     await fleet.server.become("refuse")
     fleet.ask("notices")
     await asyncio.sleep(1.5)
 
 
 async def admitted(fleet: Fleet, text: str, **how: Any) -> Asked:
-    """A task that has been admitted."""
     asked = fleet.ask(text, task=True, **how)
     await asked.was_admitted.wait()
     return asked
 
 
 def scene(**how: Any) -> Callable[[Test], Test]:
-    """Makes a test of a coroutine function over two gateways and a GPU that takes a second."""
+    """Makes a test of a coroutine function over a fleet as `fleet` gives it, but for `how`."""
 
     def made(act: Test) -> Test:
         async def test(clock: Clock, **given: Any) -> None:
@@ -87,7 +82,6 @@ def scene(**how: Any) -> Callable[[Test], Test]:
     return made
 
 
-@scene()
 async def test_a_task_can_be_asked_for_at_any_gateway_from_its_admission_on(fleet: Fleet, clock: Clock) -> None:
     here, there = fleet.gateways
     asked = fleet.ask("a", task=True)
@@ -107,7 +101,6 @@ async def test_a_task_can_be_asked_for_at_any_gateway_from_its_admission_on(flee
     assert await here.outcome(TENANT, asked.id) is await there.outcome(TENANT, asked.id) is None
 
 
-@scene()
 async def test_a_request_that_is_no_task_is_not_kept(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a")
     assert await fleet.answered(asked) == ["ok"]
@@ -115,7 +108,6 @@ async def test_a_request_that_is_no_task_is_not_kept(fleet: Fleet, clock: Clock)
     assert await fleet.gateways[1].outcome(TENANT, asked.id) is None
 
 
-@scene()
 async def test_a_refused_task_is_none(fleet: Fleet, clock: Clock) -> None:
     limit = Limit("key:k", "key", 60.0, 1.0)
     caller = Principal("user", TENANT, 1, (limit,))
@@ -128,10 +120,7 @@ async def test_a_refused_task_is_none(fleet: Fleet, clock: Clock) -> None:
     assert [journal.outcomes for journal in fleet.journals] == [[("a", "ok")], [("b", errors.RATE_LIMITED)]]
 
 
-@scene()
-async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_request(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing(fleet: Fleet, clock: Clock) -> None:
     asked = await admitted(fleet, "a")
     follows = [asyncio.ensure_future(gateway.follow(TENANT, asked.id, 5.0)) for gateway in fleet.gateways]
     began = clock()
@@ -150,7 +139,6 @@ async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_
     assert [gateway.pending for gateway in fleet.gateways] == [0, 0]
 
 
-@scene()
 async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock: Clock) -> None:
     asked = await admitted(fleet, "a")
     follow = asyncio.ensure_future(fleet.gateways[1].follow(TENANT, asked.id, 5.0))
@@ -163,7 +151,6 @@ async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock:
     assert left == [one.submission for one in followed]
 
 
-@scene()
 async def test_who_follows_tasks_takes_nothing_from_requests(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a", timeout=30.0)
@@ -188,7 +175,6 @@ async def test_who_follows_tasks_takes_nothing_from_requests(fleet: Fleet, clock
     assert (session.followers, fleet.gateway.pending) == (0, 0)
 
 
-@scene()
 async def test_who_follows_a_task_waits_through_an_outage(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a", timeout=30.0)
@@ -206,9 +192,7 @@ async def test_who_follows_a_task_waits_through_an_outage(fleet: Fleet, clock: C
 
 
 @scene(max_batch=1)
-async def test_who_follows_a_task_that_the_broker_loses_gets_the_outcome_of_the_task_offered_again(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_who_follows_a_lost_task_gets_the_outcome_of_its_second_run(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a", timeout=30.0)
     follow = asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0))
@@ -222,7 +206,6 @@ async def test_who_follows_a_task_that_the_broker_loses_gets_the_outcome_of_the_
     assert fleet.runs("a") == 1
 
 
-@scene()
 async def test_who_follows_a_task_is_offered_again_when_the_answer_was_lost(fleet: Fleet, clock: Clock) -> None:
     asked = await admitted(fleet, "a")
     before = len(fleet.server.named("enqueue"))
@@ -232,7 +215,6 @@ async def test_who_follows_a_task_is_offered_again_when_the_answer_was_lost(flee
     assert fleet.counters.gateway.requests == {("m", "paid", "ok"): 1}
 
 
-@scene()
 async def test_a_task_is_followed_from_its_handover_on(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a", task=True)
     assert await fleet.gateway.outcome(TENANT, asked.id) is EntryState.QUEUED
@@ -241,9 +223,7 @@ async def test_a_task_is_followed_from_its_handover_on(fleet: Fleet, clock: Cloc
 
 @pytest.mark.parametrize("at", [0, 1])
 @scene(max_batch=1)
-async def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown_everywhere(
-    fleet: Fleet, clock: Clock, at: int
-) -> None:
+async def test_a_task_cancelled_before_it_runs_is_unknown_everywhere(fleet: Fleet, clock: Clock, at: int) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a")
     fleet.gateway.detach(TENANT, asked.id)
@@ -266,9 +246,7 @@ async def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown
 @pytest.mark.parametrize("key", ["", "k"])
 @pytest.mark.parametrize("at", [0, 1])
 @scene(max_batch=1)
-async def test_a_task_that_is_cancelled_while_it_is_offered_again_stays_unknown(
-    fleet: Fleet, clock: Clock, at: int, key: str
-) -> None:
+async def test_a_task_cancelled_while_offered_stays_unknown(fleet: Fleet, clock: Clock, at: int, key: str) -> None:
     """The offer is on its way, and arrives when the gateway has read, and acknowledged, that the task was cancelled."""
     await busy(fleet)
     asked = await admitted(fleet, "a", key=key, timeout=30.0)
@@ -310,7 +288,6 @@ async def test_a_task_is_not_said_to_be_forgotten_by_a_broker_that_had_just_lost
     assert await there.outcome(TENANT, asked.id) is None
 
 
-@scene()
 async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(fleet: Fleet, clock: Clock) -> None:
     asked = await admitted(fleet, "a")
     broker, arrived, goes_on = fleet.gateway.broker, asyncio.Event(), asyncio.Event()
@@ -333,7 +310,6 @@ async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(f
         assert await gateway.outcome(TENANT, asked.id) is None
 
 
-@scene()
 async def test_while_the_broker_is_away_nothing_is_said_of_tasks(fleet: Fleet, clock: Clock) -> None:
     asked = await admitted(fleet, "a")
     await fleet.server.become("refuse")
@@ -347,9 +323,7 @@ async def test_while_the_broker_is_away_nothing_is_said_of_tasks(fleet: Fleet, c
 
 
 @scene(max_batch=1)
-async def test_a_task_that_the_broker_has_lost_is_neither_unknown_nor_pending_until_it_is_offered_again(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_a_lost_task_is_neither_unknown_nor_pending_until_offered_again(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a")
     fleet.server.script = nothing_is_taken
@@ -380,7 +354,6 @@ async def test_another_gateway_does_not_call_a_task_unknown_that_was_just_lost(f
     assert await there.outcome(TENANT, "never heard of") is None
 
 
-@scene()
 async def test_one_key_is_one_run_wherever_it_is_sent(fleet: Fleet, clock: Clock) -> None:
     first = fleet.ask("a", key="k")
     await asyncio.sleep(0.5)
@@ -402,9 +375,7 @@ async def test_one_key_is_one_run_wherever_it_is_sent(fleet: Fleet, clock: Clock
 
 
 @scene(max_batch=1, cache=True, collapse=True)
-async def test_a_broker_that_lost_its_data_gets_leaders_and_followers_back_from_all_gateways(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_a_broker_without_its_data_gets_leaders_and_followers_back(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     first = fleet.ask("a", timeout=30.0, task=True)
     joined = [fleet.ask("a", timeout=30.0, gateway=number % 2, key=f"{number}") for number in range(6)]
@@ -423,10 +394,7 @@ async def test_a_broker_that_lost_its_data_gets_leaders_and_followers_back_from_
     assert outcomes.count(("a", "ok")) == 7
 
 
-@scene()
-async def test_a_gateway_that_drains_brings_its_task_back_to_a_broker_that_has_lost_it(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_a_draining_gateway_brings_its_task_back_to_a_broker_without(fleet: Fleet, clock: Clock) -> None:
     asked = await admitted(fleet, "a", timeout=600.0)
     fleet.gateway.detach(TENANT, asked.id)
     await fleet.server.become("refuse")
@@ -535,9 +503,7 @@ async def test_a_task_that_the_broker_has_is_the_brokers_while_it_is_away_too(fl
 
 
 @scene(fallback=FakeBackend(0.1), gateways=1)
-async def test_a_task_on_its_way_waits_for_the_broker_and_what_another_gateway_has_under_its_id_stays(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_a_task_on_its_way_waits_and_leaves_what_has_its_id_elsewhere(fleet: Fleet, clock: Clock) -> None:
     """Its client asks again at another gateway, as one does that hears nothing."""
     await fleet.server.become("refuse")
     fleet.server.cut()
@@ -556,9 +522,7 @@ async def test_a_task_on_its_way_waits_for_the_broker_and_what_another_gateway_h
 
 
 @scene(fallback=FakeBackend(0.1), gateways=1)
-async def test_the_id_of_a_task_that_went_direct_stands_for_it_when_the_broker_is_back(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_the_id_of_a_direct_task_stands_when_the_broker_is_back(fleet: Fleet, clock: Clock) -> None:
     gateway = fleet.gateway
     await gone_direct(fleet)
     direct = fleet.ask("direct", task=True, id=new_id())
@@ -583,9 +547,7 @@ async def test_the_id_of_a_task_that_went_direct_stands_for_it_when_the_broker_i
 
 
 @scene(fallback=FakeBackend(0.1), gateways=1)
-async def test_a_finished_task_that_went_direct_can_be_forgotten_while_the_broker_is_away(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_a_finished_direct_task_can_be_forgotten_during_an_outage(fleet: Fleet, clock: Clock) -> None:
     await gone_direct(fleet)
     asked = fleet.ask("a", task=True, timeout=30.0)
     assert await fleet.answered(asked) == ["ok"]
@@ -675,9 +637,7 @@ async def test_a_task_that_is_waited_for_is_told_of_its_deadline_when_that_passe
 
 
 @pytest.mark.parametrize(("bound", "most"), [("MOST", 3), ("MOST_BYTES", 3 * 5_000)])
-async def test_late_tasks_are_bounded_and_the_oldest_is_noted_first(
-    bound: str, most: int, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_late_tasks_are_bounded(bound: str, most: int, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(deadlines, bound, most)
     texts = [f"{number}" * 3_900 for number in range(5)]
     async with Fleet(clock, FakeBackend(1.0), gateways=1, model="m") as fleet:

@@ -1,7 +1,5 @@
 """GPUs that are lost, or whose memory is scarce: what becomes of their workers and of what these run, on virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -43,7 +41,6 @@ class Child(FakeBackend):
 
 
 async def told(stand: Stand) -> dict[str, tuple[WorkerStatus, str]]:
-    """Status of each worker, and its reason."""
     return {one.worker_id: (one.status, one.reason) for one in await stand.broker.workers()}
 
 
@@ -53,10 +50,7 @@ async def test_a_worker_at_rest_whose_gpu_is_lost_is_taken_out_and_stays_out(clo
         async with Stand(clock, *backends, gpus=gpus) as stand:
             gpus[0].lose()
             await asyncio.sleep(BEAT)
-            assert await told(stand) == {
-                "gpu-0": (WorkerStatus.DEGRADED, REASON),
-                "gpu-1": (WorkerStatus.HEALTHY, ""),
-            }
+            assert await told(stand) == {"gpu-0": (WorkerStatus.DEGRADED, REASON), "gpu-1": (WorkerStatus.HEALTHY, "")}
             assert (backends[0].stops, backends[0].starts) == (1, 1)
             for number in range(20):
                 assert (await stand.ask(f"{number}")).output == f"{number}"
@@ -66,12 +60,7 @@ async def test_a_worker_at_rest_whose_gpu_is_lost_is_taken_out_and_stays_out(clo
             assert (await told(stand))["gpu-0"] == (WorkerStatus.DEGRADED, REASON)
             assert (backends[0].starts, backends[1].starts) == (1, 2), "a reload leaves it alone"
     [line] = [line for line in logs if line["event"] == "worker is taken out"]
-    assert (line["worker"], line["reason"], line["gpu"], line["log_level"]) == (
-        "gpu-0",
-        REASON,
-        "GPU-aa01",
-        "error",
-    )
+    assert (line["worker"], line["reason"], line["gpu"], line["log_level"]) == ("gpu-0", REASON, "GPU-aa01", "error")
 
 
 async def test_what_runs_when_a_gpu_is_lost_is_given_back_and_runs_elsewhere_soon(clock: Clock) -> None:
@@ -109,14 +98,11 @@ async def test_inputs_are_not_blamed_for_a_gpu_whose_loss_was_not_read_yet(clock
 async def test_a_batch_that_fails_on_a_gpu_that_is_well_is_blamed_as_ever(clock: Clock) -> None:
     gpu = FakeGpu()
     async with Stand(clock, FakeBackend(0.01, lambda entries: BatchRaised("no")), gpus=[gpu]) as stand:
-        reply = await stand.ask("bad", timeout=3.0)
-        assert reply.failure is not None
+        assert (await stand.ask("bad", timeout=3.0)).failure is not None
         assert len(await stand.dead.list()) == 1
 
 
-async def test_a_batch_that_fails_as_the_gpu_reports_an_error_has_its_worker_probed_before_another_runs(
-    clock: Clock,
-) -> None:
+async def test_a_batch_that_fails_with_a_gpu_error_has_its_worker_probed_first(clock: Clock) -> None:
     """After most Xid errors no call of CUDA works in that process any more: a fine input would be blamed."""
     gpu, poisoned = FakeGpu(), False
 

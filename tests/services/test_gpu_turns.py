@@ -1,7 +1,5 @@
 """Turns of the batchers that share a GPU: one claims at a time, whoever does not come is passed over."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -56,8 +54,6 @@ class Broker:
 
 
 class Stand:
-    """One GPU with two models."""
-
     def __init__(self, clock: Clock) -> None:
         self.broker = Broker()
         self.turns = GpuTurns("gpu-0", clock, self.broker.contenders, lambda model: 0.5)
@@ -97,9 +93,7 @@ async def test_nobody_claims_while_a_batch_runs_and_who_waits_has_its_turn_then(
 
 
 @pytest.mark.parametrize("slow", [False, True])
-async def test_the_most_urgent_of_those_that_wait_is_asked_first_unless_the_broker_is_too_slow_to_say(
-    slow: bool, stand: Stand
-) -> None:
+async def test_the_most_urgent_is_asked_first_unless_the_broker_is_slow(slow: bool, stand: Stand) -> None:
     lease = await stand.running("a")
     for model in "bc":
         await stand.claim(model)

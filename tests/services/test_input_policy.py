@@ -1,7 +1,5 @@
 """The input policy in front of a real gateway, broker and worker, on virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -45,8 +43,6 @@ Act = Callable[[Stand, "Functions"], Awaitable[None]]
 
 
 class Functions:
-    """Functions of the judges that a policy has, by rule."""
-
     def __init__(self, clock: Clock, seconds: float = 0.01) -> None:
         self.by_rule: dict[str, FakeFunction] = {}
         self._clock, self._seconds = clock, seconds
@@ -139,9 +135,7 @@ async def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_patt
     ("input", "parameters"),
     [(b'["a", {"b": "\\u0065vil"}]', b""), ("good", b'{"system": "\\u0065vil"}'), ("good", b'{"evil": 1}')],
 )
-async def test_no_part_of_a_request_that_the_model_gets_is_left_out(
-    input: Value, parameters: bytes, clock: Clock
-) -> None:
+async def test_no_part_of_a_request_is_left_out(input: Value, parameters: bytes, clock: Clock) -> None:
     async with policed(clock, WORDS) as (stand, _):
         assert codes([await ask(stand, input, parameters)]) == [errors.REJECTED_BY_POLICY]
         assert ran(stand) == []
@@ -171,8 +165,7 @@ async def test_inputs_of_one_request_are_looked_at_one_by_one_before_any_of_them
         )
         assert ran(stand) == []
         assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 1}
-        owed = stand.gateway.limiter.owed_by(stand.broker)(LIMITED_MUCH.limits[0])
-        assert owed == pytest.approx(0.01)
+        assert stand.gateway.limiter.owed_by(stand.broker)(LIMITED_MUCH.limits[0]) == pytest.approx(0.01)
         assert stand.counters.gateway.requests["m", "paid", "rejected_by_policy"] == 1
         replies = await ask_many(stand, inputs)
         assert [one.output for one in replies] == ["GOOD"] * len(inputs)
@@ -182,14 +175,11 @@ async def test_inputs_of_one_request_are_looked_at_one_by_one_before_any_of_them
 LIMITED_MUCH = Principal("ann", "acme", 1, (Limit("key-1", "key", 6000.0, 1000.0),))
 
 
-async def test_what_is_refused_counts_towards_the_limit_and_what_is_over_it_is_not_looked_at(clock: Clock) -> None:
+async def test_what_is_refused_or_waits_for_a_verdict_counts_towards_the_limit(clock: Clock) -> None:
     async with policed(clock, WORDS) as (stand, _):
         found = [await failure(stand, "evil", caller=LIMITED) for _ in range(6)]
         assert [one.code for one in found] == [errors.REJECTED_BY_POLICY] * 4 + [errors.RATE_LIMITED] * 2
         assert counts(stand) == {("words", "refused"): 4}
-
-
-async def test_what_waits_for_a_verdict_counts_towards_the_limit(clock: Clock) -> None:
     async with policed(clock, JUDGED) as (stand, _):
         found = await asyncio.gather(*(failure(stand, "bad", caller=LIMITED) for _ in range(9)))
         assert [one.code for one in found] == [errors.REJECTED_BY_POLICY] * 4 + [errors.RATE_LIMITED] * 5
@@ -262,9 +252,7 @@ async def test_what_the_other_rules_refuse_never_gets_to_a_function(clock: Clock
 
 @pytest.mark.parametrize("fault", ["hang", "crash", "raise", "nonsense", "odd"])
 @pytest.mark.parametrize("on_failure", ["refuse", "admit"])
-async def test_a_function_that_fails_refuses_or_admits_as_its_rule_says(
-    fault: str, on_failure: str, clock: Clock
-) -> None:
+async def test_a_failing_function_refuses_or_admits_as_ruled(fault: str, on_failure: str, clock: Clock) -> None:
     async with policed(clock, InputRule(name="judged", function="a:b", on_failure=on_failure)) as (stand, _):
         reply = await stand.ask(fault)
         if on_failure == "admit":
@@ -274,8 +262,7 @@ async def test_a_function_that_fails_refuses_or_admits_as_its_rule_says(
             assert reply.failure.code == errors.REJECTED_BY_POLICY
             assert reply.failure.message == "the input policy could not judge this input: rule 'judged'"
         assert counts(stand) == {("judged", "failed"): 1}
-        other = Principal("bob", "umbrella", 1)
-        assert (await stand.ask("good", caller=other)).output == "GOOD"
+        assert (await stand.ask("good", caller=Principal("bob", "umbrella", 1))).output == "GOOD"
 
 
 async def test_who_has_ended_a_process_is_told_to_come_back(clock: Clock) -> None:
@@ -325,13 +312,10 @@ async def test_inputs_of_one_request_wait_for_the_verdict_on_all_of_them(clock: 
         assert [one.output for one in replies] == ["GOOD"] * count
 
 
-async def test_the_deadline_holds_while_a_request_waits_for_its_verdict_and_what_is_left_of_it_afterwards(
-    clock: Clock,
-) -> None:
+async def test_the_deadline_holds_while_waiting_for_a_verdict_and_afterwards(clock: Clock) -> None:
     async with policed(clock, InputRule(name="judged", function="a:b", deadline_ms=5000.0), seconds=0.4) as (stand, _):
         begun = stand._clock()
-        late = await failure(stand, "good", timeout=0.2)
-        assert late.code == errors.DEADLINE_EXCEEDED
+        assert (await failure(stand, "good", timeout=0.2)).code == errors.DEADLINE_EXCEEDED
         assert stand._clock() - begun == pytest.approx(0.2, abs=0.1)
         await asyncio.sleep(1.0)
         assert ran(stand) == []
@@ -393,13 +377,10 @@ async def test_a_queue_that_has_filled_meanwhile_refuses_who_comes_from_a_judge(
     async with policed(clock, JUDGED, max_queue=3) as (stand, _):
         stand.gateway._session.near = None
         asking = [stand.asking("good") for _ in range(20)]
-        found = codes([await one for one in asking])
-        assert set(found) == {"ok", errors.SERVICE_OVERLOADED}
+        assert set(codes([await one for one in asking])) == {"ok", errors.SERVICE_OVERLOADED}
 
 
-async def test_another_policy_takes_over_without_a_request_lost_and_counts_of_rules_that_are_gone_go(
-    clock: Clock,
-) -> None:
+async def test_another_policy_takes_over_without_loss_and_old_counts_go(clock: Clock) -> None:
     async with policed(clock, JUDGED, WORDS) as (stand, functions):
         assert stand.gate is not None
         assert codes([await stand.ask("evil")]) == [errors.REJECTED_BY_POLICY]

@@ -1,7 +1,5 @@
 """Judge of one rule over a backend on virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -98,9 +96,7 @@ async def judged(clock: Clock, processes: int = 1, seconds: float = 0.01) -> Asy
         (["good", "odd"], (Verdict.FAILED, 1)),
     ],
 )
-async def test_the_first_text_that_is_not_let_in_decides(
-    texts: list[str], verdict: tuple[Verdict, int], clock: Clock
-) -> None:
+async def test_the_first_refused_text_decides(texts: list[str], verdict: tuple[Verdict, int], clock: Clock) -> None:
     async with judged(clock) as stand:
         assert await stand.verdict(*texts) == verdict
         assert max(map(len, stand.functions[0].batches)) <= AT_ONCE
@@ -135,9 +131,7 @@ async def test_a_process_that_dies_between_calls_is_replaced_before_the_next(clo
         assert stand.restarts == ["judge"] * 2
 
 
-async def test_a_function_that_does_not_come_up_again_is_tried_until_it_does_and_nobody_waits_for_that(
-    clock: Clock,
-) -> None:
+async def test_a_function_that_stays_down_is_retried_and_holds_nobody_up(clock: Clock) -> None:
     async with judged(clock) as stand:
         function = stand.functions[0]
         function.refuse_start = 8
@@ -150,9 +144,7 @@ async def test_a_function_that_does_not_come_up_again_is_tried_until_it_does_and
         assert await stand.verdict("good", caller=BOB) == (Verdict.LET_IN, 0)
 
 
-async def test_a_caller_who_ends_a_process_waits_nine_times_as_long_as_that_took_and_others_do_not(
-    clock: Clock,
-) -> None:
+async def test_a_caller_who_ends_a_process_waits_nine_times_as_long_and_others_do_not(clock: Clock) -> None:
     async with judged(clock) as stand:
         assert await stand.verdict("hang") == (Verdict.FAILED, 0)
         assert stand.ask("good") is None
@@ -165,8 +157,7 @@ async def test_what_a_caller_has_asked_before_it_ended_a_process_gets_no_verdict
     async with judged(clock) as stand:
         begun = stand.clock()
         asked = [stand.ask(text) for text in ("hang", "good")]
-        found = [(await told)[0] for told in asked if told is not None]
-        assert found == [Verdict.FAILED, Verdict.BUSY]
+        assert [(await told)[0] for told in asked if told is not None] == [Verdict.FAILED, Verdict.BUSY]
         assert stand.clock() - begun == pytest.approx(2 * DEADLINE, abs=0.05)
 
 
@@ -222,17 +213,14 @@ async def test_a_judge_that_retires_answers_what_it_has_and_ends_its_processes(c
     async with judged(clock, processes=2) as stand:
         asked = [stand.ask("good") for _ in range(3 * AT_ONCE)]
         stand.judge.retire()
-        found = [(await told)[0] for told in asked if told is not None]
-        assert found == [Verdict.LET_IN] * 3 * AT_ONCE
+        assert [(await told)[0] for told in asked if told is not None] == [Verdict.LET_IN] * 3 * AT_ONCE
         await asyncio.sleep(0.1)
         assert stand.judge.over
         assert [function.stops for function in stand.functions] == [1, 1]
 
 
 @pytest.mark.parametrize("text", ["odd", "none", "raise", "crash"])
-async def test_a_function_that_gives_no_truth_value_at_its_start_is_refused(
-    text: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_an_answer_of_no_truth_is_refused(text: str, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(judging, "WARM_UP", text)
     stand = Stand(clock, FakeFunction())
     with pytest.raises(TargetError, match=r"the function (fails|gives no boolean)"):

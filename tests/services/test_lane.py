@@ -1,7 +1,5 @@
 """Lanes of a gateway: who may take one, what closes them, and that both ways lead to the same ends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +39,6 @@ ONE = Limit("user-1", "user", 60.0, 1.0)
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    """Settings of the stand, as a test may be given them."""
     return {}
 
 
@@ -54,7 +51,6 @@ def stand(clock: Clock, virtual_runner: asyncio.Runner, settings: dict[str, Any]
 
 
 async def entered(stand: Stand, principal: Principal = ANYBODY, options: RequestOptions = PLAIN) -> Reply:
-    """Reply to a request that takes the lane of its like."""
     lane = stand.gateway.lane(principal, options, None)
     assert lane.open
     sink = FutureSink()
@@ -94,9 +90,7 @@ async def kept(stand: Stand, text: str, principal: Principal = ANYBODY, **wants:
 
 
 @pytest.mark.parametrize("more", [{"chosen": True}, {"version": "2"}, {"trace": SPAN}, {"task": True}], ids=str)
-async def test_a_key_has_a_lane_in_common_with_others_unless_it_comes_with_something_rare(
-    stand: Stand, more: dict[str, Any]
-) -> None:
+async def test_a_key_shares_its_lane_unless_it_is_rare(stand: Stand, more: dict[str, Any]) -> None:
     lanes = [stand.gateway.lane(ANYBODY, RequestOptions(4.0, 1, key=key), None) for key in "ab"]
     assert lanes[0] is lanes[1]
     assert (lanes[0].open, lanes[0].rows, lanes[0].keeps) == (False, False, True)
@@ -225,9 +219,7 @@ async def test_lanes_close_as_entries_get_a_shape_or_a_weight(stand: Stand, told
         assert gateway.lane(ANYBODY, PLAIN, None).open is not bool(how)
 
 
-async def test_in_a_fleet_the_one_version_that_is_there_has_a_lane_and_versions_that_are_drawn_have_none(
-    clock: Clock,
-) -> None:
+async def test_in_a_fleet_a_sole_version_has_a_lane_and_drawn_versions_have_none(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         gateway = fleet.gateway
 

@@ -1,7 +1,5 @@
 """Limits follow the workers that are there: gateways, workers and a controller together, on virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Iterator
@@ -58,7 +56,6 @@ class Counting:
 
 
 async def flood(gateway: Gateway, tier: int, rate: float, seconds: float, principal: Principal = TENANT) -> Counting:
-    """Evenly spaced requests of one tier."""
     counting = Counting()
     for _ in range(int(rate * seconds)):
         gateway.submit(counting, InferenceRequest(principal, new_id(), RequestOptions(2.0, tier), "m", "text", b""))
@@ -76,7 +73,6 @@ def levels(rates: list[float]) -> list[float]:
 
 
 async def sampled(gateway: Gateway, seconds: float) -> list[float]:
-    """The throttle's rate, ten times a second."""
     rates = []
     for _ in range(int(seconds * 10)):
         await asyncio.sleep(0.1)
@@ -122,8 +118,7 @@ async def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxe
     falling = await sampled(gateway, 3.0)
     assert falling[-1] == pytest.approx(whole / 2, rel=0.05)
     assert levels(falling) == pytest.approx([whole, whole / 2], rel=0.05)
-    settled = await sampled(gateway, 8.0)
-    assert levels(settled) == pytest.approx([whole / 2], rel=0.05)
+    assert levels(await sampled(gateway, 8.0)) == pytest.approx([whole / 2], rel=0.05)
     for number in range(2):
         await fleets.worker(f"heir-{number}", FakeBackend(BATCH_SECONDS)).start()
     rising, depths = [], []
@@ -185,9 +180,7 @@ async def test_two_gateways_share_the_room_as_their_tenants_ask_for_it(fleets: F
     ("floods", "flood_tier"),
     [("the only gateway", FREE), ("the other gateway", FREE), ("both gateways", FREE), ("both gateways", PAID)],
 )
-async def test_who_floods_the_lowest_tier_takes_nothing_of_another_tenant(
-    floods: str, flood_tier: int, fleets: Fleets
-) -> None:
+async def test_a_flood_of_the_lowest_tier_takes_from_nobody(floods: str, flood_tier: int, fleets: Fleets) -> None:
     """The flood is of another free tenant, or of a paid one that asks to be served as a free one."""
     here, _ = await up(fleets, 2)
     flooded = [here]
@@ -198,8 +191,7 @@ async def test_who_floods_the_lowest_tier_takes_nothing_of_another_tenant(
     other = Principal("eve", "globex", flood_tier)
     for seconds in (4.0, 6.0):
         quiet, *loud = await asyncio.gather(
-            flood(here, FREE, 7.0, seconds),
-            *(flood(one, FREE, 5 * 2 * PER_WORKER, seconds, other) for one in flooded),
+            flood(here, FREE, 7.0, seconds), *(flood(one, FREE, 5 * 2 * PER_WORKER, seconds, other) for one in flooded)
         )
     await asyncio.sleep(1.0)
     assert (quiet.ok, quiet.refused) == (42, {})
@@ -288,9 +280,7 @@ async def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capac
             gpu.use(percent)
         await flood(gateway, FREE, 100.0, 3.0)
         workers = {one.worker_id: one for one in await fleets.broker.workers()}
-        assert all(one.scarce is bool(one.reason) for one in workers.values()), (
-            "what serves on is told from what does not"
-        )
+        assert all(one.scarce is bool(one.reason) for one in workers.values())
         reasons = {id: one.reason for id, one in workers.items() if one.reason}
         return gateway.limiter.throttles["m"].rate, workers["full/gpu-0"].status.value, reasons
 
@@ -302,9 +292,7 @@ async def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capac
     assert await seen(87) == (*half, {"full/gpu-0": f"87{told}"}), "not ample yet"
     assert await seen(80) == whole
     gpu.settled = 0.96
-    assert await seen(96) == (whole if whose != "the" else (*half, {"full/gpu-0": f"96{told}"})), (
-        "in use from the start"
-    )
+    assert await seen(96) == (whole if whose != "the" else (*half, {"full/gpu-0": f"96{told}"}))
     await seen(99)
     before = len(backends[0].batches)
     await flood(gateway, PAID, 1.5 * PER_WORKER, 3.0)  # More than the other one can carry.
@@ -324,9 +312,7 @@ async def test_when_all_memory_is_scarce_the_lowest_tier_is_refused_and_the_othe
     assert (free.ok, free.refused) == (0, {"capacity": 30})
 
 
-async def test_while_the_memory_of_the_broker_is_scarce_the_lowest_tier_is_held_at_the_door(
-    monkeypatch: pytest.MonkeyPatch, fleets: Fleets
-) -> None:
+async def test_while_memory_is_scarce_the_lowest_tier_is_held(monkeypatch: pytest.MonkeyPatch, fleets: Fleets) -> None:
     short = False
     monkeypatch.setattr(MemoryBroker, "memory_pressure", property(lambda broker: short))
     gateway, _ = await up(fleets, 2)

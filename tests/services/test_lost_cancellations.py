@@ -3,8 +3,6 @@
 CASES and ALIKE are all places in Headway that end what may await redis-py, asyncpg, aiohttp or gRPC.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import sys
@@ -41,7 +39,7 @@ from headway.worker.batcher import Batcher
 from headway.worker.helping import Claims
 from headway.worker.shared_gpus import SharedGpus
 from headway.worker.starting import start_all
-from tests.redis.test_sentinels import A, Sentinel
+from tests.redis.test_sentinel import A, Sentinel
 from tests.virtual_time import Clock
 
 ROOT = Path(headway.__file__).parent
@@ -80,7 +78,6 @@ async def nothing(*asked: object) -> None: ...
 
 
 async def cancelled(work: Awaitable[object]) -> None:
-    """Cancel work that has begun, by somebody else than `end`."""
     running = asyncio.ensure_future(work)
     await asyncio.sleep(1.0)
     running.cancel()
@@ -218,8 +215,7 @@ async def test_what_loses_its_first_cancellation_ends(place: str, clock: Clock) 
         await CASES[place]()
     loop.set_task_factory(None)
     assert all(one.done() for one in made)
-    deaf = [one for one in made if one.heard]
-    assert deaf, "it ends what it has begun"
+    assert [one for one in made if one.heard], "it ends what it has begun"
     assert {"task does not end, cancelling it again"} == {line["event"] for line in logs if "tasks" in line}
 
 
@@ -251,8 +247,7 @@ def places(names: set[str]) -> Iterator[str]:
 
 
 def test_all_who_end_tasks_are_tried() -> None:
-    found = set(places({"end", "end_all", "race"}))
-    assert found == CASES.keys() | ALIKE.keys()
+    assert set(places({"end", "end_all", "race"})) == CASES.keys() | ALIKE.keys()
 
 
 def test_nobody_cancels_once_and_waits() -> None:

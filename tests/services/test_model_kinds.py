@@ -1,6 +1,4 @@
-"""What a gateway knows of the kinds of its models, and what it lets in by that."""
-
-from __future__ import annotations
+"""What a gateway knows of the kinds of its models and of weights, and what it lets in by that."""
 
 import asyncio
 
@@ -10,6 +8,7 @@ import pytest
 from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.config import Settings
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.fleet_watchers import READ_WORKERS_EVERY, WorkersWatcher
 from headway.gateway.served_models import ServedModels
@@ -20,6 +19,7 @@ from headway.model import (
     RequestOptions,
     Value,
     ValueKind,
+    WeightLine,
     WorkerInfo,
     WorkerStatus,
 )
@@ -152,13 +152,10 @@ def test_a_model_of_octets_takes_base64_only(value: Value, good: bool) -> None:
         assert (failure.code, "base64" in failure.message) == (errors.BAD_REQUEST, True)
 
 
-def test_an_unknown_model_is_named() -> None:
+def test_an_unknown_model_is_named_and_not_told_of_those_without_a_worker() -> None:
     failure = ServedModels(["m"]).check("other", "a")
     assert failure is not None
     assert failure.code == errors.NOT_FOUND
-
-
-def test_what_has_no_worker_is_not_offered_in_place_of_an_unknown_model() -> None:
     kinds = ServedModels(["m", "late"])
     assert kinds.absence("other").message.endswith("there is: late, m")
     kinds.learn([worker("text", "text")])
@@ -185,3 +182,45 @@ async def test_a_watcher_follows_the_workers(clock: Clock) -> None:
     assert takes() is ValueKind.BYTES
     await supervisor.stop()
     await watcher.close()
+
+
+WEIGHED = Settings(model="m", max_batch_weight=100, weight="tokens")
+
+
+def weighed(
+    line: WeightLine | None, id: str = "gpu-0", model: str = "m", status: WorkerStatus = WorkerStatus.HEALTHY
+) -> WorkerInfo:
+    return WorkerInfo(worker_id=id, model=model, status=status, weight=line)
+
+
+def test_inputs_weigh_their_characters_or_nothing_in_particular() -> None:
+    chars = ServedModels(["default"], Settings(max_batch_weight=100))
+    chars.learn([weighed(WeightLine(5.0, 5.0), model="default")])
+    assert [chars["default"].weigh(text) for text in ("", "é", "日本", b"[1]")] == [1, 1, 2, 3]
+    unbounded = ServedModels(["default"], Settings(weight="tokens"))
+    assert [unbounded["default"].weigh(text) for text in ("", "é", "日本")] == [1, 1, 1]
+
+
+def test_an_input_weighs_its_octets_until_a_worker_knows_better() -> None:
+    served = ServedModels(["m"], WEIGHED)
+    served.learn([weighed(None), weighed(WeightLine(1.0, 1.0), model="other")])
+    served.learn([weighed(WeightLine(1.0, 1.0), status=WorkerStatus.STARTING)])
+    assert [served["m"].weigh(text) for text in ("", "a", "日本", b"[1]")] == [1, 1, 6, 3]
+
+
+def test_the_lines_of_healthy_workers_count_and_the_last_one_stays() -> None:
+    served = ServedModels(["m"], WEIGHED)
+    served.learn([weighed(WeightLine(2.0, 0.2)), weighed(WeightLine(4.0, 0.4), "gpu-1"), weighed(None, "gpu-2")])
+    assert served["m"].weigh("a" * 10) == 6
+    served.learn([weighed(None)])
+    assert served["m"].weigh("a" * 10) == 6
+
+
+async def test_a_watcher_keeps_the_weights_up_to_date(clock: Clock) -> None:
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
+    served, supervisor = ServedModels(["m"], WEIGHED), Supervisor()
+    WorkersWatcher([served], broker, clock).start(supervisor)
+    await broker.heartbeat(weighed(WeightLine(0.0, 0.5)))
+    await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
+    assert served["m"].weigh("a" * 10) == 5
+    await supervisor.stop()

@@ -1,6 +1,4 @@
-"""What waits at a gateway: for a call to the broker, small or large, and for a turn to be passed on."""
-
-from __future__ import annotations
+"""What waits at a gateway: calls to the broker, small or large, recalls of kept outcomes, and what is to be passed on."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,21 +7,23 @@ from itertools import count
 import pytest
 
 from headway.core.dedup import follower
+from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.gateway import outbox
-from headway.gateway.broker_session import LARGE, MOST_OFFERED, MOST_REPLIES, in_turns
+from headway.gateway.broker_session import LARGE, MOST_OFFERED, MOST_READS, MOST_REPLIES, OutcomeReader, in_turns
 from headway.gateway.outbox import AT_ONCE, CHUNK, LargeEntries, Outbox
-from headway.model import Entry, Failure, Octets, Reply
+from headway.model import Entry, EntryState, Failure, Octets, Reply, Value
+from headway.runtime.counters import BrokerCounts
+from headway.runtime.fair_turns import FairSlots
 from tests.contracts.brokers import ask, ids
 from tests.services.calls import offered, once
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fleet import Fleet
-from tests.services.troubled import Connection
+from tests.services.troubled import Connection, Server
 from tests.virtual_time import Clock
 
 
 def filled(**tenants: int) -> Outbox:
-    """An outbox with so many entries of each tenant, which came one tenant after the other."""
     outbox, nonces = Outbox(), count(1)
     for tenant, number in tenants.items():
         for at in range(number):
@@ -51,8 +51,7 @@ def test_what_fits_into_one_call_goes_in_the_order_in_which_it_came() -> None:
 
 def test_what_comes_back_from_a_call_goes_first_of_its_tenant() -> None:
     outbox = filled(a=4, b=4)
-    taken = outbox.take(4)
-    outbox.put_back(taken)
+    outbox.put_back(outbox.take(4))
     assert len(outbox) == 8
     found = ids(outbox.take(8))
     assert [id for id in found if id[0] == "a"] == ["a0", "a1", "a2", "a3"]
@@ -217,8 +216,7 @@ async def test_no_further_entry_joins_a_call_that_has_many_bytes(monkeypatch: py
 
 def test_what_another_session_has_taken_over_waits_no_longer() -> None:
     line = LargeEntries(lambda entries: asyncio.sleep(0))
-    entries = [ask("x" * 20, id=f"{n}", tenant=f"{n % 2}") for n in range(5)]
-    line.split(entries, 10)
+    line.split([ask("x" * 20, id=f"{n}", tenant=f"{n % 2}") for n in range(5)], 10)
     line.waiting.keep(lambda entry: entry.id in ("1", "4"))
     assert sorted(ids(list(line.waiting))) == ["1", "4"]
     assert len(line.waiting) == 2
@@ -238,3 +236,188 @@ def test_hundreds_of_small_replies_are_passed_on_in_several_turns() -> None:
     assert [len(turn) for turn in in_turns(replies)] == [MOST_REPLIES, MOST_REPLIES, 3]
     assert [reply for turn in in_turns(replies) for reply in turn] == replies
     assert list(map(len, in_turns([*replies, Reply("large", "t", "x" * LARGE)])))[-2:] == [3, 1]
+
+
+class Stage:
+    """What goes on at once, two things at most; each ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.slots = FairSlots(2)
+        self.begun: list[str] = []
+        self.ends: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def ask(self, *names: str) -> None:
+        """Want places; a name begins with the letter of its tenant."""
+        for name in names:
+            self.ends[name] = asyncio.Event()
+            self.tasks[name] = asyncio.get_running_loop().create_task(self._act(name))
+
+    async def _act(self, name: str) -> None:
+        async with self.slots.of(name[0]):
+            self.begun.append(name)
+            await self.ends[name].wait()
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def end(self, name: str) -> None:
+        self.ends[name].set()
+        await self.tasks[name]
+        await self.settle()
+
+
+async def test_tenants_take_turns_and_each_keeps_its_order() -> None:
+    stage = Stage()
+    stage.ask("a1", "a2", "a3", "a4", "b1", "b2", "c1")
+    await stage.settle()
+    assert stage.begun == ["a1", "a2"]
+    for name in ("a1", "a2", "a3", "b1", "c1", "a4", "b2"):
+        await stage.end(name)
+    assert stage.begun == ["a1", "a2", "a3", "b1", "c1", "a4", "b2"]
+    stage.ask("d1", "d2", "d3")
+    await stage.settle()
+    assert stage.begun[-2:] == ["d1", "d2"], "all places are free again"
+
+
+async def test_who_left_is_passed_over() -> None:
+    stage = Stage()
+    stage.ask("a1", "a2", "a3", "b1")
+    await stage.settle()
+    stage.tasks["a3"].cancel()
+    await stage.settle()
+    await stage.end("a1")
+    assert stage.begun == ["a1", "a2", "b1"]
+
+
+async def test_who_leaves_as_its_place_comes_gives_it_on() -> None:
+    stage = Stage()
+    async with stage.slots.of("z"):
+        stage.ask("a1", "a2", "b1")
+        await stage.settle()
+    stage.tasks["a2"].cancel()  # It has got the place in this turn of the loop, and has not heard of it.
+    await stage.settle()
+    assert stage.begun == ["a1", "b1"]
+
+
+async def test_a_place_is_free_again_after_an_error() -> None:
+    stage = Stage()
+    stage.ask("a1", "a2", "b1")
+    await stage.settle()
+    stage.tasks["a1"].cancel()
+    await stage.settle()
+    assert stage.begun == ["a1", "a2", "b1"]
+
+
+class SlowRecalls(Connection):
+    """Takes a second for each recall, and then tells how often this outcome was asked for; or fails, when it is `cut`."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(Server(clock, QueueLimits(tiers=3, max_batch=8), BrokerCounts()))
+        self.asked: list[tuple[str, str]] = []
+        self.cut = False
+        self.under_way = 0
+        self.peak = 0
+
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
+        self.asked.append((tenant, id))
+        self.under_way += 1
+        self.peak = max(self.peak, self.under_way)
+        nth = self.asked.count((tenant, id))
+        try:
+            await asyncio.sleep(1.0)
+        finally:
+            self.under_way -= 1
+        if self.cut:
+            raise BrokerUnavailable("no answer")
+        return Reply(id, tenant, f"call {nth}", None)
+
+
+@pytest.fixture
+def broker(clock: Clock) -> SlowRecalls:
+    return SlowRecalls(clock)
+
+
+@pytest.fixture
+def recalls(broker: SlowRecalls) -> OutcomeReader:
+    return OutcomeReader(broker, lambda: False)
+
+
+def asking(recalls: OutcomeReader, tenant: str, *ids: str) -> list[asyncio.Task[Reply | EntryState | None]]:
+    return [asyncio.ensure_future(recalls.outcome(tenant, id)) for id in ids]
+
+
+async def told(*tasks: asyncio.Task[Reply | EntryState | None]) -> list[Value | None]:
+    found = await asyncio.gather(*tasks)
+    return [one.output if isinstance(one, Reply) else None for one in found]
+
+
+async def test_many_who_ask_for_one_outcome_cost_two_calls(
+    broker: SlowRecalls, recalls: OutcomeReader, clock: Clock
+) -> None:
+    began = clock()
+    first = asking(recalls, "t", "big")
+    await asyncio.sleep(0.5)
+    assert await told(*first, *asking(recalls, "t", *["big"] * 59)) == ["call 1"] + ["call 2"] * 59
+    assert (broker.peak, clock() - began) == (1, 2.0)
+
+
+async def test_who_asks_during_a_call_is_not_told_its_result(recalls: OutcomeReader, clock: Clock) -> None:
+    first = asking(recalls, "t", "a")
+    await asyncio.sleep(0.9)
+    assert await told(*first, *asking(recalls, "t", "a", "a")) == ["call 1", "call 2", "call 2"]
+
+
+async def test_few_calls_run_and_nobody_is_refused(broker: SlowRecalls, recalls: OutcomeReader, clock: Clock) -> None:
+    began = clock()
+    ids = [f"{number}" for number in range(5 * MOST_READS)]
+    assert await told(*asking(recalls, "t", *ids)) == ["call 1"] * len(ids)
+    assert (broker.peak, clock() - began) == (MOST_READS, 5.0)
+
+
+async def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much(recalls: OutcomeReader, clock: Clock) -> None:
+    began = clock()
+    many = asking(recalls, "greedy", *(f"{number}" for number in range(100)))
+    await asyncio.sleep(0.5)
+    assert await told(*asking(recalls, "modest", "one")) == ["call 1"]
+    assert clock() - began <= 2.0
+    for task in many:
+        task.cancel()
+    await asyncio.gather(*many, return_exceptions=True)
+
+
+async def test_who_has_left_costs_no_call(broker: SlowRecalls, recalls: OutcomeReader, clock: Clock) -> None:
+    first = asking(recalls, "t", *(f"{number}" for number in range(MOST_READS)))
+    left = asking(recalls, "t", "left", "also")
+    await asyncio.sleep(0.5)
+    stays = asking(recalls, "t", "also")
+    for task in left:
+        task.cancel()
+    assert await told(*first, *stays) == ["call 1"] * (MOST_READS + 1)
+    assert ("t", "left") not in broker.asked
+
+
+@pytest.mark.parametrize("out_of_reach", [False, True])
+async def test_failures_are_for_askers_outages_for_all(out_of_reach: bool, broker: SlowRecalls, clock: Clock) -> None:
+    began = clock()
+    recalls = OutcomeReader(broker, lambda: out_of_reach)
+    tasks = asking(recalls, "t", *(f"{number}" for number in range(10 * MOST_READS)))
+    await asyncio.sleep(0.5)
+    broker.cut = True
+    await asyncio.wait(tasks[:MOST_READS])
+    broker.cut = False
+    failed = [isinstance(one, BrokerUnavailable) for one in await asyncio.gather(*tasks, return_exceptions=True)]
+    assert failed == [place < MOST_READS or out_of_reach for place in range(len(tasks))]
+    assert clock() - began == (1.0 if out_of_reach else 10.0)
+    assert await told(*asking(recalls, "t", "new")) == ["call 1"]  # Who comes later is tried for.
+
+
+async def test_polls_of_one_task_at_a_gateway_share_their_calls(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(1.0), gateways=2, model="m") as fleet:
+        asked = fleet.ask("a", task=True)
+        assert await fleet.answered(asked) == ["ok"]
+        polls = [fleet.gateways[1].outcome(ANYBODY.tenant, asked.id) for _ in range(60)]
+        found = await asyncio.gather(*polls)
+        assert {one.output if isinstance(one, Reply) else None for one in found} == {"A"}
+        assert len(fleet.server.named("recall")) == 1

@@ -4,8 +4,6 @@ A plan is a list of phases: how calls end, for how long, and whether the lines b
 begins. Requests come all the time, through two gateways; two batchers serve them. At the end all is well again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter
@@ -40,13 +38,7 @@ class Phase:
 
 
 def phases(longest: float) -> st.SearchStrategy[Phase]:
-    return st.builds(
-        Phase,
-        st.sampled_from([*MODES, "flaky"]),
-        st.floats(0.01, longest),
-        st.booleans(),
-        st.booleans(),
-    )
+    return st.builds(Phase, st.sampled_from([*MODES, "flaky"]), st.floats(0.01, longest), st.booleans(), st.booleans())
 
 
 class Story:
@@ -117,7 +109,6 @@ class Story:
         return heard
 
     def runs(self) -> Counter[str]:
-        """Runs of each input on the fleet's own backends."""
         return Counter(text for backend in self.fleet.backends for batch in backend.batches for text in batch)
 
 

@@ -1,7 +1,5 @@
 """Whether a gateway should get traffic while its broker is out of reach."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -115,9 +113,7 @@ async def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback(clock:
 
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["alone", "with a fallback"])
-async def test_a_gateway_is_ok_again_once_its_requests_go_to_the_broker_and_not_before(
-    fallback: bool, clock: Clock
-) -> None:
+async def test_a_gateway_is_ok_once_requests_go_to_the_broker(fallback: bool, clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1) if fallback else None) as fleet:
         ready = readiness(fleet)
         glance = CachedReadiness(ready)

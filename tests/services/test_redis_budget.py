@@ -3,8 +3,6 @@
 What the broker's connections are made of is counted, too, but for what is in C. No server is needed: see `redis_peer`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import types
@@ -59,7 +57,6 @@ class Sink:
 
 @asynccontextmanager
 async def over(peer: Peer) -> AsyncIterator[RedisBroker]:
-    """A broker over the peer."""
     connection = RedisConnection(peer.url)
     await connection.open()
     broker = RedisBroker(connection, {"m": LIMITS}, BrokerCounts(), lambda: 0.5)
@@ -72,7 +69,6 @@ async def over(peer: Peer) -> AsyncIterator[RedisBroker]:
 
 @types.coroutine
 def turn() -> Generator[None, None, None]:
-    """Let the event loop go round once, by no code that is counted."""
     yield
 
 

@@ -1,8 +1,9 @@
-"""Requests with several rows, from the gateway to the slot: each row counts as an input does."""
+"""Tensors and requests with several rows, from the gateway to the slot: each row counts as an input does."""
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from headway import errors
 from headway.config import Settings
-from headway.core.tensors import Tensor, TensorHead, header_of, pack, rows_of
+from headway.core.tensors import Tensor, TensorHead, header_of, join_elements, pack, rows_of
 from headway.gateway.fan_out import FanOut
 from headway.gateway.pending import FutureSink
 from headway.gateway.served_models import ServedModels
@@ -34,7 +35,8 @@ from headway.model import (
 from headway.runtime.request_id import new_id
 from tests.contracts.brokers import tensors
 from tests.services.fake_backend import FakeBackend
-from tests.services.stand import Stand
+from tests.services.stand import Stand, codes, served
+from tests.services.test_input_policy import JUDGED, UNSEEN, WORDS, ask, ask_many, policed
 from tests.virtual_time import Clock
 
 PLAIN = RequestOptions(4.0, 1)
@@ -83,7 +85,6 @@ class RowsStand(Stand):
         return sink
 
     async def infer_list(self, inputs: Sequence[Value], caller: Principal) -> Sequence[Reply]:
-        """Replies to one request with several inputs."""
         ended = asyncio.get_running_loop().create_future()
         FanOut(self.gateway, InferenceRequest(caller, new_id(), PLAIN, "m", "", b""), inputs, ended.set_result).start()
         return await ended  # type: ignore[no-any-return]
@@ -94,7 +95,7 @@ def heads(batch: Sequence[str]) -> int:
     return sum(int(shown.rpartition("[")[2].partition(",")[0]) for shown in batch)
 
 
-def served(takes: ValueKind, **settings: object) -> ServedModels:
+def models_of(takes: ValueKind, **settings: object) -> ServedModels:
     """Models of a gateway that has heard what they take."""
     made = ServedModels(["m"], Settings(model="m", max_batch_size=B, **settings))  # type: ignore[arg-type]
     line = WeightLine(0.0, 10.0)
@@ -131,11 +132,11 @@ async def test_requests_of_one_row_take_a_lane_and_ride_with_those_of_several(cl
 
 
 def test_one_row_that_the_model_takes_need_not_be_weighed() -> None:
-    models = served(ValueKind.TENSORS)
+    models = models_of(ValueKind.TENSORS)
     known = models["m"]
     weighed_or_shared = [
-        served(ValueKind.TENSORS, max_batch_weight=80)["m"],
-        served(ValueKind.TENSORS, cache=True)["m"],
+        models_of(ValueKind.TENSORS, max_batch_weight=80)["m"],
+        models_of(ValueKind.TENSORS, cache=True)["m"],
     ]
     assert not any(one.takes_rows for one in weighed_or_shared)
     one, spec = tensors(1), TensorSpec("x", "UINT8", (3,))
@@ -197,14 +198,14 @@ async def test_where_the_settings_bound_the_weight_that_stays(clock: Clock) -> N
 
 def test_an_input_weighs_its_rows_or_what_a_function_of_the_target_counts_if_that_is_more() -> None:
     value = tensors(4)
-    assert served(ValueKind.TENSORS)["m"].weigh(value) == 4
-    assert served(ValueKind.TENSORS, max_batch_weight=80)["m"].weigh(value) == 40
-    assert served(ValueKind.TENSORS, max_batch_weight=80, weight="cost")["m"].weigh(value) == 10 * len(value)
-    assert served(ValueKind.TENSORS, max_batch_weight=8000, weight="cost")["m"].weigh(value) == 4000
+    assert models_of(ValueKind.TENSORS)["m"].weigh(value) == 4
+    assert models_of(ValueKind.TENSORS, max_batch_weight=80)["m"].weigh(value) == 40
+    assert models_of(ValueKind.TENSORS, max_batch_weight=80, weight="cost")["m"].weigh(value) == 10 * len(value)
+    assert models_of(ValueKind.TENSORS, max_batch_weight=8000, weight="cost")["m"].weigh(value) == 4000
 
 
 def test_a_model_whose_workers_come_to_take_texts_again_has_no_rows() -> None:
-    models = served(ValueKind.TENSORS)
+    models = models_of(ValueKind.TENSORS)
     assert (models["m"].is_plain, models["m"].counted([tensors(4), tensors(1)])) == (False, 5)
     models.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes="text")])
     known = models["m"]
@@ -213,7 +214,7 @@ def test_a_model_whose_workers_come_to_take_texts_again_has_no_rows() -> None:
 
 def test_while_workers_of_texts_and_of_tensors_serve_one_model_both_kinds_are_let_in() -> None:
     """A rollout to another kind breaks nothing that any worker could answer; each judges what it gets."""
-    models = served(ValueKind.TENSORS)
+    models = models_of(ValueKind.TENSORS)
     workers = [
         WorkerInfo(worker_id=kind.value, model="m", status=WorkerStatus.HEALTHY, takes=kind.value)
         for kind in (ValueKind.TENSORS, ValueKind.JSON)
@@ -227,7 +228,7 @@ def test_while_workers_of_texts_and_of_tensors_serve_one_model_both_kinds_are_le
 
 
 def test_other_settings_of_a_model_leave_its_rows_counted() -> None:
-    models = served(ValueKind.TENSORS)
+    models = models_of(ValueKind.TENSORS)
     models.serve({"m": Settings(model="m", max_batch_size=4)})
     assert models["m"].weigh(tensors(9)) == 4
 
@@ -254,9 +255,7 @@ class TestLimits:
             assert refused.failure is not None
 
     @pytest.mark.parametrize("listed", [False, True])
-    async def test_more_rows_than_the_limit_lets_in_at_once_are_refused_for_good(
-        self, listed: bool, clock: Clock
-    ) -> None:
+    async def test_more_rows_than_the_limit_are_refused_for_good(self, listed: bool, clock: Clock) -> None:
         limited = Principal("u", "t", 1, (Limit("user:u", "user", 60.0, 4.0),))
         async with RowsStand(clock, TensorsBackend(0.1)) as stand:
             value = tensors(5)
@@ -280,3 +279,95 @@ async def test_an_output_keeps_the_rows_of_its_input(clock: Clock) -> None:
         for reply in await stand.infer(2, 6):
             assert isinstance(reply.output, Tensors)
             assert rows_of(reply.output) == header_of(reply.output).rows
+
+
+NUMBERS, TEXTS = TensorSpec("x", "FP32", (2,)), TensorSpec("t", "BYTES", (-1,))
+
+
+def learn(stand: Stand, *inputs: TensorSpec) -> None:
+    worker = WorkerInfo(
+        worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, takes=ValueKind.TENSORS.value, inputs=inputs
+    )
+    stand.gateway.served.learn([worker])
+
+
+def numbers(*row: float, rows: int = 1, single: bool = False) -> Tensors:
+    data = struct.pack(f"<{len(row)}f", *row) * rows
+    return pack([Tensor(TensorHead("x", "FP32", (rows, len(row))), data)], single=single)
+
+
+def texts(*elements: bytes) -> Tensors:
+    return pack([Tensor(TensorHead("t", "BYTES", (1, len(elements))), join_elements(elements))], single=True)
+
+
+def ran(stand: Stand) -> int:
+    return sum(map(len, stand.backends[0].batches))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("a text", "the data of the input `x` are `str`"),
+        (numbers(1, 2, 3), "the input `x` is FP32 of shape [1, 3]; the model takes `x`, FP32 of shape [-1, 2]"),
+        (texts(b"a"), "is BYTES of shape [1, 1]; the model takes `x`"),
+        (b"[1]", "shape [1, 1]; the model takes"),
+    ],
+)
+async def test_what_a_model_does_not_take_is_refused_at_any_door(clock: Clock, value: Value, says: str) -> None:
+    async with served(clock) as stand:
+        learn(stand, NUMBERS)
+        reply = await ask(stand, value)
+        assert reply.failure is not None
+        assert (reply.failure.code, says in reply.failure.message) == (errors.BAD_REQUEST, True), reply.failure.message
+        assert ran(stand) == 0
+
+
+async def test_json_that_stands_for_a_row_is_let_in(clock: Clock) -> None:
+    async with served(clock) as stand:
+        learn(stand, NUMBERS)
+        assert codes([await ask(stand, b"[1,2]")]) == ["ok"]
+
+
+async def test_more_rows_than_a_batch_holds_are_refused(clock: Clock) -> None:
+    async with served(clock) as stand:
+        learn(stand, NUMBERS)
+        most = stand.gateway.settings.max_batch_size
+        first, second = [await ask(stand, numbers(1, 2, rows=rows)) for rows in (most, most + 1)]
+        assert codes([first, second]) == ["ok", errors.PAYLOAD_TOO_LARGE]
+        assert second.failure is not None
+        assert f"{most + 1} rows; at most {most}" in second.failure.message
+
+
+async def test_equal_rows_run_once_and_one_row_is_not_an_array_of_one(clock: Clock) -> None:
+    async with served(clock, collapse=True) as stand:
+        learn(stand, NUMBERS)
+        asked = [numbers(1, 2), numbers(1, 2), numbers(1, 2, single=True), numbers(1, 3), numbers(1, 2, rows=2)]
+        replies = await asyncio.gather(*(ask(stand, value) for value in asked))
+        assert [reply.output for reply in replies] == asked
+        assert ran(stand) == 4
+        assert [reply.output for reply in await ask_many(stand, asked)] == asked
+        assert ran(stand) == 8
+
+
+async def test_the_input_policy_looks_at_texts_in_tensors_and_at_no_number(clock: Clock) -> None:
+    async with policed(clock, WORDS, UNSEEN) as (stand, _):
+        learn(stand, TEXTS)
+        assert codes([await ask(stand, texts(b"good", b"an evil one"))]) == [errors.REJECTED_BY_POLICY]
+        reply = await ask(stand, texts("o\u200bk".encode(), b"\xff evil"))
+        assert reply.output == texts(b"ok", b"\xff evil")
+        learn(stand, NUMBERS)
+        value = pack([Tensor(TensorHead("x", "FP32", (1, 2)), b"evilevil")])
+        assert (await ask(stand, value)).output == value
+
+
+async def test_a_judge_gets_the_texts_of_tensors_and_is_not_asked_of_numbers(clock: Clock) -> None:
+    def judged() -> Sequence[object]:
+        return [text for batch in functions.by_rule["judged"].batches for text in batch]
+
+    async with policed(clock, JUDGED) as (stand, functions):
+        learn(stand, TEXTS)
+        assert codes([await ask(stand, texts(b"one", b"two"))]) == ["ok"]
+        assert judged() == ["one\ntwo"]
+        learn(stand, NUMBERS)
+        assert codes([await ask(stand, numbers(1, 2))]) == ["ok"]
+        assert judged() == ["one\ntwo"]

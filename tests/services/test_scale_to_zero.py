@@ -1,7 +1,5 @@
 """A model without workers that is asked for: what becomes of the request, when a worker comes, and who hears of it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator
@@ -87,9 +85,7 @@ async def at_zero(clock: Clock, start: float = 1.0, **settings: Any) -> AsyncIte
         await zero.workers.close()
 
 
-async def test_the_first_request_brings_a_worker_within_a_tick_and_waits_for_it_beyond_the_queue_deadline(
-    clock: Clock,
-) -> None:
+async def test_the_first_request_brings_a_worker_and_waits_beyond_its_deadline(clock: Clock) -> None:
     async with at_zero(clock, 3.0, queue_timeout_ms=500) as zero:
         began = clock()
         assert codes([await zero.ask("a")]) == ["ok"]
@@ -228,9 +224,7 @@ async def test_a_gateway_at_zero_is_ready_so_that_somebody_can_ask_it(clock: Clo
 
 
 @pytest.mark.parametrize("slots", [0, 1])
-async def test_a_worker_comes_in_the_place_of_a_drained_one_and_none_in_a_drained_process(
-    clock: Clock, slots: int
-) -> None:
+async def test_a_worker_replaces_a_drained_one_but_not_in_a_drained_process(clock: Clock, slots: int) -> None:
     async with at_zero(clock) as zero:
         me = zero.gateway.name
         if slots:

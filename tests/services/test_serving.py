@@ -1,13 +1,12 @@
 """Requests through gateway, broker and batcher, where all is well, and where workers, backends or inputs fail."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from headway import errors
@@ -25,14 +24,10 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import (
-    WARM_UP,
-    Entry,
-    Failure,
-    ItemResult,
-    Reply,
-    WorkerStatus,
-)
+from headway.model import WARM_UP, Entry, Failure, ItemResult, Lease, Reply, Slot, WorkerStatus
+from headway.ports import Backend
+from headway.worker.helping import run_batch
+from tests.contracts.brokers import ask
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand, codes
 from tests.virtual_time import Clock
@@ -43,8 +38,7 @@ async def test_a_lone_request_waits_for_nobody(policy: str, clock: Clock) -> Non
     async with Stand(clock, FakeBackend(0.1), policy=policy) as stand:
         await asyncio.sleep(5)
         before = clock()
-        reply = await stand.ask("hello")
-        assert reply.output == "HELLO"
+        assert (await stand.ask("hello")).output == "HELLO"
         assert clock() - before == pytest.approx(0.1, abs=0.002)
 
 
@@ -88,8 +82,7 @@ async def test_a_client_that_leaves_in_flight_costs_gpu_time_that_is_counted(clo
 async def test_the_total_deadline_answers_while_the_batch_runs_on(clock: Clock) -> None:
     async with Stand(clock, FakeBackend(2.0)) as stand:
         before = clock()
-        reply = await stand.ask("slow", timeout=0.5)
-        assert codes([reply]) == [errors.DEADLINE_EXCEEDED]
+        assert codes([await stand.ask("slow", timeout=0.5)]) == [errors.DEADLINE_EXCEEDED]
         assert clock() - before == pytest.approx(0.5, abs=0.025)
         await asyncio.sleep(3)
         assert (await stand.ask("later", timeout=4.0)).output == "LATER"
@@ -141,8 +134,7 @@ async def test_random_cancellations_never_wedge_a_batcher(clock: Clock) -> None:
     async with Stand(clock, FakeBackend(0.05), FakeBackend(0.05), max_batch=4) as stand:
         tasks = []
         for number in range(300):
-            task = stand.asking(f"t{number}")
-            tasks.append(task)
+            tasks.append(stand.asking(f"t{number}"))
             await asyncio.sleep(0.003)
             if number % 3:
                 tasks[(number * 7) % len(tasks)].cancel()
@@ -158,9 +150,7 @@ async def test_random_cancellations_never_wedge_a_batcher(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("hangs", ["heartbeat", "extend"])
-async def test_a_lease_is_renewed_whatever_else_the_broker_is_slow_at(
-    hangs: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_a_lease_is_renewed_whatever_is_slow(hangs: str, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """A heartbeat is never answered, or the first renewal."""
     hung = asyncio.Event()
     async with Stand(clock, FakeBackend(25.0), gpu_timeout_ms=30_000, request_timeout_ms=30_000) as stand:
@@ -261,9 +251,7 @@ class Api(FakeBackend):
     ("kind", "error", "starts"),
     [(FakeBackend, WorkerAbsent("it has no process"), 1 + MAX_ATTEMPTS), (Api, RemoteAbsent("no connection came"), 1)],
 )
-async def test_a_batch_of_which_nothing_was_sent_is_not_charged(
-    kind: type[FakeBackend], error: BackendError, starts: int, clock: Clock
-) -> None:
+async def test_an_unsent_batch_is_free(kind: type[FakeBackend], error: BackendError, starts: int, clock: Clock) -> None:
     left = [error] * MAX_ATTEMPTS
     backend = kind(0.1, lambda entries: left.pop() if left else None)
     async with Stand(clock, backend) as stand:
@@ -373,17 +361,14 @@ async def test_requests_are_refused_while_no_worker_starts_and_answered_when_one
         backend.dead.set()
         await asyncio.sleep(0.5)
         before = clock()
-        reply = await stand.ask("too early")
-        assert codes([reply]) == [errors.NO_WORKERS]
+        assert codes([await stand.ask("too early")]) == [errors.NO_WORKERS]
         assert clock() - before == pytest.approx(2.0, abs=0.06)
         held = stand.asking("held")
         backend.refuse_start = 0
         assert (await held).output == "HELD"
 
 
-async def test_a_drain_that_begins_during_a_claim_waits_for_nothing_more(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_a_drain_begun_during_a_claim_waits_for_no_more(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     stand = Stand(clock, FakeBackend(0.1))
     claim, begun = stand.broker.claim, asyncio.Event()
 
@@ -456,8 +441,7 @@ async def test_a_failing_backend_opens_the_breaker_and_recovers(clock: Clock) ->
             await stand.ask(f"bad {number}", timeout=1.0)
         statuses = {worker.status for worker in await stand.broker.workers()}
         assert statuses == {WorkerStatus.DEGRADED}
-        runs = len(backend.batches)
-        assert runs < 8 * 3
+        assert len(backend.batches) < 8 * 3
         assert stand.counters.worker.breaker_state["gpu-0"] == State.OPEN
         broken = False
         reply = await stand.ask("good", timeout=4.0)
@@ -496,9 +480,7 @@ class Broken(FakeBackend):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Session is closed"), KeyError(7)])
-async def test_a_probe_that_fails_of_something_unforeseen_keeps_no_slot_out_for_good(
-    error: Exception, clock: Clock
-) -> None:
+async def test_a_probe_that_fails_oddly_keeps_no_slot_out(error: Exception, clock: Clock) -> None:
     backends = [Broken(0.01), Broken(0.01)]
     async with Stand(clock, *backends, max_batch=1, breaker=Breaker(5, 0.5)) as stand:
         for backend in backends:
@@ -518,8 +500,7 @@ async def test_a_slot_whose_turn_somebody_else_never_gives_back_is_not_healthy_a
     async with Stand(clock, FakeBackend(0.1), breaker=breaker) as stand:
         breaker.failure(clock())
         assert breaker.allow(clock(), within=20.0)  # A probe that is never heard of again.
-        refused = await stand.ask("meanwhile")
-        assert codes([refused]) == [errors.NO_WORKERS]
+        assert codes([await stand.ask("meanwhile")]) == [errors.NO_WORKERS]
         assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.DEGRADED}
         await asyncio.sleep(20)
         assert (await stand.ask("later")).output == "LATER"
@@ -560,9 +541,7 @@ async def test_bad_inputs_in_a_row_do_not_take_the_service_from_others(clock: Cl
         assert stand.backends[0].starts == 1
 
 
-async def test_when_the_retry_budget_is_spent_nobody_is_told_of_a_batch_mate(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+async def test_without_retry_budget_nobody_hears_of_a_batch_mate(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(RetryBudgets, "spend", lambda *_: False)
     backend = FakeBackend(0.01, lambda entries: WorkerCrashed("it died of 'a secret'"))
     async with Stand(clock, backend, max_batch=2) as stand:
@@ -584,3 +563,24 @@ async def test_a_fault_inside_is_told_to_operators_alone(clock: Clock) -> None:
         assert failure.message == "the worker broke"
         [letter] = await stand.dead.list(10)
         assert "No space left" in letter.error
+
+
+class Raising:
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+        raise BatchRaised("no good", places=(len(entries) - 1,))
+
+
+def test_the_places_of_a_call_that_raised_are_those_of_the_lease() -> None:
+    pinned = msgspec.structs.replace(ask(id="elsewhere"), pinned=True)
+    lease = Lease(
+        1,
+        Slot("gpu-0", "m", 8, version="2", helps=True),
+        [pinned, ask(id="good"), pinned, ask(id="bad")],
+        "full",
+        0.0,
+        1.0,
+        1.0,
+    )
+    with pytest.raises(BatchRaised) as raised:
+        asyncio.run(run_batch(cast("Backend", cast(Any, Raising())), lease, 1.0))
+    assert raised.value.places == (3,)

@@ -36,7 +36,6 @@ from tests.virtual_time import Clock
 
 BATCH = 0.1
 LOAD = 2.0
-"""Seconds of a load."""
 
 
 class Gpu:
@@ -48,8 +47,6 @@ class Gpu:
 
 
 class OnGpu(FakeBackend):
-    """Fake backend of one model on one GPU."""
-
     def __init__(self, model: str, gpu: Gpu) -> None:
         super().__init__(BATCH)
         self.start_seconds = LOAD
@@ -160,13 +157,11 @@ class Stand:
         return {worker.worker_id: worker.status for worker in await self.broker.workers()}
 
     async def told(self, model: str) -> tuple[WorkerStatus, str]:
-        """Status and code that the fleet knows of a model on the first GPU."""
         [worker] = [one for one in await self.broker.workers() if one.worker_id == f"{model}/gpu-0"]
         return worker.status, worker.runs.target
 
     @property
     def on(self) -> list[str]:
-        """Models with a batcher on each GPU."""
         found: list[str] = ["" for _ in self.gpus]
         for batcher in self.pool.batchers:
             found[int(batcher.slot.worker[-1])] += batcher.slot.model
@@ -179,8 +174,7 @@ async def test_a_flood_of_one_model_costs_another_the_batch_that_is_running(cloc
         calm = max([await stand.latency("b") for _ in range(5)])
         flood = [asyncio.ensure_future(stand.ask("a")) for _ in range(400)]
         await asyncio.sleep(BATCH / 2)
-        flooded = max([await stand.latency("b") for _ in range(10)])
-        assert flooded <= calm + BATCH + 1e-6
+        assert max([await stand.latency("b") for _ in range(10)]) <= calm + BATCH + 1e-6
         for one in flood:
             one.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
@@ -194,8 +188,7 @@ async def test_what_one_model_leaves_of_the_gpus_another_uses(clock: Clock) -> N
 
 async def test_models_that_are_both_flooded_take_turns(clock: Clock) -> None:
     async with Stand(clock, "ab", 1, 2) as stand:
-        asked = [stand.ask(model) for model in "ab" for _ in range(80)]
-        await asyncio.gather(*asked)
+        await asyncio.gather(*[stand.ask(model) for model in "ab" for _ in range(80)])
         first = stand.gpus[0].order[:16]
         assert abs(first.count("a") - first.count("b")) <= 2
 
@@ -255,9 +248,7 @@ async def test_a_model_that_does_not_load_at_the_start_ends_it(clock: Clock) -> 
     await stand.pool.stop()
 
 
-async def test_a_process_that_is_killed_while_warm_is_started_again_and_the_others_serve_on(
-    clock: Clock,
-) -> None:
+async def test_a_process_that_is_killed_while_warm_is_started_again_and_the_others_serve_on(clock: Clock) -> None:
     async with Stand(clock, "ab", 1, 2) as stand:
         [backend] = stand.backends["a", 0]
         backend.dead.set()
@@ -285,9 +276,7 @@ async def test_what_is_to_be_kept_warm_stays(clock: Clock) -> None:
             assert "a" in stand.on
 
 
-async def test_the_models_of_a_gpu_that_is_lost_are_loaded_elsewhere_and_none_comes_back_to_it(
-    clock: Clock,
-) -> None:
+async def test_the_models_of_a_gpu_that_is_lost_are_loaded_elsewhere_and_none_comes_back_to_it(clock: Clock) -> None:
     async with Stand(clock, "ab", 2, 1) as stand:
         assert stand.on == ["a", "b"]
         stand.watched[1].lose()
@@ -328,9 +317,7 @@ async def test_a_drain_ends_the_batches_and_begins_no_load(clock: Clock) -> None
         assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}, "also of what was cold"
 
 
-async def test_a_host_that_ends_takes_what_was_cold_with_it_wherever_that_was_told_of(
-    clock: Clock,
-) -> None:
+async def test_a_host_that_ends_takes_what_was_cold_with_it_wherever_that_was_told_of(clock: Clock) -> None:
     for drains in (True, False):
         async with Stand(clock, "abc", 2, 1) as stand:
             while "c/gpu-0" not in await stand.statuses():
@@ -366,9 +353,7 @@ async def test_a_model_that_makes_room_while_its_host_drains_leaves_with_it(cloc
         await asyncio.gather(running, cold, return_exceptions=True)
 
 
-async def test_a_heartbeat_of_what_is_cold_that_is_under_way_comes_before_the_farewell(
-    clock: Clock,
-) -> None:
+async def test_a_heartbeat_of_what_is_cold_that_is_under_way_comes_before_the_farewell(clock: Clock) -> None:
     async with Stand(clock, "abcd", 1, 1) as stand:
         told, slowly = stand.broker.heartbeat, asyncio.Event()
 
@@ -385,9 +370,7 @@ async def test_a_heartbeat_of_what_is_cold_that_is_under_way_comes_before_the_fa
         assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
 
 
-async def test_heartbeats_tell_the_gpu_what_is_warm_there_and_what_share_it_can_have(
-    clock: Clock,
-) -> None:
+async def test_heartbeats_tell_the_gpu_what_is_warm_there_and_what_share_it_can_have(clock: Clock) -> None:
     async with Stand(clock, "abc", 1, 2) as stand:
         await asyncio.sleep(3.0)
         workers = {worker.worker_id: worker for worker in await stand.broker.workers()}
@@ -457,9 +440,7 @@ async def test_what_a_host_is_to_keep_it_loads_whatever_the_others_have(clock: C
         await two.pool.stop()
 
 
-async def test_a_host_that_starts_a_model_anew_for_ever_does_not_keep_others_from_loading_it(
-    clock: Clock,
-) -> None:
+async def test_a_host_that_starts_a_model_anew_for_ever_does_not_keep_others_from_loading_it(clock: Clock) -> None:
     async with Stand(clock, "ab", 1, 1) as stand:
         assert stand.on == ["a"]
 
@@ -510,9 +491,7 @@ async def test_the_hosts_of_two_versions_each_run_what_is_named_and_what_is_draw
         assert [await _asked_of(one, "b") for _ in range(3)] == ["1", "1", "1"]
 
 
-async def test_a_cold_version_is_loaded_when_it_is_named_and_not_for_what_another_version_answers(
-    clock: Clock,
-) -> None:
+async def test_a_cold_version_is_loaded_when_it_is_named_and_not_for_what_another_version_answers(clock: Clock) -> None:
     one = Stand(clock, "ab", 1, 1, version="1")
     async with one, Stand(clock, "a", 1, 1, beside=one, version="2") as two:
         assert (one.on, two.on) == (["a"], ["a"])
@@ -556,11 +535,9 @@ async def test_a_shared_gpu_that_is_never_idle_helps_a_version_that_has_left(clo
 
 
 HANGS = 3600.0
-"""Seconds of a load that hangs."""
 
 
 def hang(stand: Stand, model: str) -> None:
-    """Have the loads of a model hang from now on."""
     make = stand._backend
 
     hung = model
@@ -588,7 +565,6 @@ async def line(stand: Stand, worker: str) -> WorkerInfo:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Return once something holds, as it does within a few minutes of virtual time."""
     for _ in range(3000):
         if holds():
             return
@@ -597,14 +573,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def refused(stand: Stand, model: str, patience: float) -> Failure | None:
-    """Failure of a request with so much patience, after the gateway has looked at the workers."""
     stand.gateway.served.learn(await stand.broker.workers())
     return (await stand.ask(model, timeout=patience)).failure
 
 
-async def test_a_load_that_hangs_shows_its_age_and_the_models_that_are_warm_serve_on(
-    clock: Clock,
-) -> None:
+async def test_a_load_that_hangs_shows_its_age_and_the_models_that_are_warm_serve_on(clock: Clock) -> None:
     async with Stand(clock, "abc", 1, 2) as stand:
         hang(stand, "c")
         cold = asyncio.ensure_future(stand.ask("c"))
@@ -644,9 +617,7 @@ async def test_a_load_that_hangs_in_one_gpu_keeps_no_load_from_another(clock: Cl
         hung.cancel()
 
 
-async def test_a_model_that_does_not_load_is_shown_as_failed_with_the_reason_until_it_loads(
-    clock: Clock,
-) -> None:
+async def test_a_model_that_does_not_load_is_shown_as_failed_with_the_reason_until_it_loads(clock: Clock) -> None:
     async with Stand(clock, "abc", 1, 2) as stand:
         ready = Readiness(stand.broker, lambda: False, stand.pool.slots, needs_own=True)
         stand.broken.add(("c", 0))
@@ -663,9 +634,7 @@ async def test_a_model_that_does_not_load_is_shown_as_failed_with_the_reason_unt
         assert (await line(stand, "c/gpu-0")).reason == ""
 
 
-async def test_a_model_that_failed_on_one_gpu_and_loads_on_another_is_failed_no_more(
-    clock: Clock,
-) -> None:
+async def test_a_model_that_failed_on_one_gpu_and_loads_on_another_is_failed_no_more(clock: Clock) -> None:
     async with Stand(clock, "abc", 2, 1) as stand:
         stand.broken |= {("a", 0), ("b", 1), ("c", 1)}
         stand.backends["b", 1][0].dead.set()
@@ -682,9 +651,7 @@ async def test_a_model_that_failed_on_one_gpu_and_loads_on_another_is_failed_no_
         assert "c/gpu-1" not in stand.pool.slots
 
 
-async def test_requests_for_a_model_that_did_not_load_are_refused_at_once_where_it_is_tried_too_late_for_them(
-    clock: Clock,
-) -> None:
+async def test_requests_for_a_failed_model_are_refused_at_once_where_a_retry_is_too_late(clock: Clock) -> None:
     async with Stand(clock, "abc", 1, 2) as stand:
         stand.broken.add(("c", 0))
         patient = asyncio.ensure_future(stand.ask("c"))

@@ -1,7 +1,5 @@
 """Ids used again, clients that leave, and tasks at gateways over one broker: each submission gets its own outcome."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -11,21 +9,19 @@ from headway.model import InferenceRequest, Reply, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import ANYBODY
 from tests.services.fleet import Asked, Fleet
-from tests.services.test_gateway_tasks import busy, output, scene
+from tests.services.test_gateway_tasks import busy, output
 from tests.virtual_time import Clock
 
 TENANT = ANYBODY.tenant
 
 
 async def let_pass(fleet: Fleet, asked: Asked, gateway: int = 0) -> None:
-    """The client of a request leaves."""
     fleet.gateways[gateway].abandon(asked, TENANT, asked.id)
     await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("task", [False, True])
 @pytest.mark.parametrize("gateway", [0, 1])
-@scene()
 async def test_an_id_used_again_while_its_first_request_runs_past_its_deadline_is_a_conflict(
     fleet: Fleet, clock: Clock, gateway: int, task: bool
 ) -> None:
@@ -40,22 +36,15 @@ async def test_an_id_used_again_while_its_first_request_runs_past_its_deadline_i
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
-@scene()
-async def test_an_id_used_again_right_after_its_deadline_gets_its_own_answer(
-    fleet: Fleet, clock: Clock, gateway: int
-) -> None:
+async def test_an_id_reused_after_its_deadline_gets_its_answer(fleet: Fleet, clock: Clock, gateway: int) -> None:
     first = fleet.ask("first", timeout=0.3)
     await first.told.wait()
     await asyncio.sleep(0.01)
-    again = fleet.ask("again", id=first.id, gateway=gateway)
-    assert await fleet.answered(again) == ["ok"]
+    assert await fleet.answered(fleet.ask("again", id=first.id, gateway=gateway)) == ["ok"]
     assert len(first.replies) == 1
 
 
-@scene()
-async def test_a_client_that_leaves_with_a_duplicate_id_takes_nothing_from_the_first(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_a_client_that_leaves_a_duplicate_takes_nothing_from_the_first(fleet: Fleet, clock: Clock) -> None:
     first = fleet.ask("first")
     await asyncio.sleep(0.01)
     for gateway in (0, 1):
@@ -66,20 +55,17 @@ async def test_a_client_that_leaves_with_a_duplicate_id_takes_nothing_from_the_f
     assert fleet.runs("second") == 0
 
 
-@scene()
 async def test_a_finished_task_outlives_a_client_that_uses_its_id_and_leaves(fleet: Fleet, clock: Clock) -> None:
     task = fleet.ask("task", task=True)
     await fleet.answered(task)
     for gateway in (0, 1):
         for as_task in (False, True):
-            again = fleet.ask("task", id=task.id, gateway=gateway, task=as_task)
-            await let_pass(fleet, again, gateway)
+            await let_pass(fleet, fleet.ask("task", id=task.id, gateway=gateway, task=as_task), gateway)
     await asyncio.sleep(3.0)
     for holder in fleet.gateways:
         assert output(await holder.outcome(TENANT, task.id)) == "TASK"
 
 
-@scene()
 async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet, clock: Clock) -> None:
     tasks = []
     for round in range(6):
@@ -103,38 +89,29 @@ async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet, 
 
 @pytest.mark.parametrize("gateway", [0, 1])
 @pytest.mark.parametrize("after", [0.4, 2.0])
-@scene()
-async def test_a_keyed_request_whose_client_left_runs_once(
-    fleet: Fleet, clock: Clock, after: float, gateway: int
-) -> None:
+async def test_a_keyed_request_without_client_runs_once(fleet: Fleet, clock: Clock, after: float, gateway: int) -> None:
     first = fleet.ask("text", key="k")
     await asyncio.sleep(0.4)
     await let_pass(fleet, first)
     await asyncio.sleep(after - 0.4)
-    again = fleet.ask("text", key="k", gateway=gateway)
-    assert await fleet.answered(again) == ["ok"]
+    assert await fleet.answered(fleet.ask("text", key="k", gateway=gateway)) == ["ok"]
     assert fleet.runs("text") == 1
     assert first.replies == []
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
-@scene()
 async def test_a_keyed_request_that_got_its_504_runs_once(fleet: Fleet, clock: Clock, gateway: int) -> None:
     first = fleet.ask("text", key="k", timeout=0.5)
     await first.told.wait()
     assert first.outcome == errors.DEADLINE_EXCEEDED
-    again = fleet.ask("text", key="k", gateway=gateway)
-    assert await fleet.answered(again) == ["ok"]
+    assert await fleet.answered(fleet.ask("text", key="k", gateway=gateway)) == ["ok"]
     assert fleet.runs("text") == 1
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
 @pytest.mark.parametrize("task", [False, True])
 @pytest.mark.parametrize("how", ["left", "late"])
-@scene()
-async def test_a_keyed_request_sent_again_under_its_id_joins_its_first_run(
-    fleet: Fleet, clock: Clock, how: str, task: bool, gateway: int
-) -> None:
+async def test_a_keyed_request_joins_the_first(fleet: Fleet, clock: Clock, how: str, task: bool, gateway: int) -> None:
     first = fleet.ask("text", key="k", timeout=30.0 if how == "left" else 0.4)
     await asyncio.sleep(0.3)
     conflict = fleet.ask("text", key="k", id=first.id, gateway=gateway)
@@ -151,30 +128,22 @@ async def test_a_keyed_request_sent_again_under_its_id_joins_its_first_run(
     assert await fleet.answered(other) == [errors.IDEMPOTENCY_MISUSE]
 
 
-@scene()
-async def test_a_keyed_request_whose_client_leaves_before_it_is_handed_on_does_not_run(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_a_keyed_request_left_before_it_is_handed_on_does_not_run(fleet: Fleet, clock: Clock) -> None:
     first = fleet.ask("text", key="k")
     fleet.gateway.abandon(first, TENANT, first.id)
     await asyncio.sleep(2.0)
     assert fleet.runs("text") == 0
-    again = fleet.ask("text", key="k", id=first.id, gateway=1)
-    assert await fleet.answered(again) == ["ok"]
+    assert await fleet.answered(fleet.ask("text", key="k", id=first.id, gateway=1)) == ["ok"]
 
 
-@scene()
 async def test_a_keyed_request_that_expired_in_the_queue_lets_the_next_one_run(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
-    first = fleet.ask("text", key="k", timeout=0.3)
-    await first.told.wait()
+    await fleet.ask("text", key="k", timeout=0.3).told.wait()
     await asyncio.sleep(0.1)
-    again = fleet.ask("text", key="k", gateway=1)
-    assert await fleet.answered(again) == ["ok"]
+    assert await fleet.answered(fleet.ask("text", key="k", gateway=1)) == ["ok"]
     assert fleet.runs("text") == 1
 
 
-@scene()
 async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     task = fleet.ask("task", task=True)
@@ -186,7 +155,6 @@ async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet, cl
 
 
 def chosen(fleet: Fleet, text: str, id: str, gateway: int) -> Asked:
-    """A synchronous request whose client chose its id."""
     asked = Asked(text, fleet.clock)
     fleet.gateways[gateway].submit(
         asked, InferenceRequest(ANYBODY, id, RequestOptions(4.0, 1, chosen=True), "m", text, b"")
@@ -195,14 +163,12 @@ def chosen(fleet: Fleet, text: str, id: str, gateway: int) -> Asked:
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
-@scene()
 async def test_the_id_of_a_finished_task_stands_for_what_it_asked(fleet: Fleet, clock: Clock, gateway: int) -> None:
     task = fleet.ask("text", task=True, id=new_id())
     await fleet.answered(task)
     throttle = fleet.gateways[gateway].limiter.throttles["m"]
     before = throttle.higher
-    same = chosen(fleet, "text", task.id, gateway)
-    assert await fleet.answered(same) == ["ok"]
+    assert await fleet.answered(chosen(fleet, "text", task.id, gateway)) == ["ok"]
     assert throttle.higher == before, "an answer that was kept takes nothing of the capacity"
     other = chosen(fleet, "another", task.id, gateway)
     await other.told.wait()

@@ -1,17 +1,20 @@
-"""Loops end when their supervisor stops, whatever they wait for."""
-
-from __future__ import annotations
+"""Loops end when their supervisor stops, and waits when another one is over first, whatever they wait for."""
 
 import asyncio
 
 import pytest
 from structlog.testing import capture_logs
 
+from headway.app.lifecycle import CONNECT_EVERY, CONNECT_WITHIN, Service
+from headway.config import Settings
 from headway.doors.readiness import within_answer_time
-from headway.errors import BrokerUnavailable
+from headway.errors import BrokerUnavailable, SettingError, StoreUnavailable
 from headway.runtime.periodic import Periodic
-from headway.runtime.race import TIDIES
+from headway.runtime.race import MOST_TRIES, TIDIES, end, race
 from headway.runtime.supervisor import Supervisor
+from tests.services.fake_backend import FakeBackend
+from tests.services.roles import FakeDoor
+from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
 
@@ -103,3 +106,129 @@ async def test_who_stops_waiting_for_the_last_call_of_a_loop_does_not_start_it_a
         assert stopping.cancelled()
         await supervisor.stop()
     assert (calls, logs) == (["begun"], [])
+
+
+async def over(seconds: float, ended: list[float], fails: bool = False) -> float:
+    """Wait, and note when the wait has ended, however that is. It takes a moment to end."""
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        await asyncio.sleep(0.01)
+        ended.append(seconds)
+    if fails:
+        raise ValueError("lost")
+    return seconds
+
+
+async def test_the_first_that_is_over_or_fails_ends_the_others(clock: Clock) -> None:
+    ended: list[float] = []
+    first, second, third = await race(over(3.0, ended), over(1.0, ended), over(2.0, ended))
+    assert first is third is None and second is not None and second.result() == 1.0
+    assert sorted(ended) == [1.0, 2.0, 3.0], "all of them have ended"
+    assert clock() == pytest.approx(1000.0 + 1.02)
+    first, second = await race(over(1.0, [], fails=True), over(2.0, []))
+    assert second is None and first is not None and isinstance(first.exception(), ValueError)
+
+
+async def test_who_cancels_a_race_ends_all_of_it(clock: Clock) -> None:
+    ended: list[float] = []
+    racing = asyncio.ensure_future(race(over(1.0, ended), over(2.0, ended)))
+    await asyncio.sleep(0.5)
+    racing.cancel()
+    await asyncio.gather(racing, return_exceptions=True)
+    assert racing.cancelled() and sorted(ended) == [1.0, 2.0]
+
+
+async def deaf(times: int) -> None:
+    """Lose so many cancellations."""
+    for _ in range(times + 1):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+async def test_what_loses_its_cancellation_is_cancelled_again_and_named(clock: Clock, lost: int) -> None:
+    task = asyncio.get_running_loop().create_task(deaf(lost), name="deaf")
+    await asyncio.sleep(0)
+    began = clock()
+    with capture_logs() as logs:
+        await end(None, task, tidies=2.0)
+    assert task.done() and clock() - began == 2.0 * lost
+    assert [line["tasks"] for line in logs] == [["deaf: deaf"]] * lost
+
+
+async def test_what_heeds_no_cancellation_is_left_running_and_named(clock: Clock) -> None:
+    task = asyncio.get_running_loop().create_task(deaf(MOST_TRIES), name="deaf")
+    await asyncio.sleep(0)
+    with capture_logs() as logs:
+        await end(task)
+    assert not task.done()
+    assert (logs[-1]["event"], logs[-1]["tasks"]) == ("task does not end, and is left running", ["deaf: deaf"])
+    await end(task)
+
+
+class Noting:
+    def __init__(self, name: str, notes: list[str], *failures: Exception) -> None:
+        self._name = name
+        self._notes = notes
+        self._failures = list(failures)
+
+    def _note(self, what: str) -> None:
+        self._notes.append(f"{what} {self._name}")
+
+    async def open(self) -> None:
+        self._note("open")
+        if self._failures:
+            raise self._failures.pop(0)
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._note("start")
+        supervisor.start(self._name, self._loop)
+
+    async def _loop(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._note("end")
+
+    async def close(self) -> None:
+        self._note("close")
+
+
+def service(clock: Clock, notes: list[str], *resources: Noting) -> Service:
+    stand = Stand(clock, FakeBackend(0.1))
+    return Service(Settings(), stand.broker, stand.gateway, stand.pool, [FakeDoor("door", notes)], resources=resources)
+
+
+async def test_resources_are_there_before_the_first_request_and_until_after_the_last(clock: Clock) -> None:
+    notes: list[str] = []
+    process = service(clock, notes, Noting("a", notes), Noting("b", notes))
+    await process.start()
+    await asyncio.sleep(1)
+    await process.stop()
+    await process.stop()
+    assert notes == [
+        *("door binds", "open a", "open b", "start a", "start b", "door opens"),
+        *("door closes", "end a", "end b", "close b", "close a", "door closes"),
+    ]
+
+
+async def test_a_store_that_does_not_come_ends_the_start(clock: Clock) -> None:
+    notes: list[str] = []
+    away = [StoreUnavailable("it is away.")] * 1000
+    began = clock()
+    with pytest.raises(StoreUnavailable, match=r"it is away; given up after 30 s\. Start it") as caught:
+        await service(clock, notes, Noting("a", notes), Noting("b", notes, *away)).start()
+    assert "--ledger" in str(caught.value)
+    assert clock() - began == pytest.approx(CONNECT_WITHIN, abs=CONNECT_EVERY)
+    assert notes[-2:] == ["close b", "close a"]
+    assert "door opens" not in notes
+
+
+async def test_one_that_will_not_do_ends_the_start_at_once(clock: Clock) -> None:
+    notes: list[str] = []
+    with pytest.raises(SettingError):
+        await service(clock, notes, Noting("a", notes, SettingError("x", 1, "is wrong", "Fix it."))).start()
+    assert notes == ["door binds", "open a", "door closes", "close a"]

@@ -1,16 +1,15 @@
-"""Counts of single tenants: whose, from when on, and of how many."""
-
-from __future__ import annotations
+"""Counts of single tenants, and the last answered requests by id and tenant."""
 
 import pytest
 from msgspec.structs import replace
 
 from headway import errors
 from headway.core.tensors import Tensor, TensorHead, pack
-from headway.gateway import outcome_counts
+from headway.gateway import outcome_counts, request_log
 from headway.gateway.outcome_counts import OutcomeCounts, TenantCounts
 from headway.gateway.pending import NOBODY, Ending, Observer, PendingRequest
-from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, TokenCount
+from headway.gateway.request_log import RecentRequests
+from headway.model import BatchRun, DedupKind, Entry, EntryState, Failure, Principal, Reply, RequestStatus, TokenCount
 from headway.oip.metadata import statistics_of
 from headway.runtime.counters import GatewayCounts
 
@@ -84,3 +83,65 @@ def test_tokens_are_counted_by_tenant_and_those_of_further_tenants_together(monk
     }  # fmt: skip
     counters.forget("m")
     assert counters.tokens == {}
+
+
+NOW = 10.0
+
+
+def answered(
+    id: str, tenant: str = "t", model: str = "m", seconds: float = 1.0, failed: bool = False
+) -> PendingRequest:
+    entry = Entry(id, model, "input", 0, tenant, "gateway", 1.0, 4.0)
+    reply = Reply(id, tenant, None, Failure("CODE", "why")) if failed else Reply(id, tenant, "output")
+    since = NOW - seconds
+    return PendingRequest(NOBODY, Principal("u", tenant, 0), entry, since, since + 4.0, None, reply=reply)
+
+
+def found(recent: RecentRequests, id: str, tenant: str | None = "t") -> RequestStatus:
+    status = recent.find(id, tenant)
+    assert status is not None
+    return status
+
+
+def test_each_of_those_that_ended_together_has_its_own() -> None:
+    recent = RecentRequests(lambda: NOW + 5.0)
+    together = [
+        answered("a", seconds=1.0),
+        answered("ab", seconds=2.0),
+        answered("b", "other", seconds=3.0),
+        answered("c", model="n"),
+    ]
+    recent.finished([*together, answered("d", failed=True)], Ending.REPLIED, NOW)
+    assert [found(recent, id, None).seconds for id in ("a", "ab", "b", "c")] == [1.0, 2.0, 3.0, 1.0]
+    assert [found(recent, id, None).model for id in ("a", "c")] == ["m", "n"]
+    assert found(recent, "a").state == EntryState.COMPLETED and found(recent, "a").since == 5.0
+    assert found(recent, "d").state == EntryState.FAILED and found(recent, "d").failure == Failure("CODE", "why")
+    assert found(recent, "b", "other").tenant == "other"
+
+
+@pytest.mark.parametrize("id", ["", "b", "a\nab", "ab\n", "no"])
+def test_no_other_text_finds_one(id: str) -> None:
+    recent = RecentRequests(lambda: NOW)
+    recent.finished([answered("a"), answered("ab")], Ending.REPLIED, NOW)
+    assert recent.find(id, None) is None
+    assert recent.find("a", "other") is None
+
+
+def test_the_newest_of_an_id_is_told_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "REMEMBERED", 4)
+    recent = RecentRequests(lambda: NOW)
+    recent.finished([answered("a", seconds=1.0), answered("a", seconds=2.0)], Ending.REPLIED, NOW)
+    assert found(recent, "a").seconds == 2.0
+    recent.finished([answered("a", seconds=3.0), answered("b")], Ending.REPLIED, NOW)
+    assert found(recent, "a").seconds == 3.0
+    recent.finished([answered("c")], Ending.REPLIED, NOW)
+    assert found(recent, "a").seconds == 3.0
+    recent.finished([answered("d"), answered("e"), answered("f")], Ending.REPLIED, NOW)
+    assert recent.find("a", None) is None and recent.find("b", None) is None
+    assert found(recent, "c").seconds == 1.0
+
+
+def test_who_left_is_not_remembered() -> None:
+    recent = RecentRequests(lambda: NOW)
+    recent.finished([answered("a")], Ending.LEFT, NOW)
+    assert recent.find("a", None) is None

@@ -1,7 +1,5 @@
 """Spans of requests and batches, as services record them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 
@@ -135,8 +133,7 @@ def test_a_replayed_dead_letter_begins_a_trace_that_is_linked_to_the_one_that_di
         died = await ask(stand)
         assert died.failure is not None
         failures.clear()
-        answer = await Port(stand).ask("POST", f"/internal/dlq/req_{died.id}/replay")
-        assert answer.status == 200
+        assert (await Port(stand).ask("POST", f"/internal/dlq/req_{died.id}/replay")).status == 200
 
     backend = FakeBackend(0.1, lambda entries: failures[0] if failures else None)
     spans = by_name(told(main, backend, ratio=0.0))

@@ -18,6 +18,7 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core.health import DEGRADED_AFTER, UNKNOWN_FOR
 from headway.core.versions import read_weights
+from headway.errors import BatchRaised, TargetError
 from headway.fleet.reaper import reap_on
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
@@ -33,6 +34,7 @@ from headway.worker.pool import WorkerPool
 from tests.core.test_versions import worker
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
 
@@ -88,7 +90,6 @@ class Rollout:
         return await self.gateway.ask(InferenceRequest(ANYBODY, new_id(), asked, "m", text, b""))
 
     async def versions(self, count: int, **options: object) -> Counter[str]:
-        """Versions that answered so many requests, none of which failed."""
         found: Counter[str] = Counter()
         while count > 0:
             part = min(count, 16)
@@ -102,8 +103,7 @@ class Rollout:
 async def test_versions_answer_as_their_weights_say_until_one_drains(clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights="3=95,4=5") as rollout:
         assert await rollout.versions(32, version="4") == {"4": 32}
-        found = await rollout.versions(1600)
-        assert found["4"] == pytest.approx(80, abs=30)
+        assert (await rollout.versions(1600))["4"] == pytest.approx(80, abs=30)
         waiting = [asyncio.ensure_future(rollout.ask(str(number))) for number in range(24)]
         await asyncio.sleep(0)
         rollout.gateway.served.weigh({"": read_weights("3=0,4=100")})
@@ -116,9 +116,7 @@ async def test_versions_answer_as_their_weights_say_until_one_drains(clock: Cloc
 
 
 @pytest.mark.parametrize("weights", ["", "3=1,4=0"])
-async def test_an_unknown_version_and_one_that_drains_are_refused_with_those_there_are(
-    weights: str, clock: Clock
-) -> None:
+async def test_an_unknown_or_draining_version_is_refused_with_those_there(weights: str, clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights=weights) as rollout:
         for version in ("9", *(("4",) if weights else ())):
             failure = (await rollout.ask(version=version)).failure
@@ -128,9 +126,7 @@ async def test_an_unknown_version_and_one_that_drains_are_refused_with_those_the
             assert failure.message.endswith(f"has no version '{version}' that takes requests; there is: {there}")
 
 
-async def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_while(
-    clock: Clock,
-) -> None:
+async def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_while(clock: Clock) -> None:
     async with Rollout(clock, "3", "4") as rollout:
 
         async def refusal(*there: str, status: WorkerStatus = WorkerStatus.HEALTHY) -> tuple[str, float | None]:
@@ -188,9 +184,7 @@ async def test_a_version_is_not_known_while_the_registry_has_not_been_read(clock
         assert failure.code == errors.NOT_FOUND
 
 
-async def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_it_is_pinned(
-    clock: Clock,
-) -> None:
+async def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_it_is_pinned(clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights="3=1") as rollout:
         free = [asyncio.ensure_future(rollout.ask(f"free {number}")) for number in range(20)]
         pinned = asyncio.ensure_future(rollout.ask("pinned", version="3"))
@@ -254,9 +248,7 @@ async def test_a_worker_that_comes_back_has_not_left(
 
 
 @pytest.mark.parametrize("pinned", ["", "3"])
-async def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the_weights_change_meanwhile(
-    pinned: str, clock: Clock
-) -> None:
+async def test_all_inputs_go_to_the_version_of_the_first_as_weights_change(pinned: str, clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         options = RequestOptions(4.0, key="k", version=pinned)
@@ -269,9 +261,7 @@ async def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the
         assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3"}
 
 
-async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_that_answered(
-    clock: Clock,
-) -> None:
+async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_that_answered(clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         inputs = [str(number) for number in range(40)]
@@ -306,9 +296,7 @@ async def test_a_gateway_that_knows_no_version_yet_asks_any(clock: Clock) -> Non
         assert (await asked).failure is None
 
 
-async def test_what_names_a_version_before_any_worker_is_known_is_not_run_by_another(
-    clock: Clock,
-) -> None:
+async def test_what_names_a_version_before_any_worker_is_known_is_not_run_by_another(clock: Clock) -> None:
     async with Rollout(clock) as rollout:
         asked = asyncio.ensure_future(rollout.ask(version=Settings.model_version))
         await asyncio.sleep(0.01)
@@ -343,3 +331,89 @@ async def test_names_of_unknown_models_and_versions_are_not_kept(clock: Clock) -
             if number == 0:
                 before = known()
         assert known() == before
+
+
+LOADS = 2.0
+
+
+class Changing(Stand):
+    """Stand whose slots read from `code` what they run, and share answers to identical requests."""
+
+    def __init__(self, clock: Clock, *backends: FakeBackend) -> None:
+        self.code = "old"
+        super().__init__(clock, *backends, cache=True, collapse=True, gpu_timeout_ms=30_000, request_timeout_ms=60_000)
+
+    def _batcher(self, index: int) -> Batcher:
+        async def read() -> ModelReport:
+            return ModelReport("", self.code)
+
+        backend = self.backends[index]
+        backend.start_seconds = LOADS
+        slot = Slot(f"gpu-{index}", "m", 8)
+        return make_batcher(
+            slot, lambda: backend, self.broker, self.counters.worker, self._clock, gpu_timeout=30.0, read_report=read
+        )
+
+    async def told(self) -> list[str]:
+        return [one.runs.target for one in await self.broker.workers()]
+
+
+def of(reply: Reply) -> tuple[str, bool]:
+    assert reply.ran is not None
+    return reply.ran.target, reply.kept
+
+
+async def test_a_reload_tells_the_code_of_its_slots_when_all_have_it(clock: Clock) -> None:
+    async with Changing(clock, FakeBackend(), FakeBackend()) as stand:
+        assert of(await stand.ask("a")) == ("old", False)
+        stand.code = "new"
+        reloading = asyncio.ensure_future(stand.service.replace_workers())
+        await asyncio.sleep(1.75 * LOADS)
+        assert await stand.told() == ["old", "old"]
+        assert of(await stand.ask("a")) == ("old", True)
+        await reloading
+        assert await stand.told() == ["new", "new"]
+        assert of(await stand.ask("a")) == ("new", False)
+        assert of(await stand.ask("a")) == ("new", True)
+
+
+async def test_after_a_reload_nobody_joins_a_batch_that_began_before(clock: Clock) -> None:
+    async with Changing(clock, FakeBackend(20.0), FakeBackend(20.0)) as stand:
+        asked = [stand.asking(text, timeout=60.0) for text in "ab"]  # Both slots run one.
+        await asyncio.sleep(0.1)
+        stand.code = "new"
+        await stand.service.replace_workers()
+        later = [stand.asking(text, timeout=60.0) for text in "ab"]
+        assert {of(reply) for reply in await asyncio.gather(*asked)} == {("old", False)}
+        assert {of(reply) for reply in await asyncio.gather(*later)} == {("new", False)}
+
+
+async def test_a_batch_that_raises_on_old_code_after_a_reload_bars_nothing(clock: Clock) -> None:
+    def raises(entries: object) -> BatchRaised | None:
+        return BatchRaised("mended by now") if stand.code == "old" else None
+
+    async with Changing(clock, FakeBackend(5.0, raises)) as stand:
+        asked = stand.asking("bad", timeout=60.0)
+        await asyncio.sleep(6.0)  # It runs alone a second time.
+        stand.code = "new"
+        await stand.service.replace_workers()
+        assert (await asked).failure is not None
+        assert (await stand.ask("bad", timeout=60.0)).output == "BAD"
+
+
+async def test_a_reload_that_fails_half_way_tells_what_each_slot_runs(clock: Clock) -> None:
+    async with Changing(clock, FakeBackend(), FakeBackend()) as stand:
+        stand.code, stand.backends[1].refuse_start = "new", 1
+        with pytest.raises(TargetError):
+            await stand.service.replace_workers()
+        assert await stand.told() == ["new", "old"]
+
+
+async def test_a_process_that_starts_anew_tells_the_code_that_it_has_loaded(clock: Clock) -> None:
+    async with Changing(clock, backend := FakeBackend()) as stand:
+        assert of(await stand.ask("a")) == ("old", False)
+        stand.code = "new"
+        backend.dead.set()
+        await asyncio.sleep(LOADS + 1.0)
+        assert await stand.told() == ["new"]
+        assert of(await stand.ask("a")) == ("new", False)

@@ -1,7 +1,5 @@
 """Traces on virtual time: what the services record, as a collector would read it."""
 
-from __future__ import annotations
-
 import random
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -21,12 +19,7 @@ EPOCH = 1_700_000_000
 
 
 class Recorded:
-    """A recorder that keeps what is recorded.
-
-    Arguments:
-        clock: monotonic seconds.
-        ratio: share of the requests without a parent that are sampled.
-    """
+    """A recorder that keeps what is recorded, of a share of the requests without a parent."""
 
     def __init__(self, clock: Clock, ratio: float = 1.0) -> None:
         self._buffer = SpanBuffer(100_000, 100_000, Counters().spans_dropped, lambda: None)
@@ -36,6 +29,5 @@ class Recorded:
         )
 
     def spans(self) -> list[Received]:
-        """Spans that were recorded since the last call, in the order of their ends."""
         found = ReadableSpans(self._buffer.take(100_000), Resource({}), 1000)
         return read_spans(encode_spans(found).SerializeToString())

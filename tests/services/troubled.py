@@ -20,29 +20,12 @@ from typing import Any, TypeVar
 
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
-from headway.core.departure import Load, Policy
+from headway.core.departure import Policy
 from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
-from headway.model import (
-    BatchFailure,
-    BulkDepth,
-    Completion,
-    Entry,
-    EntryState,
-    Failure,
-    ItemResult,
-    Lease,
-    Limit,
-    NoWork,
-    QueueName,
-    Reply,
-    Slot,
-    Submission,
-    TierDepth,
-    WorkerInfo,
-)
+from headway.model import Lease, Limit, NoWork, Reply, Slot
 from headway.runtime.counters import BrokerCounts
 from tests.virtual_time import Clock
 
@@ -156,33 +139,33 @@ class Server:
             await asyncio.gather(waiting, return_exceptions=True)
 
     def named(self, *names: str) -> list[tuple[float, str, Any]]:
-        """The calls of these names."""
         return [call for call in self.calls if call[1] in names]
+
+
+def passed(name: str, what: Callable[..., Any] = lambda *_: None, told: str = "") -> Any:
+    """A method that passes a call on, which is noted under `told` with `what` of its arguments."""
+
+    async def method(connection: Connection, *arguments: Any, **options: Any) -> Any:
+        noted = what(*arguments, **options)
+        return await connection.call(told or name, noted, lambda inner: getattr(inner, name)(*arguments, **options))
+
+    return method
 
 
 class Connection:
     """See Broker. A claim whose answer was lost is answered with the same lease when it is made again."""
 
+    near = None
+    linger = 0.001
+
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._epoch = ""
+        self.epoch = ""
         self._granted: dict[str, tuple[str, Lease]] = {}
-
-    @property
-    def near(self) -> None:
-        return None
 
     @property
     def apart_from(self) -> float:
         return self.server.inner.apart_from
-
-    @property
-    def linger(self) -> float:
-        return 0.001
-
-    @property
-    def epoch(self) -> str:
-        return self._epoch
 
     @property
     def memory_pressure(self) -> bool:
@@ -192,16 +175,26 @@ class Connection:
     def kept(self) -> KeptLimits:
         return self.server.inner.kept
 
-    async def _call(self, name: str, what: Any, do: Callable[[MemoryBroker], Awaitable[T]]) -> T:
+    async def call(self, name: str, what: Any, do: Callable[[MemoryBroker], Awaitable[T]]) -> T:
         result = await self.server.call(name, what, do)
-        self._epoch = self.server.epoch
+        self.epoch = self.server.epoch
         return result
 
-    async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        return await self._call("enqueue", list(entries), lambda inner: inner.enqueue(entries))
-
-    async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        return await self._call("enqueue_bulk", list(entries), lambda inner: inner.enqueue_bulk(entries))
+    enqueue = passed("enqueue", list)
+    enqueue_bulk = passed("enqueue_bulk", list)
+    complete = passed("complete", lambda lease, items: lease)
+    release = passed("release", lambda lease, failure=None: (lease, failure))
+    extend = passed("extend", lambda lease: lease)
+    withdraw = passed("withdraw", lambda submissions, gateway: list(submissions))
+    probe = passed("probe", lambda gateway: gateway)
+    cancel_task = passed("cancel_task", lambda tenant, id: (tenant, id))
+    state = passed("state", lambda tenant, id: (tenant, id), "stage")
+    outcome = passed("outcome", lambda tenant, id: (tenant, id), "recall")
+    heartbeat = passed("heartbeat", lambda worker: worker, "beat")
+    workers = passed("workers")
+    bulk_queues = passed("bulk_queues")
+    depths = passed("depths")
+    loads = passed("loads")
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         async def once(inner: MemoryBroker) -> Lease | NoWork:
@@ -213,7 +206,7 @@ class Connection:
                 self._granted[slot.worker] = (self.server.epoch, claimed)
             return claimed
 
-        claimed = await self._call("claim", slot, once)
+        claimed = await self.call("claim", slot, once)
         self._granted.pop(slot.worker, None)
         return claimed
 
@@ -223,58 +216,19 @@ class Connection:
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         return [Contender(slot.model) for slot in slots]
 
-    async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        return await self._call("complete", lease, lambda inner: inner.complete(lease, items))
-
-    async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        return await self._call("release", (lease, failure), lambda inner: inner.release(lease, failure))
-
-    async def extend(self, lease: Lease) -> bool:
-        return await self._call("extend", lease, lambda inner: inner.extend(lease))
-
-    async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        await self._call("withdraw", list(submissions), lambda inner: inner.withdraw(submissions, gateway))
-
-    async def probe(self, gateway: str) -> None:
-        await self._call("probe", gateway, lambda inner: inner.probe(gateway))
-
     async def takes_reads_only(self) -> bool:
         return self.server.paused
 
-    async def cancel_task(self, tenant: str, id: str) -> None:
-        await self._call("cancel_task", (tenant, id), lambda inner: inner.cancel_task(tenant, id))
-
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         read = await self.server.wait_for("replies", (gateway, after), lambda inner: inner.replies(gateway, after))
-        self._epoch = self.server.epoch
+        self.epoch = self.server.epoch
         return read
-
-    async def state(self, tenant: str | None, id: str) -> EntryState | None:
-        return await self._call("stage", (tenant, id), lambda inner: inner.state(tenant, id))
-
-    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        return await self._call("recall", (tenant, id), lambda inner: inner.outcome(tenant, id))
 
     def rate_limit_debt(self, limit: Limit) -> float:
         return self.server.inner.rate_limit_debt(limit)
 
-    async def heartbeat(self, worker: WorkerInfo) -> None:
-        await self._call("beat", worker, lambda inner: inner.heartbeat(worker))
-
-    async def workers(self) -> Sequence[WorkerInfo]:
-        return await self._call("workers", None, lambda inner: inner.workers())
-
-    async def bulk_queues(self) -> Sequence[BulkDepth]:
-        return await self._call("bulk_queues", None, lambda inner: inner.bulk_queues())
-
-    async def depths(self) -> Sequence[TierDepth]:
-        return await self._call("depths", None, lambda inner: inner.depths())
-
-    async def loads(self) -> Mapping[QueueName, Load]:
-        return await self._call("loads", None, lambda inner: inner.loads())
-
     async def reap(self, rest: float = 0.0) -> float:
-        return await self._call("reap", None, lambda inner: inner.reap())
+        return await self.call("reap", None, lambda inner: inner.reap())
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
         self.server.inner.know(models, others)

@@ -1,7 +1,5 @@
 """A broker that is out of reach for as long as a test wants."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

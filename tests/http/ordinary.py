@@ -1,7 +1,5 @@
 """Requests of ordinary routes, as a connection would make them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 
@@ -17,7 +15,6 @@ def request(
     body: bytes | None = b"",
     client: str = "127.0.0.1",
 ) -> Request:
-    """Request with its whole body, or None for one whose body comes later."""
     path, _, query = target.partition("?")
     lines = [(name.encode(), value.encode()) for name, value in (fields or {}).items()]
     head = Head(method.encode(), target.encode(), "1.1", lines)

@@ -8,8 +8,6 @@ The event loop is uvloop, as in production. Nothing here waits for time to pass,
 broker: deadlines are tested by sweeping with a later instant.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -82,8 +80,6 @@ Keys = Mapping[str, Mapping[str, Any]]
 
 
 class Bearers:
-    """Knows the callers of some keys."""
-
     def __init__(self, keys: Keys, settings: Settings) -> None:
         usual = {"user": "ada", "tenant": "acme", "tier": "paid"}
         self._callers = {key.encode(): make_principal(settings, **{**usual, **data}) for key, data in keys.items()}
@@ -104,12 +100,10 @@ class Asked(InferenceRequest, frozen=True, kw_only=True):
 
 
 def texts(status: WorkerStatus) -> WorkerInfo:
-    """A worker of a target that takes and gives texts."""
     return WorkerInfo(worker_id="gpu-0", model="default", status=status, takes="text", gives="text")
 
 
 def echo(value: Value) -> Value:
-    """A text in capitals; any other value as it is."""
     return value.upper() if isinstance(value, str) else value
 
 
@@ -202,7 +196,6 @@ class EchoGateway:
                 asked.sink.admitted()
 
     def release(self) -> None:
-        """Answer all that waits."""
         waiting, self.waiting = self.waiting, []
         for asked in waiting:
             output = None if self.failure else (echo(asked.input) if self.output is None else self.output)
@@ -221,8 +214,6 @@ class EchoGateway:
 
 @dataclass
 class Answer:
-    """One response."""
-
     status: int
     header: dict[str, str]
     body: bytes
@@ -250,8 +241,6 @@ class Answer:
 
 
 class Client:
-    """A raw connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -287,19 +276,12 @@ class Client:
         return await self.reader.read(1) == b""
 
     def leave(self) -> None:
-        """Close."""
         self.writer.close()
 
 
 @dataclass
 class Stand:
-    """Tools that a test works with.
-
-    Attributes:
-        runs: inputs that reached the worker of a whole service.
-        go: event without which its batches wait before they run.
-        recorded: spans that are recorded, if the settings ask for traces.
-    """
+    """Tools of a test. `runs`: inputs that reached the worker of a whole service, whose batches wait for `go`."""
 
     door: Listener
     gateway: EchoGateway
@@ -314,7 +296,6 @@ class Stand:
     clients: list[Client] = field(default_factory=list)
 
     def failed(self, asked: Asked, failure: Failure) -> Reply:
-        """Reply to a request that failed."""
         return Reply(asked.id, asked.principal.tenant, None, failure)
 
     async def connect(self, **options: Any) -> Client:
@@ -384,7 +365,6 @@ def post(
 
 
 def get(path: str, *fields: str, method: str = "GET") -> bytes:
-    """A request without a body."""
     return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: test", *fields, "", ""]).encode("latin-1")
 
 
@@ -398,9 +378,7 @@ def served(
     """Run `main` against an open door. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for module in (connection, door, fast_path, request_in_hand):
-            assert module.monotonic is monotonic, (
-                "a test before has left another clock: it has to take it back within `main`"
-            )
+            assert module.monotonic is monotonic, "a test before has left another clock"
             patch.setattr(module, "monotonic", lambda: INSTANT)
         runner.run(_serve(main, keys, whole, certificates, settings))
 

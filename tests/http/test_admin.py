@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -93,7 +91,6 @@ def on_admin(**how: Any) -> Callable[[Scene], Callable[..., None]]:
     return scene(lambda main: played(main, **how), tools=2)
 
 
-@on_admin()
 async def test_health_and_readiness_of_an_idle_service(stand: Stand, port: Port) -> None:
     health = (await port.get("/internal/health")).json
     assert health["status"] == "ok"
@@ -117,7 +114,6 @@ async def test_health_and_readiness_of_an_idle_service(stand: Stand, port: Port)
     assert verbose.json == {"status": "ok", "checks": {"workers": "1 of 1 healthy", "draining": False}}
 
 
-@on_admin()
 async def test_health_shows_the_load(stand: Stand, port: Port) -> None:
     asked = [stand.asking(f"text {n}") for n in range(20)]
     await asyncio.sleep(0.05)
@@ -134,7 +130,6 @@ async def test_health_shows_the_load(stand: Stand, port: Port) -> None:
     assert 0 < health["gpu_utilization"] < 1
 
 
-@on_admin()
 async def test_a_draining_service_is_alive_but_not_ready(stand: Stand, port: Port) -> None:
     stand.membership.leaving = True
     await expect_not_ready(port, "draining")
@@ -159,12 +154,10 @@ async def expect_not_ready(port: Port, word: str) -> None:
     assert (await port.get("/livez")).status == 200
 
 
-@on_admin()
 async def test_workers_are_listed(stand: Stand, port: Port) -> None:
     await asyncio.sleep(1.5)
     [worker] = (await port.get("/internal/workers")).json["workers"]
-    heartbeat = worker.pop("last_heartbeat")
-    assert heartbeat.endswith("+00:00")
+    assert worker.pop("last_heartbeat").endswith("+00:00")
     assert worker == {
         "worker_id": "gpu-0",
         "model": "m",
@@ -192,7 +185,6 @@ async def test_workers_are_listed(stand: Stand, port: Port) -> None:
     }
 
 
-@on_admin()
 async def test_a_request_is_followed_from_the_queue_to_its_end(stand: Stand, port: Port) -> None:
     ids = [new_id() for _ in range(9)]
     asked = [
@@ -211,18 +203,13 @@ async def test_a_request_is_followed_from_the_queue_to_its_end(stand: Stand, por
     assert failed["status"] == "failed"
     assert failed["error"]["error"] == "REJECTED_BY_MODEL"
     completed = (await port.get(f"/internal/requests/req_{ids[1]}")).json
-    assert (completed["status"], completed["error"], completed["request_id"]) == (
-        "completed",
-        None,
-        f"req_{ids[1]}",
-    )
+    assert (completed["status"], completed["error"], completed["request_id"]) == ("completed", None, f"req_{ids[1]}")
     assert completed["latency_ms"] == pytest.approx(100, abs=20)
     unknown = await port.get(f"/internal/requests/req_{new_id()}")
     assert (unknown.status, unknown.json["error"]) == (404, "NOT_FOUND")
     assert unknown.json["detail"].endswith(" is held, and none among the last ones answered")
 
 
-@on_admin()
 async def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it(stand: Stand, port: Port) -> None:
     id = new_id()
     await stand.gateway.ask(InferenceRequest(TENANT, id, RequestOptions(4.0, 2), "m", "poison", b'{"a":1}'))
@@ -249,7 +236,6 @@ async def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it(stand
         assert (whole["input"], whole["parameters"]) == ("poison", {"a": 1})
 
 
-@on_admin()
 async def test_others_have_their_turns_while_large_arrays_are_shown(stand: Stand, port: Port) -> None:
     rows, turns, over = 200, 0, False
     numbers = pack([Tensor(TensorHead("x", "FP32", (rows, 1024)), bytes(4 * 1024 * rows))])
@@ -271,7 +257,6 @@ async def test_others_have_their_turns_while_large_arrays_are_shown(stand: Stand
     assert turns > rows
 
 
-@on_admin()
 async def test_a_listing_is_bounded(stand: Stand, port: Port) -> None:
     for n in range(3):
         await stand.ask(f"poison {n}")
@@ -312,7 +297,6 @@ def test_a_replay_that_succeeds_removes_the_letter() -> None:
     played(scene, backend=backend)
 
 
-@on_admin()
 async def test_a_replay_that_fails_keeps_the_one_letter(stand: Stand, port: Port) -> None:
     id = new_id()
     await stand.gateway.ask(InferenceRequest(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b""))
@@ -323,7 +307,6 @@ async def test_a_replay_that_fails_keeps_the_one_letter(stand: Stand, port: Port
     assert [letter["id"] for letter in letters] == [f"req_{id}"]
 
 
-@on_admin()
 async def test_a_replay_is_for_the_model_of_the_letter(stand: Stand, port: Port) -> None:
     died = ask("fine", id="x", model="other")
     await stand.dead.add(DeadLetter(entry=died, error="bad", cause="raised", attempts=3, worker="gpu-0", died_at=0.0))
@@ -332,7 +315,6 @@ async def test_a_replay_is_for_the_model_of_the_letter(stand: Stand, port: Port)
     assert "'other'" in answer.json["detail"]
 
 
-@on_admin()
 async def test_a_letter_is_purged_once(stand: Stand, port: Port) -> None:
     id = new_id()
     await stand.gateway.ask(InferenceRequest(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b""))
@@ -342,7 +324,6 @@ async def test_a_letter_is_purged_once(stand: Stand, port: Port) -> None:
     assert (await port.get(f"/internal/dlq/{id}")).status == 404
 
 
-@on_admin()
 async def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant(stand: Stand, port: Port) -> None:
     for tenant in ("acme", "böse&co"):
         await stand.gateway.ask(
@@ -405,7 +386,6 @@ def test_a_clients_key_is_good_nowhere_here(path: str, token: str) -> None:
     played(scene, admin_token=token)
 
 
-@on_admin()
 async def test_without_a_token_only_loopback_names_are_answered(stand: Stand, port: Port) -> None:
     for host in ("127.0.0.1", "127.0.0.1:9000", "localhost:9000", "[::1]:9000"):
         assert (await port.ask("GET", "/internal/health", host=host)).status == 200, host
@@ -438,7 +418,6 @@ async def test_without_a_token_only_loopback_names_are_answered(stand: Stand, po
         ({}, 404),
     ],
 )
-@on_admin()
 async def test_a_page_of_another_site_changes_nothing(
     stand: Stand, port: Port, fields: dict[str, str], status: int
 ) -> None:
@@ -447,7 +426,6 @@ async def test_a_page_of_another_site_changes_nothing(
     assert (await port.ask("GET", "/internal/health", fields=fields)).status == 200, "nothing is changed by it"
 
 
-@on_admin()
 async def test_unknown_routes_and_methods_are_problem_documents(stand: Stand, port: Port) -> None:
     missing = await port.get("/internal/nothing")
     assert (missing.status, missing.json["error"]) == (404, "NOT_FOUND")
@@ -464,7 +442,6 @@ async def test_unknown_routes_and_methods_are_problem_documents(stand: Stand, po
     assert missing.json["request_id"] == wrong.json["request_id"] == "req_door"
 
 
-@on_admin()
 async def test_metrics_tell_what_happened(stand: Stand, port: Port) -> None:
     await asyncio.gather(*(stand.asking(f"text {n}", tier=n % 3) for n in range(8)), stand.asking("poison"))
     answer = await port.get("/metrics")

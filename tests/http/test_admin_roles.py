@@ -1,6 +1,4 @@
-"""The admin port of each role, and while the broker is away."""
-
-from __future__ import annotations
+"""The admin port of each role, and while the broker is away, and orders of operators: rollouts and drains."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,12 +8,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.app.process_figures import FigureSource
+from headway.core.capacity import STALE_AFTER
 from headway.doors.readiness import AGE, ANSWER_WITHIN
 from headway.errors import TITLE, BrokerUnavailable
 from headway.model import LedgerRecord, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Broker
+from tests.core.test_rollout import PLAN
+from tests.core.test_versions import worker
 from tests.http.away import Away
-from tests.http.test_admin import Port, Touchy, on_admin, played
+from tests.http.test_admin import Port, Touchy, played
+from tests.scenes import Played
 from tests.services.stand import Stand
 
 LATER = AGE + 0.1
@@ -23,6 +25,11 @@ LATER = AGE + 0.1
 
 ID = "0189f7a4-1111-7222-8333-444455556666"
 APART = (Role.GATEWAY, Role.WORKER, Role.CONTROLLER)
+
+
+@pytest.fixture
+def stand() -> Played:
+    return Played(lambda test: played(lambda stand, port: test(stand)))
 
 
 class Unreachable:
@@ -44,7 +51,6 @@ def other(status: WorkerStatus, name: str = "elsewhere/gpu-0") -> WorkerInfo:
     return WorkerInfo(worker_id=name, model="m", status=status)
 
 
-@on_admin()
 async def test_the_fleet_is_shown(stand: Stand, port: Port) -> None:
     await stand.fleet.heartbeat(ProcessInfo(id="host", role=Role.WORKER, host="far", pid=7, version="2"))
     asked = [stand.asking(f"text {n}") for n in range(20)]
@@ -69,8 +75,7 @@ async def test_the_fleet_is_shown(stand: Stand, port: Port) -> None:
 
 
 @pytest.mark.parametrize("role", APART)
-@on_admin()
-async def test_every_role_tells_what_it_is(stand: Stand, _: Port, role: Role) -> None:
+async def test_every_role_tells_what_it_is(stand: Stand, role: Role) -> None:
     port = Port(stand, role)
     health = (await port.get("/internal/health")).json
     assert (health["role"], health["id"], health["status"]) == (role.value, stand.gateway.name, "ok")
@@ -84,8 +89,6 @@ async def test_every_role_tells_what_it_is(stand: Stand, _: Port, role: Role) ->
 
 
 class Counted:
-    """A broker that counts how often it is asked for its workers, and takes a while for it."""
-
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.asked = 0
@@ -96,8 +99,7 @@ class Counted:
         return await self._broker.workers()
 
 
-@on_admin()
-async def test_whoever_probes_costs_the_broker_two_looks_a_second(stand: Stand, _: Port) -> None:
+async def test_whoever_probes_costs_the_broker_two_looks_a_second(stand: Stand) -> None:
     broker = Counted(stand.broker)
     port = Port(stand, Role.GATEWAY, broker=broker)
     at_once = await asyncio.gather(*(port.get(path) for path in ("/readyz", "/healthz", "/readyz?verbose") * 100))
@@ -133,8 +135,7 @@ def test_a_gateway_is_ready_when_it_knows_of_a_healthy_worker_anywhere() -> None
     played(scene, backend=backend)
 
 
-@on_admin()
-async def test_a_worker_elsewhere_that_has_left_is_not_missed(stand: Stand, _: Port) -> None:
+async def test_a_worker_elsewhere_that_has_left_is_not_missed(stand: Stand) -> None:
     await stand.broker.heartbeat(other(WorkerStatus.OFFLINE))
     assert (await Port(stand, Role.GATEWAY).get("/readyz?verbose")).json["status"] == "ok"
     await stand.broker.heartbeat(other(WorkerStatus.DEGRADED))
@@ -171,8 +172,7 @@ def test_a_controller_is_ready_without_any_worker() -> None:
 
 
 @pytest.mark.parametrize("role", [Role.WORKER, Role.CONTROLLER])
-@on_admin()
-async def test_what_only_a_gateway_can_do_is_told_elsewhere(stand: Stand, _: Port, role: Role) -> None:
+async def test_what_only_a_gateway_can_do_is_told_elsewhere(stand: Stand, role: Role) -> None:
     port = Port(stand, role)
     for method, path in (("GET", "/internal/requests/req_x"), ("POST", "/internal/dlq/req_x/replay")):
         refused = await port.ask(method, path)
@@ -182,8 +182,6 @@ async def test_what_only_a_gateway_can_do_is_told_elsewhere(stand: Stand, _: Por
 
 
 class Recorded:
-    """A ledger that holds one failure, or one that never answers."""
-
     FAILURE = LedgerRecord(
         id=ID, user="ada", tenant="acme", tier="free", model="m", status="failed", created_at=1.0, completed_at=2.0,
         latency_ms=1000.0, error="RATE_LIMITED",
@@ -198,25 +196,20 @@ class Recorded:
         return [self.FAILURE] if id == ID else []
 
 
-@on_admin()
-async def test_the_ledger_tells_how_a_request_failed(stand: Stand, _: Port) -> None:
+async def test_the_ledger_tells_how_a_request_failed(stand: Stand) -> None:
     shown = (await Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=False)).get(f"/internal/requests/{ID}")).json
     assert (shown["status"], shown["tenant"]) == ("failed", "acme")
     assert shown["error"] == {"error": "RATE_LIMITED", "message": TITLE["RATE_LIMITED"]}
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-@on_admin()
-async def test_the_ledger_is_asked_for_a_tenants_request_although_the_broker_is_away(
-    stand: Stand, _: Port, hangs: bool
-) -> None:
+async def test_the_ledger_answers_for_a_tenant_without_the_broker(stand: Stand, hangs: bool) -> None:
     port = Port(stand, Role.CONTROLLER, broker=Unreachable(hangs), ledger=Recorded(hangs=False))
     shown = await port.get(f"/internal/requests/{ID}?tenant=acme")
     assert (shown.status, shown.json["status"]) == (200, "failed")
 
 
-@on_admin()
-async def test_a_ledger_that_hangs_is_not_waited_for(stand: Stand, _: Port) -> None:
+async def test_a_ledger_that_hangs_is_not_waited_for(stand: Stand) -> None:
     port = Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=True))
     async with asyncio.timeout(2 * ANSWER_WITHIN):
         refused = await port.get(f"/internal/requests/{ID}")
@@ -227,8 +220,7 @@ async def test_a_ledger_that_hangs_is_not_waited_for(stand: Stand, _: Port) -> N
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("role", APART)
-@on_admin()
-async def test_without_the_broker_every_route_answers(stand: Stand, _: Port, role: Role, hangs: bool) -> None:
+async def test_without_the_broker_every_route_answers(stand: Stand, role: Role, hangs: bool) -> None:
     port = Port(stand, role, broker=Unreachable(hangs))
     loop = asyncio.get_running_loop()
     reason = "did not answer within 800 ms" if hangs else "connection refused"
@@ -239,13 +231,7 @@ async def test_without_the_broker_every_route_answers(stand: Stand, _: Port, rol
     health = await port.get("/internal/health")
     assert (health.status, health.json["status"], health.json["role"]) == (503, "unavailable", role.value)
     assert reason in health.json["message"]
-    for path in (
-        "/internal/workers",
-        "/internal/fleet",
-        "/internal/snapshot",
-        "/internal/dlq",
-        "/internal/dlq/req_x",
-    ):
+    for path in ("/internal/workers", "/internal/fleet", "/internal/snapshot", "/internal/dlq", "/internal/dlq/req_x"):
         begun = loop.time()
         answer = await port.get(path)
         assert loop.time() - begun <= ANSWER_WITHIN + 0.01
@@ -260,8 +246,7 @@ async def test_without_the_broker_every_route_answers(stand: Stand, _: Port, rol
     assert (await port.get("/readyz")).json["status"] == "draining"
 
 
-@on_admin()
-async def test_while_the_broker_is_away_the_fleet_is_told_as_it_was(stand: Stand, _: Port) -> None:
+async def test_while_the_broker_is_away_the_fleet_is_told_as_it_was(stand: Stand) -> None:
     broker = Away(stand)
     broker.back.set()
     port = Port(stand, broker=broker)
@@ -300,10 +285,7 @@ def test_a_gateway_with_a_fallback_is_ready_without_the_broker() -> None:
     played(scene, backend=backend)
 
 
-@on_admin()
-async def test_stores_that_are_away_are_told_of_with_what_that_means_also_where_nobody_asks(
-    stand: Stand, port: Port
-) -> None:
+async def test_stores_that_are_away_are_told_also_where_nobody_asks(stand: Stand, port: Port) -> None:
     figures = FigureSource(settings=stand.settings, models=list, leaving=lambda: False)
     asked = Port(stand, troubles=figures.troubles)
     figures.counters.store.keys_age = 1.0
@@ -317,7 +299,6 @@ async def test_stores_that_are_away_are_told_of_with_what_that_means_also_where_
     assert ready.json["checks"]["keys"] == shown["keys"]
 
 
-@on_admin()
 async def test_a_leader_that_was_killed_leads_no_more_once_another_does(stand: Stand, port: Port) -> None:
     await stand.fleet.heartbeat(ProcessInfo(id="killed", role=Role.CONTROLLER, host="far", pid=7, leads=True))
     await asyncio.sleep(4.0)
@@ -325,3 +306,85 @@ async def test_a_leader_that_was_killed_leads_no_more_once_another_does(stand: S
         members = (await port.get(path)).json["members"]
         assert len(members) == 2
         assert [one["id"] for one in members if one["leads"]] == [stand.gateway.name]
+
+
+START = "/internal/rollouts/start?model=m&version=4&steps=1,100&every=60"
+
+
+async def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(stand: Stand, port: Port) -> None:
+    async def refused(target: str) -> tuple[int, str]:
+        answer = await port.ask("POST", target)
+        return answer.status, answer.json["message"]
+
+    await asyncio.sleep(1.0)
+    assert await refused("/internal/rollouts/start?model=m") == (400, "version is missing in the query")
+    assert await refused(f"{START}&slower=x") == (400, "slower: 'x' is not a number")
+    missing = "no worker serves version '4' of 'm'; its workers have no versions of their own"
+    assert await refused(START) == (404, missing)
+    assert await refused("/internal/rollouts/abort?model=m") == (404, "model 'm' has had no rollout")
+    for version in ("3", "4"):
+        await stand.broker.heartbeat(worker(version, WorkerStatus.COLD))
+    assert (await port.ask("POST", START)).json["beside"] == "3"
+    underway = "a rollout of version 4 of 'm' is under way; promote or abort it first"
+    assert await refused(START) == (400, underway)
+    assert [one["percent"] for one in (await port.get("/internal/rollouts")).json["rollouts"]] == [1.0]
+    await stand.controller.stop()
+    await asyncio.sleep(STALE_AFTER)
+    none = "no controller leads the fleet, which moves rollouts on; start `headway controller`"
+    assert await refused(START) == (400, none)
+
+
+async def test_an_order_that_loses_to_another_one_is_tried_again(stand: Stand, port: Port) -> None:
+    for version in ("3", "4"):
+        await stand.broker.heartbeat(worker(version, WorkerStatus.COLD))
+    await stand.fleet.keep_rollout(PLAN)
+    keep, lost = stand.fleet.keep_rollout, 2
+
+    async def loses(rollout: object) -> bool:
+        nonlocal lost
+        lost -= 1
+        return await keep(rollout) if lost < 0 else False  # type: ignore[arg-type]
+
+    stand.fleet.keep_rollout = loses  # type: ignore[method-assign]
+    assert (await port.ask("POST", "/internal/rollouts/promote?model=m")).json["state"] == "promoted"
+    lost = 99
+    assert (await port.ask("POST", "/internal/rollouts/abort?model=m")).status == 503
+
+
+DRAIN, UNDRAIN = "/internal/drains/start", "/internal/drains/end"
+
+
+async def test_a_worker_is_drained_listed_and_undrained(stand: Stand, port: Port) -> None:
+    bare = await port.ask("POST", f"{DRAIN}?name=gpu-0")
+    assert bare.status == 400
+    assert bare.json["message"].startswith("model m would have no healthy worker left")
+    begun = await port.ask("POST", f"{DRAIN}?name=gpu-0&force=true")
+    process = stand.gateway.name
+    line = {"name": "gpu-0", "process": process, "host": "here", "workers": ["gpu-0"]}
+    assert (begun.status, begun.json) == (200, {"drains": [line]})
+    assert (await port.get("/internal/drains")).json == {"drains": [line]}
+    await asyncio.sleep(1.6)
+    [worker] = (await port.get("/internal/workers")).json["workers"]
+    assert (worker["status"], worker["reason"]) == ("drained", "by an operator")
+    [capacity] = (await port.get("/internal/fleet")).json["capacities"]
+    assert (capacity["healthy"], capacity["drained"]) == (0, 1)
+    verbose = await port.get("/readyz?verbose")
+    assert (verbose.status, verbose.json["checks"]["workers"]) == (503, "0 of 1 healthy, 1 drained")
+    assert (await port.ask("POST", f"{UNDRAIN}?name=here")).json == {"drains": [line]}
+    await asyncio.sleep(1.6)
+    assert (await port.get("/readyz")).status == 200
+
+
+async def test_a_drain_that_cannot_be_is_refused_with_the_reason(stand: Stand, port: Port) -> None:
+    async def refused(target: str) -> tuple[int, str]:
+        answer = await port.ask("POST", target)
+        return answer.status, answer.json["message"]
+
+    missing = 400, "name is missing in the query: of a worker, a process or a host"
+    assert await refused(DRAIN) == await refused(UNDRAIN) == missing
+    near = f"near are gpu-0, here, {stand.gateway.name}"
+    unknown = await refused(f"{DRAIN}?name=gpu-1")
+    assert unknown == (404, "no worker, process or host 'gpu-1' is in the fleet; near are gpu-0"), near
+    assert await refused(f"{UNDRAIN}?name=gpu-0") == (404, "nothing named 'gpu-0' is drained")
+    await port.ask("POST", f"{DRAIN}?name=here&force=true")
+    assert (await port.ask("POST", f"{UNDRAIN}?name={stand.gateway.name}")).status == 200

@@ -1,7 +1,5 @@
 """Budget of the common request: the Python calls and bytecodes that it costs, held to the numbers in budget.toml."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib
@@ -10,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from msgspec.structs import replace
@@ -57,7 +55,7 @@ class Counts:
         self.calls: Counter[CodeType] = Counter()
         self.bytecodes: Counter[CodeType] = Counter()
 
-    def __enter__(self) -> Counts:
+    def __enter__(self) -> Self:
         sys.settrace(self._called)
         return self
 

@@ -1,9 +1,10 @@
 """Bodies in, answers and errors out."""
 
-from __future__ import annotations
-
+import builtins
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,15 +12,16 @@ from hypothesis import strategies as st
 
 from headway.config import Settings
 from headway.doors.bodies import read_text
-from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, BadRequest
+from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, BadRequest, SettingError
 from headway.http.inference.codecs import Codec
 from headway.http.inference.routes import codecs
+from headway.http.openai.chat import load_template
 from headway.http.problem import encode_problem, problem, problem_body, problem_header
 from headway.model import Failure
+from tests.http.stand import Stand, post, served
 
 
 def native(settings: Settings) -> tuple[Codec, ...]:
-    """Codecs of `/v1/inference`, `/api/inference` and `/v1/predict`."""
     made = codecs(settings)
     return made["/v1/inference"], made["/api/inference"], made["/v1/predict"]
 
@@ -95,11 +97,18 @@ def test_says_what_is_wrong_with_a_body(body: bytes, says: str) -> None:
     assert says in caught.value.message
 
 
-def test_parameters_may_be_as_deep_as_promised() -> None:
+def test_parameters_may_be_as_deep_and_as_many_as_told() -> None:
     deep = b'{"x":' * 32 + b"1" + b"}" * 32
     wide = b'{"x":[' + b"{}," * 100 + b"{}]}"
     assert INFERENCE.read(b'{"input": "a", "parameters": ' + deep + b"}") == (None, "a", deep)
     assert INFERENCE.read(b'{"input": "a", "parameters": ' + wide + b"}") == (None, "a", wide)
+
+    def body(count: int) -> bytes:
+        return json.dumps({"input": "a", "parameters": {str(number): number for number in range(count)}}).encode()
+
+    assert len(json.loads(INFERENCE.read(body(64))[2])) == 64
+    with pytest.raises(BadRequest, match="65 members; at most 64 are allowed"):
+        INFERENCE.read(body(65))
 
 
 def test_predict_names_its_own_members() -> None:
@@ -182,11 +191,8 @@ def test_retry_after_is_rounded_up(seconds: float, whole: str, milliseconds: str
     assert header["x-headway-dropped-reason"] == "queue"
 
 
-def test_a_reason_that_could_break_the_header_is_left_out() -> None:
+def test_a_reason_that_could_break_the_header_is_left_out_and_a_message_is_escaped() -> None:
     assert "x-headway-dropped-reason" not in problem_header(Failure("SHED", "why", 1.0, "a\r\nx: y"))
-
-
-def test_a_message_that_is_no_unicode_is_escaped() -> None:
     _, body = encode_problem(Failure("REJECTED_BY_MODEL", "bad \ud800"), "req_1")
     assert json.loads(body)["message"] == "bad \\ud800"
 
@@ -217,24 +223,104 @@ def test_no_character_but_nul_is_touched() -> None:
         read("a\0b")
 
 
-def test_parameters_may_be_as_many_as_told() -> None:
-    def body(count: int) -> bytes:
-        return json.dumps({"input": "a", "parameters": {str(number): number for number in range(count)}}).encode()
-
-    assert len(json.loads(INFERENCE.read(body(64))[2])) == 64
-    with pytest.raises(BadRequest, match="65 members; at most 64 are allowed"):
-        INFERENCE.read(body(65))
-
-
-def test_of_a_member_that_is_there_twice_the_last_counts() -> None:
+def test_of_a_member_that_is_there_twice_the_last_counts_and_unknown_ones_are_skipped() -> None:
     body = b'{"input": 1, "input": "a", "parameters": {"x": 1, "x": 2}, "parameters": {"y": 1, "y": 2}, "input": "b"}'
     with pytest.raises(BadRequest, match=r"`\$.input`"):
         INFERENCE.read(body)
     model, text, parameters = INFERENCE.read(body.replace(b'"input": 1, ', b""))
     assert (model, text) == (None, "b")
     assert json.loads(parameters) == {"y": 2}
-
-
-def test_members_that_nobody_knows_are_skipped_however_many() -> None:
     body = b'{"input": "a"' + b"".join(b',"%d":[{}]' % number for number in range(50_000)) + b"}"
     assert INFERENCE.read(body) == (None, "a", b"")
+
+
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+CHATML = """\
+{%- for message in messages %}
+    {%- if message.role not in ('system', 'user', 'assistant') %}
+        {{- raise_exception('unknown role ' ~ message.role) }}
+    {%- endif %}
+    {{- '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+
+
+def template(folder: Path, source: str) -> str:
+    pytest.importorskip("jinja2", reason="Jinja comes with the extra chat")
+    path = folder / "template.jinja"
+    path.write_text(source)
+    return str(path)
+
+
+def test_plain_writes_a_line_for_each_message() -> None:
+    assert load_template("plain")(MESSAGES) == "system: be brief\nuser: hello\nassistant:"
+
+
+def test_a_template_as_models_have_it_is_rendered_with_what_they_use(tmp_path: Path) -> None:
+    render = load_template(template(tmp_path, CHATML))
+    expected = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert render(MESSAGES) == expected
+    with pytest.raises(BadRequest, match=r"unknown role tool - at `\$.messages`"):
+        render([{"role": "tool", "content": "x"}])
+    source = """{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}
+{% if tools %}{{ tools }}{% endif %}{{ strftime_now('%Y') | length }}"""
+    assert load_template(template(tmp_path, source))(MESSAGES) == json.dumps(MESSAGES[0]) + "4"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ range(1000000) | list }}",
+        "{{ nowhere.x }}",
+    ],
+)
+def test_a_template_reaches_nothing_but_the_messages(tmp_path: Path, source: str) -> None:
+    messages = [dict(one) for one in MESSAGES]
+    render = load_template(template(tmp_path, source))
+    with pytest.raises(BadRequest):
+        render(messages)
+    assert messages == MESSAGES
+
+
+def test_what_is_no_template_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingError, match="no such file"):
+        Settings(chat_template="nowhere.jinja")
+    with pytest.raises(SettingError, match="cannot be read"):
+        load_template(str(tmp_path))
+    path = tmp_path / "template.jinja"
+    path.write_text("{% for")
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "jinja2":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", without)
+        with pytest.raises(SettingError, match=r"pip install 'jinja2"):
+            load_template(str(path))
+    with pytest.raises(SettingError, match="not a Jinja template"):
+        load_template(template(tmp_path, "{% for"))
+    with pytest.raises(SettingError, match=r"unknown tag 'frob'\. Fix the file\.$"):
+        load_template(template(tmp_path, "{% frob %}"))
+
+
+def test_a_chat_is_rendered_by_the_template_that_is_set(tmp_path: Path) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post(json.dumps({"messages": MESSAGES}), "/v1/chat/completions"))
+        assert answer.json["choices"][0]["message"]["content"].startswith("<|IM_START|>SYSTEM\n")
+        wrong = await stand.ask(post('{"messages": [{"role": "x", "content": "a"}]}', "/v1/chat/completions"))
+        assert (wrong.status, wrong.json["error"]["param"]) == (400, "messages")
+
+    served(main, chat_template=template(tmp_path, CHATML))

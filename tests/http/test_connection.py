@@ -1,7 +1,5 @@
 """Cost of a connection: limits, framing, deadlines, slow and departing clients."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 
@@ -38,10 +36,7 @@ BODY = b'{"input": "abc"}'
         (b"GET http:///%% HTTP/1.1\r\nHost: a\r\n\r\n", 400, "BAD_REQUEST"),
     ],
 )  # fmt: skip
-@on_stand()
-async def test_what_cannot_be_served_is_answered_and_the_connection_ended(
-    stand: Stand, request_: bytes, status: int, code: str
-) -> None:
+async def test_what_cannot_be_served_ends_the_connection(stand: Stand, request_: bytes, status: int, code: str) -> None:
     client = await stand.connect()
     await client.send(request_)
     answer = await client.answer()
@@ -52,7 +47,6 @@ async def test_what_cannot_be_served_is_answered_and_the_connection_ended(
     assert stand.gateway.asked == []
 
 
-@on_stand()
 async def test_tls_on_a_plain_port_is_logged_once_a_minute(stand: Stand) -> None:
     with structlog.testing.capture_logs() as lines:
         for _ in range(3):
@@ -62,7 +56,6 @@ async def test_tls_on_a_plain_port_is_logged_once_a_minute(stand: Stand) -> None
     assert (line["event"], line["port"], line["times"]) == ("a client speaks TLS to a plain port", "public", 1)
 
 
-@on_stand()
 async def test_http2_on_the_http_port_is_logged_and_told_where_grpc_is(stand: Stand) -> None:
     with structlog.testing.capture_logs() as lines:
         for _ in range(2):
@@ -73,7 +66,6 @@ async def test_http2_on_the_http_port_is_logged_and_told_where_grpc_is(stand: St
     assert "--grpc-port" in line["hint"]
 
 
-@on_stand()
 async def test_blanks_after_a_value_are_no_part_of_it(stand: Stand) -> None:
     """Though the head is remembered with them."""
     id = "0190a0c0-0000-7000-8000-000000000000"
@@ -98,7 +90,6 @@ async def test_heads_and_bodies_are_refused_from_the_first_byte_over_the_limit(s
     assert (await stand.ask(CHUNKED + b"55\r\n" + b" " * 85 + b"\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n")).status == 413
 
 
-@on_stand()
 async def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending(stand: Stand) -> None:
     client = await stand.connect()
     await client.send(post("", length=50_000_000))
@@ -112,7 +103,6 @@ async def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending(stan
             await client.send(b"x" * 65_536)
 
 
-@on_stand()
 async def test_a_gzip_bomb_is_not_inflated(stand: Stand) -> None:
     bomb = gzip.compress(b" " * 10_000_000)
     answer = await stand.ask(post(bomb, "/v1/inference", "Content-Encoding: gzip"))
@@ -136,7 +126,6 @@ async def test_a_gzip_bomb_is_not_inflated(stand: Stand) -> None:
         (b"\r\n\r\n" + post(BODY), False),
     ],
 )
-@on_stand()
 async def test_connections_are_kept_or_closed_as_asked(stand: Stand, request_: bytes, closes: bool) -> None:
     client = await stand.connect()
     await client.send(request_)
@@ -149,7 +138,6 @@ async def test_connections_are_kept_or_closed_as_asked(stand: Stand, request_: b
         assert (await client.answer()).json["output"] == "NEXT"
 
 
-@on_stand()
 async def test_blank_lines_between_requests_in_any_pieces(stand: Stand) -> None:
     client = await stand.connect()
     for blank in ([b"\r\n"], [b"\r", b"\n"], [b"\r\n\r", b"\n"], [b"\r", b"\n\r", b"\n"]):
@@ -160,12 +148,10 @@ async def test_blank_lines_between_requests_in_any_pieces(stand: Stand) -> None:
     assert len(stand.gateway.asked) == 4
 
 
-@on_stand()
 async def test_a_client_that_expects_100_continue_gets_it_before_its_body(stand: Stand) -> None:
     client = await stand.connect()
     for path in ("/v1/inference", "/v1/inference"):
-        whole = post(BODY, path, "Expect: 100-continue")
-        await client.send(whole[: -len(BODY)])
+        await client.send(post(BODY, path, "Expect: 100-continue")[: -len(BODY)])
         assert (await client.answer()).status == 100
         await client.send(BODY)
         assert (await client.answer()).json["output"] == "ABC"
@@ -177,7 +163,6 @@ async def test_a_client_that_expects_100_continue_gets_it_before_its_body(stand:
     assert await client.ended(), "whether the body still comes is not known"
 
 
-@on_stand()
 async def test_a_refusal_takes_the_place_of_100_continue(stand: Stand) -> None:
     client = await stand.connect()
     await client.send(post("", "/v1/inference", "Expect: 100-continue", length=5_000_000))
@@ -185,7 +170,6 @@ async def test_a_refusal_takes_the_place_of_100_continue(stand: Stand) -> None:
     assert await client.ended()
 
 
-@on_stand()
 async def test_a_body_nobody_waits_for_is_read_past_when_it_is_short(stand: Stand) -> None:
     client = await stand.connect()
     for path, status in (("/nowhere", 404), ("/livez", 405)):
@@ -198,7 +182,6 @@ async def test_a_body_nobody_waits_for_is_read_past_when_it_is_short(stand: Stan
 
 @pytest.mark.parametrize("path", ["/nowhere", "/livez"])
 @pytest.mark.parametrize("framing", [f"Content-Length: {MOST_BUFFERED + 1}", "Transfer-Encoding: chunked"])
-@on_stand()
 async def test_an_answer_before_a_long_body_says_that_it_is_the_last(stand: Stand, path: str, framing: str) -> None:
     client = await stand.connect()
     await client.send(f"GET {path} HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n".encode())
@@ -207,7 +190,6 @@ async def test_an_answer_before_a_long_body_says_that_it_is_the_last(stand: Stan
     assert await client.ended()
 
 
-@on_stand()
 async def test_a_client_may_not_send_far_ahead_of_its_answers(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -243,7 +225,6 @@ async def _stuck(stand: Stand) -> Client:
     return client
 
 
-@on_stand()
 async def test_a_client_that_does_not_read_is_cut_off_and_asks_nothing_meanwhile(stand: Stand) -> None:
     await _stuck(stand)
     (connection,) = stand.door._connections()
@@ -254,7 +235,6 @@ async def test_a_client_that_does_not_read_is_cut_off_and_asks_nothing_meanwhile
     assert len(stand.gateway.asked) == 1
 
 
-@on_stand()
 async def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer(stand: Stand) -> None:
     await _stuck(stand)
     (connection,) = stand.door._connections()
@@ -267,7 +247,6 @@ async def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer(sta
     assert connection.transport.is_closing()
 
 
-@on_stand()
 async def test_a_client_that_reads_late_gets_everything(stand: Stand) -> None:
     client = await _stuck(stand)
     assert len(stand.gateway.asked) == 1
@@ -287,10 +266,7 @@ async def test_a_client_that_reads_late_gets_everything(stand: Stand) -> None:
         (CHUNKED + b"10\r\n" + BODY[:3], "read_timeout_ms", "REQUEST_TIMEOUT"),
     ],
 )
-@on_stand()
-async def test_what_does_not_arrive_in_time_is_given_up(
-    stand: Stand, start: bytes, setting: str, code: str | None
-) -> None:
+async def test_what_is_late_is_given_up(stand: Stand, start: bytes, setting: str, code: str | None) -> None:
     client = await stand.connect()
     await client.send(start)
     limit = getattr(stand.settings, setting) / 1000
@@ -310,8 +286,6 @@ async def test_what_does_not_arrive_in_time_is_given_up(
 
 
 async def _arrived(stand: Stand, start: bytes) -> None:
-    """Return when the door has taken `start` in."""
-
     def taken() -> bool:
         connections = stand.door._connections()
         return bool(connections) and (not start or connections[0].phase != IDLE)
@@ -319,7 +293,6 @@ async def _arrived(stand: Stand, start: bytes) -> None:
     await settled(taken)
 
 
-@on_stand()
 async def test_trickling_a_header_does_not_extend_its_deadline(stand: Stand) -> None:
     client = await stand.connect()
     await client.send(b"GET / HTTP/1.1\r\n")
@@ -333,7 +306,6 @@ async def test_trickling_a_header_does_not_extend_its_deadline(stand: Stand) -> 
     assert connection.since == begun
 
 
-@on_stand()
 async def test_an_idle_connection_is_kept_for_its_time_and_then_closed(stand: Stand) -> None:
     client = await stand.connect()
     for request in (post(BODY), get("/livez")):
@@ -346,7 +318,6 @@ async def test_an_idle_connection_is_kept_for_its_time_and_then_closed(stand: St
     assert await client.ended()
 
 
-@on_stand()
 async def test_waiting_for_an_answer_is_not_idleness(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -374,7 +345,6 @@ async def test_too_many_connections_are_told_so(stand: Stand) -> None:
     assert (await stand.ask(get("/livez"))).status == 200
 
 
-@on_stand()
 async def test_a_body_that_is_not_encoded_may_say_so(stand: Stand) -> None:
     for coding in ("identity", "Identity", ""):
         answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"Content-Encoding: {coding}"))

@@ -1,17 +1,17 @@
 """The OpenAPI document says what it means: no word that readers of it would pass over, and the names of docs/http.md."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.config import Settings
 from headway.http import openapi
+from tests.http.stand import Stand, post
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 WORDS = {
@@ -67,7 +67,6 @@ def parameters(buffer: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, An
 
 
 def objects() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object of the document that has words of its own, with its kind."""
     whole = document()
     parts = whole["components"]
     for schema in parts["schemas"].values():
@@ -109,10 +108,12 @@ def test_types_and_places_are_such_as_there_are() -> None:
             assert one.get("required", False) is (one["in"] == "path"), one
 
 
-def test_inference_routes_demand_a_body() -> None:
+def test_inference_routes_demand_a_body_and_probes_take_a_parameter_without_a_value() -> None:
     posts = {path: item["post"] for path, item in document()["paths"].items() if "requestBody" in item.get("post", {})}
     assert len(posts) > 12
     assert [path for path, post in posts.items() if path != INDEX and post["requestBody"]["required"] is not True] == []
+    probes = [item["get"]["parameters"] for path, item in document()["paths"].items() if path.endswith("z")]
+    assert [(one["name"], one["allowEmptyValue"]) for (one,) in probes] == [("verbose", True)] * 3
 
 
 def test_bulk_jobs_are_in_the_contract_where_they_are_served() -> None:
@@ -122,11 +123,6 @@ def test_bulk_jobs_are_in_the_contract_where_they_are_served() -> None:
     for whole in (with_jobs, without):
         named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(whole)))
         assert named <= whole["components"]["schemas"].keys()
-
-
-def test_probes_take_a_parameter_without_a_value() -> None:
-    probes = [item["get"]["parameters"] for path, item in document()["paths"].items() if path.endswith("z")]
-    assert [(one["name"], one["allowEmptyValue"]) for (one,) in probes] == [("verbose", True)] * 3
 
 
 def test_what_a_schema_demands_it_describes() -> None:
@@ -153,3 +149,33 @@ def test_every_answer_to_a_caller_with_limits_has_their_fields() -> None:
     ]
     assert len(limited) > 5
     assert [path for path, headers in limited if not headers.keys() >= LIMITED] == []
+
+
+class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
+    tokens_used: int | None
+    latency_ms: float
+    model_version: str
+
+
+class _Inference(msgspec.Struct, forbid_unknown_fields=True):
+    request_id: str
+    output: str
+    metadata: _Metadata
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+    output: str
+    request_id: str
+    latency_ms: float
+
+
+async def test_a_client_that_knows_only_the_contract_reads_every_native_answer(stand: Stand) -> None:
+    asked: list[tuple[str, dict[str, Any], Any]] = [
+        ("/v1/inference", {"input": "a"}, _Inference),
+        ("/api/inference", {"input": "a"}, _Plain),
+        ("/v1/predict", {"model_id": "default", "input_data": "a"}, _Plain),
+    ]
+    for path, body, shape in asked:
+        answer = await stand.ask(post(json.dumps(body), path))
+        assert msgspec.json.decode(answer.body, type=shape, strict=True).output == "A"
+        assert answer.header["date"].endswith("GMT"), "the time of an answer is in its head"

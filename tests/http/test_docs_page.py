@@ -1,7 +1,5 @@
 """The page /docs in a browser, where there is one: it fits a phone."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -62,9 +60,7 @@ def address() -> Iterator[str]:
 @pytest.mark.processes
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium")
 @pytest.mark.parametrize("width", [320, 400, 700, 1200])
-def test_nothing_on_the_page_is_wider_than_the_window_and_no_word_is_torn(
-    width: int, address: str, tmp_path: Path
-) -> None:
+def test_the_page_fits_its_window_and_no_word_is_torn(width: int, address: str, tmp_path: Path) -> None:
     assert BROWSER is not None
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--window-size=1300,900", "--virtual-time-budget=20000", "--dump-dom", f"{address}/frame/{width}"]

@@ -1,6 +1,4 @@
-"""Errors of an inference route come in the form of its codec, and all others as problem documents."""
-
-from __future__ import annotations
+"""Errors as clients read them: in the form of the route's codec, else as problem documents, and what they say is meant."""
 
 import json
 from collections.abc import Iterator
@@ -10,6 +8,7 @@ import msgspec
 import pytest
 
 from headway.config import Settings
+from headway.doors.bodies import suggestion
 from headway.errors import REJECTED_BY_MODEL, AnyError
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
@@ -81,10 +80,7 @@ async def test_a_limit_and_a_failure_have_the_form_of_their_route(stand: Stand) 
         assert (answer.json["error"]["message"], answer.json["error"]["why"]) == ("bad", "why")
 
 
-@on_stand()
-async def test_a_body_that_is_late_and_a_fault_have_the_form_of_their_route(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_late_bodies_and_faults_have_the_routes_form(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await stand.connect()
     await client.send(post("", OWN, "Expect: 100-continue", length=5))
     assert (await client.answer()).status == 100
@@ -94,7 +90,6 @@ async def test_a_body_that_is_late_and_a_fault_have_the_form_of_their_route(
     check(await stand.ask(post(GOOD, OWN)), 500, "INTERNAL")
 
 
-@on_stand()
 async def test_the_form_changes_with_the_route_on_one_connection(stand: Stand) -> None:
     client = await stand.connect()
     for _ in range(2):  # The second time under known heads.
@@ -120,7 +115,6 @@ async def test_the_form_changes_with_the_route_on_one_connection(stand: Stand) -
     ],
     ids=["head", "line", "long", "late", "length", "chunk"],
 )
-@on_stand()
 async def test_an_error_before_a_route_is_known_is_a_problem_document(stand: Stand, rest: bytes, error: str) -> None:
     """Also on a connection whose last request had another form."""
     client = await stand.connect()
@@ -144,3 +138,63 @@ async def test_the_end_of_a_connection_between_two_requests_is_a_problem_documen
     for _ in range(REQUESTS_PER_TURN):
         check(await client.answer(), 401, "UNAUTHENTICATED")
     assert (await client.answer()).error == "SERVICE_OVERLOADED"
+
+
+MISSING = "Object missing required field `input`"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"Input": "a"}', "; did you mean it by `Input`?"),
+        (b'{"imput": "a"}', "; did you mean it by `imput`?"),
+        (b'{"instances": ["a"]}', "; several inputs go as `inputs` to /v1/inference"),
+        (b'{"prompt": "a"}', "; prompts go to /v1/completions"),
+        (b'{"messages": []}', "; chats go to /v1/chat/completions"),
+        (b'{"a": 1, "b": 2}', "; it has `a`, `b`"),
+        (b'{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1}', "; it has `a`, `b`, `c`, `d`, `e`, …"),
+        (b"{}", ""),
+        (b"[]", ""),
+        (b'{"a": "' + b"x" * 70_000 + b'"}', ""),
+    ],
+)
+def test_who_lacks_a_member_is_told_what_was_most_likely_meant(body: bytes, told: str) -> None:
+    assert suggestion(MISSING, body) == told
+    assert suggestion("Expected `str`, got `int` - at `$.input`", body) == ""
+
+
+async def test_each_native_route_tells_it(stand: Stand) -> None:
+    for path, body, told in (
+        ("/v1/inference", '{"Input": "a"}', "`input`; did you mean it by `Input`?"),
+        ("/api/inference", '{"inputs": ["a"]}', "`input`; did you mean it by `inputs`?"),
+        ("/v1/predict", '{"model_id": "m", "input": "a"}', "`input_data`; /v1/inference takes an `input`"),
+    ):
+        answer = await stand.ask(post(body, path))
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert answer.json["message"].endswith(told), answer.json["message"]
+
+
+async def test_a_slash_at_the_end_of_a_route_is_pointed_out(stand: Stand) -> None:
+    for request, path in (
+        (post('{"input": "a"}', "/v1/inference/"), "/v1/inference"),
+        (get("/v1/result/x//"), "/v1/result/x"),
+        (get("/readyz/"), "/readyz"),
+    ):
+        answer = await stand.ask(request)
+        assert answer.status == 404
+        assert answer.json["message"].endswith(f"; leave out the slash at its end: {path}")
+    assert "leave out" not in (await stand.ask(get("/nowhere/"))).json["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/inference", "/v1/predict"])
+@on_stand(whole=True)
+async def test_a_version_is_heeded_by_either_name(stand: Stand, path: str) -> None:
+    input = '"input": "a"' if path == "/v1/inference" else '"model_id": "default", "input_data": "a"'
+    assert (await stand.ask(post(f'{{{input}, "model_version": "1"}}', path))).status == 200
+    assert (await stand.ask(post(f'{{{input}, "model_version": "1", "version": "1"}}', path))).status == 200
+    for member in ("version", "model_version"):
+        answer = await stand.ask(post(f'{{{input}, "{member}": "7"}}', path))
+        assert (answer.status, answer.error) == (404, "NOT_FOUND"), answer.json
+    assert (await stand.ask(post(f'{{{input}, "model_version": ""}}', path))).status == 400
+    differ = await stand.ask(post(f'{{{input}, "model_version": "1", "version": "2"}}', path))
+    assert (differ.status, "which differ" in differ.json["message"]) == (400, True)

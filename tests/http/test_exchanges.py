@@ -1,7 +1,5 @@
 """Exchanges: routes whose codec keeps something of a request until its answer, has several inputs, or a form of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 
@@ -87,7 +85,6 @@ def own_error(answer: Answer) -> tuple[int, str]:
     return answer.status, answer.json["code"]
 
 
-@on_stand()
 async def test_an_exchange_is_answered_by_what_its_codec_remembers(stand: Stand) -> None:
     client = await stand.connect()
     for shout in ("a", "a", "b", "b"):  # The second of each comes under a known head.
@@ -147,11 +144,9 @@ def test_what_a_native_body_has_beside_one_text_is_remembered(monkeypatch: pytes
     served(main)
 
 
-@on_stand()
 async def test_a_path_that_names_a_model_is_read_as_it_was_written(stand: Stand) -> None:
     for path, model in (("a%20b", "a b"), ("%C3%A9", "é"), ("%FF", "\ufffd")):
-        answer = await stand.ask(post("x", f"/own/{path}/run"))
-        assert answer.json["told"][0] == model
+        assert (await stand.ask(post("x", f"/own/{path}/run"))).json["told"][0] == model
     for path in ("/own//run", "/own/a/b/run", "/own/a/run/", "/own/a"):
         assert own_error(await stand.ask(post("x", path))) == (404, "NOT_FOUND")
     assert own_error(await stand.ask(get("/own/m/run"))) == (405, "METHOD_NOT_ALLOWED")
@@ -217,7 +212,6 @@ async def test_an_exchange_with_one_input_may_become_a_task(stand: Stand) -> Non
     assert answer.header["x-limits"] == "1"
 
 
-@on_stand()
 async def test_a_client_that_leaves_abandons_all_inputs(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -228,9 +222,7 @@ async def test_a_client_that_leaves_abandons_all_inputs(stand: Stand) -> None:
     assert {id for _, id in stand.gateway.abandoned} == {asked.id for asked in stand.gateway.asked}
 
 
-@on_stand()
 async def test_kinds_of_the_models_are_known_to_a_codec(stand: Stand) -> None:
     worker = WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")
     stand.gateway.served.learn([worker])
-    answer = await stand.ask(post("x", "/own/default/run"))
-    assert answer.json["told"][-1] == str(ValueKind.JSON)
+    assert (await stand.ask(post("x", "/own/default/run"))).json["told"][-1] == str(ValueKind.JSON)

@@ -1,7 +1,5 @@
 """The native routes on the wire: answers, errors, ids, deadlines, tiers, and clients that leave."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from tests.http.stand import INSTANT, Stand, get, on_stand, post
 UUID = "0189f7a4-1111-7222-8333-444455556666"
 
 
-@on_stand()
 async def test_requests_of_all_three_shapes_are_answered(stand: Stand) -> None:
     first = await stand.ask(post('{"input": "hé"}'))
     assert (first.status, first.header["content-type"]) == (200, "application/json")
@@ -50,10 +47,7 @@ async def test_requests_of_all_three_shapes_are_answered(stand: Stand) -> None:
         ([], None),
     ],
 )
-@on_stand()
-async def test_a_uuid_is_taken_as_the_id_and_anything_else_replaced(
-    stand: Stand, fields: list[str], id: str | None
-) -> None:
+async def test_a_uuid_is_taken_as_the_id_and_others_replaced(stand: Stand, fields: list[str], id: str | None) -> None:
     answer = await stand.ask(post('{"input": "a"}', "/v1/inference", *fields))
     shown = answer.header["x-request-id"]
     assert shown == answer.json["request_id"] == f"req_{stand.gateway.asked[0].id}"
@@ -79,7 +73,6 @@ async def test_a_uuid_is_taken_as_the_id_and_anything_else_replaced(
         ("Prefer: wait=1, handling=lenient", 4.0, 1),
     ],
 )
-@on_stand()
 async def test_headers_only_shorten_and_lower(stand: Stand, field: str, timeout: float, tier: int) -> None:
     assert (await stand.ask(post('{"input": "a"}', "/v1/inference", field))).status == 200
     assert (stand.gateway.asked[0].options.timeout, stand.gateway.asked[0].tier) == (timeout, tier)
@@ -113,7 +106,6 @@ async def test_headers_only_shorten_and_lower(stand: Stand, field: str, timeout:
         (post("{}", "/v3/inference"), 404, "/v3/inference"),
     ],
 )
-@on_stand()
 async def test_client_errors_keep_the_connection(stand: Stand, request_: bytes, status: int, says: str) -> None:
     client = await stand.connect()
     for _ in range(2):
@@ -130,14 +122,12 @@ async def test_client_errors_keep_the_connection(stand: Stand, request_: bytes, 
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v2/models/a/infer"])
-@on_stand()
 async def test_a_query_of_many_members_is_refused_by_every_route(stand: Stand, path: str) -> None:
     answer = await stand.ask(post("{}", path + "?" + "&" * 100))
     assert answer.status == 400
     assert b"the query has 101 members, the limit is 100" in answer.body
 
 
-@on_stand()
 async def test_refusals_at_the_door_are_counted(stand: Stand) -> None:
     await stand.ask(post("{}"))
     await stand.ask(post("{}", "/v1/inference", "X-Request-Tier: gold"))
@@ -160,7 +150,6 @@ async def test_refusals_at_the_door_are_counted(stand: Stand) -> None:
         (Failure("BACKEND_ERROR", "crashed"), {}),
     ],
 )
-@on_stand()
 async def test_a_failure_becomes_its_document(stand: Stand, failure: Failure, header: dict[str, str]) -> None:
     stand.gateway.failure = failure
     client = await stand.connect()
@@ -174,7 +163,6 @@ async def test_a_failure_becomes_its_document(stand: Stand, failure: Failure, he
         assert ("x-should-retry" in answer.header) == ("x-should-retry" in header)
 
 
-@on_stand()
 async def test_an_output_that_is_no_text_is_a_backend_error(stand: Stand) -> None:
     stand.gateway.output = "\ud800"
     answer = await stand.ask(post('{"input": "a"}'))
@@ -184,7 +172,6 @@ async def test_an_output_that_is_no_text_is_a_backend_error(stand: Stand) -> Non
 @pytest.mark.parametrize(
     "target", ["/v1/inference?a=b", "http://test/v1/inference", "/v1/%69nference", "/%761/inference?"]
 )
-@on_stand()
 async def test_every_spelling_of_a_route_is_the_route(stand: Stand, target: str) -> None:
     assert (await stand.ask(post('{"input": "a"}', target))).json["output"] == "A"
 
@@ -230,12 +217,7 @@ async def test_no_good_key_is_401_before_the_body_is_read(stand: Stand, value: s
 @on_stand(keys=KEYS)
 async def test_the_key_is_looked_up_for_every_request_under_a_known_head(stand: Stand) -> None:
     client = await stand.connect()
-    for field, status in (
-        ("Bearer secret", 200),
-        ("Bearer secret", 200),
-        ("Bearer secreT", 401),
-        ("Bearer x", 401),
-    ):
+    for field, status in (("Bearer secret", 200), ("Bearer secret", 200), ("Bearer secreT", 401), ("Bearer x", 401)):
         for text in ("a", "bb"):
             await client.send(post(f'{{"input": "{text}"}}', "/v1/inference", f"Authorization: {field}"))
             assert (await client.answer()).status == status
@@ -254,7 +236,6 @@ async def test_a_key_that_is_revoked_stops_working_on_an_open_connection(stand: 
     assert len(stand.gateway.asked) == 1
 
 
-@on_stand()
 async def test_known_heads_with_other_lengths_and_in_pieces(stand: Stand) -> None:
     client = await stand.connect()
     texts = ["a", "bb", "c" * 300, "d", "", "e" * 5000, "f"]
@@ -270,7 +251,6 @@ async def test_known_heads_with_other_lengths_and_in_pieces(stand: Stand) -> Non
 @pytest.mark.parametrize(
     "length", ["0" * 5000 + "16", "0" * 5000, "1_6", "+16", "16 ", " 16", "0016", "16;", "١٦", "9" * 40, "-16", ""]
 )
-@on_stand()
 async def test_a_known_head_with_an_odd_length_means_what_it_means_when_new(stand: Stand, length: str) -> None:
     def request(text: str) -> bytes:
         return (
@@ -287,7 +267,6 @@ async def test_a_known_head_with_an_odd_length_means_what_it_means_when_new(stan
     assert (known.status, known.json.get("error")) == (fresh.status, fresh.json.get("error"))
 
 
-@on_stand()
 async def test_a_client_that_leaves_is_told_to_the_gateway_once(stand: Stand) -> None:
     stand.gateway.hold = True
     for leave in ("close", "reset", "half"):
@@ -304,7 +283,6 @@ async def test_a_client_that_leaves_is_told_to_the_gateway_once(stand: Stand) ->
     assert stand.gateway.abandoned == [("default", asked.id) for asked in stand.gateway.asked]
 
 
-@on_stand()
 async def test_an_answer_says_how_many_milliseconds_it_took(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -316,7 +294,6 @@ async def test_an_answer_says_how_many_milliseconds_it_took(stand: Stand) -> Non
         assert (await client.answer()).json["metadata"]["latency_ms"] == pytest.approx(250.0)
 
 
-@on_stand()
 async def test_an_answer_for_a_client_that_has_left_is_dropped(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -329,7 +306,6 @@ async def test_an_answer_for_a_client_that_has_left_is_dropped(stand: Stand) -> 
     stand.gateway.release()
 
 
-@on_stand()
 async def test_a_reply_to_an_earlier_request_is_never_written(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -346,7 +322,6 @@ async def test_a_reply_to_an_earlier_request_is_never_written(stand: Stand) -> N
         assert (await client.answer()).json["output"] == "B"
 
 
-@on_stand()
 async def test_nothing_is_abandoned_when_a_client_leaves_after_its_answer(stand: Stand) -> None:
     client = await stand.connect()
     await client.send(post('{"input": "a"}'))
@@ -356,7 +331,6 @@ async def test_nothing_is_abandoned_when_a_client_leaves_after_its_answer(stand:
     assert stand.gateway.abandoned == []
 
 
-@on_stand()
 async def test_answers_leave_in_the_order_of_requests(stand: Stand) -> None:
     client = await stand.connect()
     mixed = [
@@ -369,7 +343,6 @@ async def test_answers_leave_in_the_order_of_requests(stand: Stand) -> None:
     assert [answers[number].json["output"] for number in (0, 4, 7)] == ["A", "B", "C"]
 
 
-@on_stand()
 async def test_one_request_of_a_connection_is_with_the_gateway_at_a_time(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()

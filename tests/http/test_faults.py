@@ -1,7 +1,5 @@
 """Exceptions that nobody foresaw: each is answered 500 with a request id, is in the log once, and harms nobody else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -13,7 +11,7 @@ from headway.http.inference.codecs import Codec
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.requests import Request, RouteAnswer
 from headway.http.server.connection import Connection
-from tests.http.stand import Answer, Stand, get, on_stand, post
+from tests.http.stand import Answer, Stand, get, post
 from tests.http.test_listener import behind_app
 
 BODY = '{"input": "a"}'
@@ -71,7 +69,6 @@ def break_routing(patch: pytest.MonkeyPatch, stand: Stand) -> None:
         (break_routing, False),
     ],
 )
-@on_stand()
 async def test_a_fault_in_the_hot_lane(
     stand: Stand, breaking: Callable[[pytest.MonkeyPatch, Stand], None], known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +86,6 @@ async def test_a_fault_in_the_hot_lane(
     assert stand.counters.gateway.refusals == {("internal", tier, ""): 1}
 
 
-@on_stand()
 async def test_a_fault_while_an_id_is_handed_out(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -102,7 +98,6 @@ async def test_a_fault_while_an_id_is_handed_out(stand: Stand, monkeypatch: pyte
     assert [id for _, id in stand.gateway.abandoned] == [asked.id for asked in stand.gateway.asked]
 
 
-@on_stand()
 async def test_a_fault_in_the_sweep_hits_one_connection_alone(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await stand.connect(), await stand.connect()
     for client in (first, second):

@@ -1,7 +1,5 @@
 """Heads: what is accepted, and every shape that two servers could understand differently."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,9 +32,7 @@ def test_a_head_is_read_into_method_target_version_and_fields() -> None:
         (GOOD + b"Cookie: a\r\nCookie: b\r\nX: \xff\r\n\r\n", 0, True, False),
     ],
 )
-def test_a_head_says_the_bodys_length_and_whether_the_connection_stays(
-    raw: bytes, length: int, keep: bool, expects: bool
-) -> None:
+def test_a_head_says_length_and_whether_it_stays(raw: bytes, length: int, keep: bool, expects: bool) -> None:
     head = read_head(raw)
     assert (head.length, head.keep, head.expects) == (length, keep, expects)
 

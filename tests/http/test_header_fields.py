@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.doors.fields import shorten
 from headway.doors.rate_limit_headers import RateLimitHeaders
@@ -14,6 +17,8 @@ from headway.gateway.broker_session import MOST_REPLIES
 from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import Ending, PendingRequest
+from headway.http.inference.inference_head import Wish, read_prefer
+from headway.http.inference.request_in_hand import AsyncHandoff
 from headway.model import DedupKind, Failure, Limit
 from tests.http.stand import KEPT_LIMITS, Stand, get, on_stand, post, settled
 
@@ -34,7 +39,6 @@ BODY = '{"input": "a"}'
         (f'"{"k" * 255}"', "k" * 255),
     ],
 )
-@on_stand()
 async def test_a_key_is_taken_with_or_without_quotes(stand: Stand, value: str, key: str) -> None:
     assert (await stand.ask(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))).status == 200
     assert stand.gateway.asked[0].options.key == key
@@ -44,7 +48,6 @@ async def test_a_key_is_taken_with_or_without_quotes(stand: Stand, value: str, k
     "value",
     ["", '""', '"', '"a', 'a"b"c"\x7f', '"a"; b=c', '"a\\b"', "k" * 256, f'"{"k" * 256}"', "é", "a\tb", '"a" "b"'],
 )
-@on_stand()
 async def test_a_malformed_key_is_refused(stand: Stand, value: str) -> None:
     client = await stand.connect()
     await client.send(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))
@@ -60,7 +63,6 @@ async def test_a_malformed_key_is_refused(stand: Stand, value: str) -> None:
         assert (await client.answer()).status == 200
 
 
-@on_stand()
 async def test_a_key_that_is_sent_twice_is_refused(stand: Stand) -> None:
     answer = await stand.ask(post(BODY, "/v1/inference", "Idempotency-Key: a", "Idempotency-Key: a"))
     assert answer.error == "BAD_REQUEST"
@@ -142,15 +144,12 @@ async def test_a_key_that_is_in_flight_is_waited_for_also_as_a_task(stand: Stand
     assert [answer.json["output"] for answer in answers] == ["A"] * 3
     assert ["idempotency-replayed" in answer.header for answer in answers].count(True) == 2
     assert task.status == 202
-    outcome = await stand.ask(get(f"{task.header['location']}?wait=25"))
-    assert outcome.json["output"] == "A"
+    assert (await stand.ask(get(f"{task.header['location']}?wait=25"))).json["output"] == "A"
     assert stand.runs == ["a"]
 
 
 @on_stand(whole=True)
-async def test_hundreds_that_wait_under_one_key_are_answered_in_several_turns(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hundreds_under_one_key_are_answered_in_turns(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 clients that joined one key had their answers in one turn of the event loop, which took 15 ms."""
     turns, turn = Counter[int](), 0
     finish = Gateway._finish
@@ -222,15 +221,12 @@ async def test_who_wants_it_fresh_gets_it_fresh(stand: Stand, value: str, fresh:
 
 @pytest.mark.parametrize(("value", "kept"), [("no-cache", True), ("no-store", False), ("no-cache, no-store", False)])
 @on_stand(whole=True, cache=True, collapse=True)
-async def test_an_answer_that_was_asked_for_anew_is_kept_unless_it_is_not_to_be(
-    stand: Stand, value: str, kept: bool
-) -> None:
+async def test_a_renewed_answer_is_kept_unless_told_otherwise(stand: Stand, value: str, kept: bool) -> None:
     await stand.ask(post(BODY, "/v1/inference", f"Cache-Control: {value}"))
     assert (await stand.ask(post(BODY))).header.get("x-headway-cache") == ("hit" if kept else None)
     assert stand.runs == ["a"] * (1 if kept else 2)
 
 
-@on_stand()
 async def test_a_failure_in_common_is_marked_as_well(stand: Stand) -> None:
     stand.gateway.failure = Failure("BACKEND_ERROR", "broken")
     stand.gateway.shared = DedupKind.SAME
@@ -280,8 +276,6 @@ async def test_a_task_and_a_late_body_tell_of_the_limits_too(stand: Stand) -> No
 
 
 class Charged:
-    """In the place of a gateway and its broker: what is owed by name of the limit."""
-
     def __init__(self, **owed: float) -> None:
         self._owed = owed
         self.limiter = Limiter(1, lambda: 0.0)
@@ -317,3 +311,92 @@ def test_a_rate_below_one_a_minute_has_a_longer_window() -> None:
     allowances = RateLimitHeaders(Charged(key=0.0))  # type: ignore[arg-type]
     assert allowances.fields((Limit("k", "key", 0.25, 1.0),))["ratelimit-policy"] == '"key";q=1;w=240'
     assert allowances.fields(()) == {}
+
+
+AT_ONCE = Wish(0.0, b"respond-async")
+
+
+@pytest.mark.parametrize(
+    ("value", "wish"),
+    [
+        (b"respond-async", AT_ONCE),
+        (b"Respond-Async", AT_ONCE),
+        (b"respond-async=", AT_ONCE),
+        (b'respond-async=""; a=b', AT_ONCE),
+        (b"respond-async, wait=10", Wish(10.0, b"respond-async, wait=10")),
+        (b'wait = "10" ,, respond-async;x', Wish(10.0, b"respond-async, wait=10")),
+        (b"respond-async, wait=007", Wish(7.0, b"respond-async, wait=7")),
+        (b"respond-async, wait=0", Wish(0.0, b"respond-async, wait=0")),
+        (b"respond-async, wait=1, wait=2", Wish(1.0, b"respond-async, wait=1")),
+        (b'x="a, wait=3", respond-async', AT_ONCE),
+        (b"respond-async, wait=soon", AT_ONCE),
+        (b"respond-async, wait=-1", AT_ONCE),
+        (b"respond-async, wait=1.5", AT_ONCE),
+        (b"respond-async, wait=99999999999999999999", Wish(1e20, b"respond-async, wait=99999999999999999999")),
+        (b'handling=lenient, return=minimal, respond-async, "', AT_ONCE),
+        (b"wait=10", None),
+        (b"respond-async=no", None),
+        (b"respond-asynchronously", None),
+        (b"", None),
+        (b'"respond-async"', None),
+        (b'x="respond-async', None),
+    ],
+)
+def test_a_prefer_header_is_read_as_a_wish_or_ignored(value: bytes, wish: Wish | None) -> None:
+    assert read_prefer(value) == wish
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_in_a_prefer_header_raise(value: bytes) -> None:
+    wish = read_prefer(value)
+    assert wish is None or (wish.wait >= 0.0 and wish.applied.startswith(b"respond-async"))
+
+
+class Clockwork:
+    """An event loop's timer that goes off when told."""
+
+    def __init__(self) -> None:
+        self.set: list[tuple[float, Any]] = []
+        self.cancelled = False
+
+    def call_later(self, seconds: float, call: Any) -> Clockwork:
+        self.set.append((seconds, call))
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def handover(wait: float) -> tuple[AsyncHandoff, Clockwork, list[str]]:
+    clockwork, told = Clockwork(), list[str]()
+    return AsyncHandoff(cast(asyncio.AbstractEventLoop, clockwork), wait, lambda: told.append("")), clockwork, told
+
+
+def test_at_once_means_as_soon_as_it_is_admitted() -> None:
+    subject, clockwork, told = handover(0.0)
+    assert subject.due and not clockwork.set and not told
+    subject.admitted()
+    assert told == [""]
+    subject.admitted()
+    assert told == [""], "once"
+
+
+@pytest.mark.parametrize("first", ["admitted", "time"])
+def test_after_a_wait_it_takes_both(first: str) -> None:
+    subject, clockwork, told = handover(2.0)
+    ((seconds, expire),) = clockwork.set
+    assert seconds == 2.0 and not subject.due
+    steps = [subject.admitted, expire]
+    for step in steps if first == "admitted" else reversed(steps):
+        assert not told
+        step()
+    assert told == [""] and subject.due
+
+
+def test_a_handover_that_ended_is_neither_timed_nor_told() -> None:
+    subject, clockwork, told = handover(2.0)
+    subject.end()
+    assert clockwork.cancelled
+    clockwork.set[0][1]()
+    subject.admitted()
+    assert not told

@@ -1,7 +1,5 @@
 """A model that a credential may not ask is read like one that is not served: nothing of it shows, whatever the body."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -90,9 +88,7 @@ def told(read: Callable[[str, bytes, str | None], Exchange], model: str, body: b
 
 @pytest.mark.parametrize("read", [http_oip, native, grpc_infer, grpc_predict])
 @pytest.mark.parametrize("takes", ValueKind)
-def test_a_hidden_model_is_read_like_an_unknown_one(
-    read: Callable[[str, bytes, str | None], Exchange], takes: ValueKind
-) -> None:
+def test_a_hidden_model_reads_as_unknown(read: Callable[[str, bytes, str | None], Exchange], takes: ValueKind) -> None:
     KINDS.learn([
         WorkerInfo(worker_id="w", model=model, status=WorkerStatus.HEALTHY, takes=takes.value, gives=takes.value)
         for model in KINDS.models
@@ -141,9 +137,7 @@ async def test_a_default_that_a_credential_may_not_ask_is_none(stand: Stand, ask
     ],
 )
 @on_port(keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
-async def test_a_default_that_a_credential_may_not_ask_is_none_over_grpc(
-    port: Port, body: bytes, status: grpc.StatusCode
-) -> None:
+async def test_a_default_beyond_the_credential_is_none(port: Port, body: bytes, status: grpc.StatusCode) -> None:
     found = await port.client().fail(PREDICT, body, (("authorization", "Bearer ada"),))
     assert found.status is status
     assert "hidden" not in found.details

@@ -1,7 +1,5 @@
 """Requests that take turns on one connection: what came before changes no answer, however short the way of the next is."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -92,7 +90,6 @@ SHOWN = {"content-type", "ratelimit-policy", "connection"}
 
 
 def lasting(text: bytes) -> dict[str, Any]:
-    """Members of an object that are the same each time, in their order."""
     return {name: value for name, value in json.loads(text).items() if name not in PASSING}
 
 
@@ -147,9 +144,7 @@ async def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way(st
     ],
 )
 @on_stand(KEYS, whole=True, user_rate=0.0)
-async def test_a_credential_that_ends_on_a_short_way_is_told_so(
-    stand: Stand, error: RequestError, status: int, wait: str | None
-) -> None:
+async def test_an_ending_credential_is_told(stand: Stand, error: RequestError, status: int, wait: str | None) -> None:
     context: Any = stand.door._context
     entrance, has_ended = context.entrance, False
     knows = entrance._identify

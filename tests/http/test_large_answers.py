@@ -1,7 +1,5 @@
 """Answers with several outputs that are large together: their bound, their room, and their way to the client."""
 
-from __future__ import annotations
-
 import json
 import struct
 from base64 import b64decode
@@ -78,8 +76,7 @@ async def test_a_large_answer_is_made_and_sent_bit_by_bit(stand: Stand, monkeypa
 
     context.large_bodies.wait = noted
     stand.gateway.output = "x" * 100_000
-    answer = await stand.ask(many(40, ADA))
-    assert answer.json["outputs"] == ["x" * 100_000] * 40
+    assert (await stand.ask(many(40, ADA))).json["outputs"] == ["x" * 100_000] * 40
     assert len(turns) > 2 * 40
     assert set(turns) == {"acme"}
     await none_is_held(stand)

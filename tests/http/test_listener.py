@@ -1,7 +1,5 @@
 """Opening, closing and surviving of a door."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -22,7 +20,7 @@ from headway.http.server.connection_context import GRACE
 from headway.http.server.listener import Listener
 from headway.runtime.counters import GatewayCounts
 from headway.runtime.listening import HANDLES
-from tests.http.stand import PATIENCE, Answer, Client, Stand, get, on_stand, post, settled
+from tests.http.stand import PATIENCE, Answer, Client, Stand, get, post, settled
 from tests.scenes import Scene, as_test, scene
 
 BODY = '{"input": "a"}'
@@ -76,7 +74,6 @@ def on_loop(main: Scene) -> Callable[..., None]:
 
 
 def on_door(app: Handler | Route) -> Callable[[Scene], Callable[..., None]]:
-    """Make a test of a coroutine function with an open admin door, which has one route or an app, and a client of it."""
     return scene(lambda main: behind(app, main), 2)
 
 
@@ -103,9 +100,7 @@ async def test_an_address_that_cannot_be_had(settings: dict[str, Any], setting: 
     await door.close()
 
 
-def test_who_still_waits_when_the_door_closes_is_cut_and_no_traceback_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_who_waits_when_the_door_closes_is_cut_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     asked = asyncio.Event()
 
     async def waits(_: Request) -> RouteAnswer:
@@ -123,7 +118,6 @@ def test_who_still_waits_when_the_door_closes_is_cut_and_no_traceback_is_logged(
     assert not caplog.records
 
 
-@on_stand()
 async def test_a_port_that_is_taken(stand: Stand) -> None:
     door = admin_door(Router(()), admin_port=stand.door.port)
     with pytest.raises(SettingError, match="taken by another program"):
@@ -145,7 +139,6 @@ async def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() 
     await door.close()
 
 
-@on_stand()
 async def test_a_port_that_is_taken_is_found_before_the_door_opens(stand: Stand) -> None:
     door = admin_door(Router(()), admin_port=stand.door.port)
     with pytest.raises(SettingError, match="taken by another program"):
@@ -192,7 +185,6 @@ async def test_a_target_without_a_path_is_that_of_the_root(door: Listener, clien
         assert (answer.status, answer.body) == (200, b"here")
 
 
-@on_stand()
 async def test_a_listener_that_dies_is_replaced(stand: Stand) -> None:
     (listener,) = stand.door._sockets
     client = await stand.connect()
@@ -244,7 +236,6 @@ async def test_a_request_that_came_while_the_process_stood_still_is_answered(
     assert (await client.answer()).body == b"hello"
 
 
-@on_stand()
 async def test_drain_answers_what_is_held_and_takes_no_new_connection(stand: Stand) -> None:
     stand.gateway.hold = True
     clients = [await stand.connect() for _ in range(3)]
@@ -264,7 +255,6 @@ async def test_drain_answers_what_is_held_and_takes_no_new_connection(stand: Sta
     await drained
 
 
-@on_stand()
 async def test_drain_lets_a_request_that_has_begun_arrive_and_warns_an_active_client(stand: Stand) -> None:
     begun, active, refused, cold = [await stand.connect() for _ in range(4)]
     for client in (active, refused, cold):
@@ -286,7 +276,6 @@ async def test_drain_lets_a_request_that_has_begun_arrive_and_warns_an_active_cl
     await drained
 
 
-@on_stand()
 async def test_a_retired_door_takes_new_clients_keeps_idle_ones_and_ends_each_with_its_answer(stand: Stand) -> None:
     idle, active = await stand.connect(), await stand.connect()
     for client in (idle, active):
@@ -302,7 +291,6 @@ async def test_a_retired_door_takes_new_clients_keeps_idle_ones_and_ends_each_wi
     await stand.door.drain()
 
 
-@on_stand()
 async def test_drain_leaves_idle_clients(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "GRACE", 0.0)
     silent, idle = await stand.connect(), await stand.connect()
@@ -377,8 +365,7 @@ async def breaks_off(request: Request) -> RouteAnswer:
 @on_door(Route("/", breaks_off))
 async def test_a_fault_in_the_middle_of_an_answer_cuts_the_connection(door: Listener, client: Client) -> None:
     await client.send(get("/"))
-    received = await client.reader.read()
-    assert received.endswith(b"1\r\nx\r\n")
+    assert (await client.reader.read()).endswith(b"1\r\nx\r\n")
 
 
 async def echo(request: Request) -> RouteAnswer:
@@ -391,10 +378,7 @@ async def test_an_app_that_reads_its_body_gets_all_of_it(door: Listener, client:
     for sent, received in (
         (post(large, "/"), large),
         (post(b"abc", "/", "Connection: Upgrade", "Upgrade: h2c"), b"abc"),
-        (
-            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-T: u\r\n\r\n",
-            b"abc",
-        ),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-T: u\r\n\r\n", b"abc"),
         (post(b"", "/"), b""),
     ):
         await client.send(sent[:100], sent[100:])
@@ -453,7 +437,6 @@ async def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection(door: L
         assert await client.reader.read() == b""
 
 
-@on_stand()
 async def test_connections_that_have_come_together_are_accepted_several_in_a_turn(stand: Stand) -> None:
     callers = [socket.create_connection(("127.0.0.1", stand.door.port)) for _ in range(8 * HANDLES)]
     turns = 0

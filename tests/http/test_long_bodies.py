@@ -1,7 +1,5 @@
 """Long bodies are read in steps, none of which holds the event loop for long, whatever they are made of."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -251,7 +249,6 @@ BOUNDS = {
 }
 
 
-@on_stand()
 async def test_bounds_of_long_bodies_are_told(stand: Stand) -> None:
     for name, (path, body, why) in BOUNDS.items():
         answer = await stand.ask(post(body, path))
@@ -268,8 +265,7 @@ async def test_bounds_of_long_bodies_are_told(stand: Stand) -> None:
 
 @on_stand(whole=True)
 async def test_a_chat_of_thousands_of_messages_is_answered(stand: Stand) -> None:
-    answer = await stand.ask(post(_listed('{"messages":[', _MESSAGE, 3000, "]}"), _CHAT))
-    assert answer.status == 200
+    assert (await stand.ask(post(_listed('{"messages":[', _MESSAGE, 3000, "]}"), _CHAT))).status == 200
     assert stand.runs == ["user: a\n" * 3000 + "assistant:"]
 
 

@@ -1,7 +1,5 @@
 """Several inputs in one request, on the wire."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from headway.errors import DEADLINE_EXCEEDED
 from headway.gateway.fan_out import AT_ONCE, MOST_INPUTS
 from headway.model import Failure, ModelLimit, WorkerInfo, WorkerStatus
-from tests.http.stand import Answer, Stand, on_stand, post, served
+from tests.http.stand import Answer, Stand, on_stand, post
 
 UUID = "0189f7a4-1111-7222-8333-444455556666"
 
@@ -20,14 +18,12 @@ def many(inputs: list[Any], *fields: str, **members: Any) -> bytes:
 
 
 def as_json(stand: Stand) -> None:
-    """Have the model take and give JSON."""
     for gateway in (stand.gateway, stand.real):
         gateway.served.learn(
             [WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")]
         )
 
 
-@on_stand()
 async def test_several_inputs_are_answered_in_order(stand: Stand) -> None:
     texts = [f"é {number}" for number in range(3 * AT_ONCE)]
     client = await stand.connect()
@@ -44,7 +40,6 @@ async def test_several_inputs_are_answered_in_order(stand: Stand) -> None:
     assert (await client.answer()).json["output"] == "ONE"
 
 
-@on_stand()
 async def test_several_json_values_are_answered_with_json(stand: Stand) -> None:
     as_json(stand)
     inputs: list[Any] = [{"a": 1}, "text", None, [], 'q"']
@@ -69,7 +64,6 @@ async def test_several_json_values_are_answered_with_json(stand: Stand) -> None:
     ],
     ids=lambda given: given[:30] if isinstance(given, str) else "",
 )
-@on_stand()
 async def test_a_wrong_list_is_told_what_is_wrong_with_it(stand: Stand, body: str, status: int, says: str) -> None:
     answer = await stand.ask(post(body))
     assert answer.status == status, answer.json
@@ -77,7 +71,6 @@ async def test_a_wrong_list_is_told_what_is_wrong_with_it(stand: Stand, body: st
     assert stand.gateway.asked == []
 
 
-@on_stand()
 async def test_other_routes_take_one_input(stand: Stand) -> None:
     for path, body in (
         ("/api/inference", '{"inputs": ["a"]}'),
@@ -110,7 +103,6 @@ async def test_each_input_counts_towards_the_limit_for_its_model(stand: Stand) -
     assert (refused.status, refused.error) == (429, "RATE_LIMITED")
 
 
-@on_stand()
 async def test_a_failure_of_one_is_the_answer_and_the_others_are_let_go(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -124,7 +116,6 @@ async def test_a_failure_of_one_is_the_answer_and_the_others_are_let_go(stand: S
     assert stand.gateway.abandoned == [("default", waiting[0].id), ("default", waiting[2].id)]
 
 
-@on_stand()
 async def test_a_client_that_leaves_takes_all_its_inputs_with_it(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
@@ -134,25 +125,21 @@ async def test_a_client_that_leaves_takes_all_its_inputs_with_it(stand: Stand) -
     await stand.gateway.until(lambda: not stand.gateway.waiting)
 
 
-def test_a_list_is_charged_once_for_all_of_it_or_not_at_all() -> None:
-    keys = {"k": {"rate": 60.0, "burst": 5.0}}
-
-    async def main(stand: Stand) -> None:
-        bearer = "Authorization: Bearer k"
-        first = await stand.ask(many(["a", "b", "c"], bearer))
-        assert first.json["outputs"] == ["A", "B", "C"]
-        assert ";r=2;" in first.header["ratelimit"]
-        over = await stand.ask(many(["d", "e", "f"], bearer))
-        assert (over.status, over.error) == (429, "RATE_LIMITED")
-        assert over.json["message"] == (
-            "over the limit of 60 requests a minute for this key, 5 at once; 3 inputs count as 3 requests"
-        )
-        assert over.json["retry_after_ms"] == 1000
-        assert ";r=2;" in over.header["ratelimit"]
-        assert (await stand.ask(many(["g", "h"], bearer))).status == 200
-        assert sorted(stand.runs) == ["a", "b", "c", "g", "h"]
-
-    served(main, keys=keys, whole=True)
+@on_stand(keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
+async def test_a_list_is_charged_once_for_all_of_it_or_not_at_all(stand: Stand) -> None:
+    bearer = "Authorization: Bearer k"
+    first = await stand.ask(many(["a", "b", "c"], bearer))
+    assert first.json["outputs"] == ["A", "B", "C"]
+    assert ";r=2;" in first.header["ratelimit"]
+    over = await stand.ask(many(["d", "e", "f"], bearer))
+    assert (over.status, over.error) == (429, "RATE_LIMITED")
+    assert over.json["message"] == (
+        "over the limit of 60 requests a minute for this key, 5 at once; 3 inputs count as 3 requests"
+    )
+    assert over.json["retry_after_ms"] == 1000
+    assert ";r=2;" in over.header["ratelimit"]
+    assert (await stand.ask(many(["g", "h"], bearer))).status == 200
+    assert sorted(stand.runs) == ["a", "b", "c", "g", "h"]
 
 
 @on_stand(whole=True)
@@ -204,7 +191,6 @@ async def test_one_input_in_a_list_is_refused_as_one_request(stand: Stand) -> No
     assert (absent.error, absent.json["message"][:8]) == ("NOT_FOUND", "no model")
 
 
-@on_stand()
 async def test_every_input_for_a_model_of_octets_is_checked_before_any_is_taken(stand: Stand) -> None:
     stand.gateway.served.learn(
         [WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]

@@ -1,7 +1,5 @@
 """No door builds what is nested in a body: a text of 400 kB may stand for 200,000 objects, and everybody would wait for them."""
 
-from __future__ import annotations
-
 import gc
 import json
 import tracemalloc
@@ -32,12 +30,10 @@ READERS: dict[str, Callable[[bytes], object]] = {
 
 @cache
 def built(tree: bytes) -> int:
-    """Most bytes that it takes to build a tree."""
     return peak(lambda: json.loads(tree))
 
 
 def peak(act: Callable[[], object]) -> int:
-    """Most bytes that a call takes at once."""
     gc.collect()
     tracemalloc.start()
     try:

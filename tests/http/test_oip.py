@@ -1,7 +1,5 @@
 """The Open Inference Protocol over REST, on the wire: inference."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib
@@ -20,20 +18,17 @@ LENGTH = "Inference-Header-Content-Length"
 
 
 def tensor(data: Any, shape: Any = None, **members: Any) -> dict[str, Any]:
-    """Input with its data in JSON."""
     count = len(data) if isinstance(data, list) else 1
     return {"name": "INPUT", "datatype": "BYTES", "shape": shape or [count], "data": data} | members
 
 
 def infer(data: Any, *fields: str, shape: Any = None, path: str = PATH, **members: Any) -> bytes:
-    """Request with one input in JSON."""
     return post(json.dumps({"inputs": [tensor(data, shape)], **members}), path, *fields)
 
 
 def binary(
     octets: bytes, *fields: str, shape: Any = None, size: int | None = None, length: int | None = None, **members: Any
 ) -> bytes:
-    """Request with one input in the binary form."""
     size = len(octets) if size is None else size
     given = {"name": "IN", "datatype": "BYTES", "shape": shape or [1], "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [given], **members}).encode()
@@ -41,7 +36,6 @@ def binary(
 
 
 def outputs(answer: Answer) -> list[bytes]:
-    """Elements of an answer in the binary form."""
     assert answer.status == 200, answer.body
     assert answer.header["content-type"] == "application/octet-stream"
     length = int(answer.header[LENGTH.lower()])
@@ -52,12 +46,10 @@ def outputs(answer: Answer) -> list[bytes]:
 
 
 def learn(stand: Stand, takes: str, gives: str) -> None:
-    """Have the model take and give values of these kinds."""
     worker = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes=takes, gives=gives)
     stand.gateway.served.learn([worker])
 
 
-@on_stand()
 async def test_the_answer_to_several_inputs_tells_each_version_that_ran_one(stand: Stand) -> None:
     stand.gateway.versions = {"a": "3", "b": "3", "c": "4"}
     for texts, version in (("ab", "3"), ("abc", "3,4")):
@@ -68,7 +60,6 @@ async def test_the_answer_to_several_inputs_tells_each_version_that_ran_one(stan
     ("data", "shape"),
     [(["a é"], [1]), (["a é"], [1, 1]), ([["a é"]], [1, 1]), (["a é", "b"], [2]), ([["x"], [""]], [2, 1])],
 )
-@on_stand()
 async def test_texts_in_json_are_answered_in_json_and_in_their_shape(stand: Stand, data: Any, shape: list[int]) -> None:
     answer = await stand.ask(infer(data, shape=shape))
     texts = [one[0] if isinstance(one, list) else one for one in data]
@@ -82,14 +73,12 @@ async def test_texts_in_json_are_answered_in_json_and_in_their_shape(stand: Stan
 
 
 @pytest.mark.parametrize("id", ["", "42", "é"])
-@on_stand()
 async def test_an_id_is_echoed(stand: Stand, id: str) -> None:
     assert (await stand.ask(infer(["a"], id=id))).json["id"] == id
     answer = await stand.ask(binary(pack([b"a"]), id=id, parameters={"binary_data_output": True}))
     assert json.loads(answer.body[: int(answer.header[LENGTH.lower()])])["id"] == id
 
 
-@on_stand()
 async def test_members_that_are_null_are_none(stand: Stand) -> None:
     answer = await stand.ask(infer(["a"], id=None, outputs=None, parameters=None))
     assert answer.json["outputs"][0]["data"] == ["A"]
@@ -97,7 +86,6 @@ async def test_members_that_are_null_are_none(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 70])
-@on_stand()
 async def test_binary_data_go_in_and_out(stand: Stand, count: int) -> None:
     elements = [f"text {number}".encode() for number in range(count)]
     client = await stand.connect()
@@ -109,11 +97,9 @@ async def test_binary_data_go_in_and_out(stand: Stand, count: int) -> None:
 
 
 def wanted(binary: bool | None = None, name: str = "OUTPUT", **parameters: Any) -> dict[str, Any]:
-    """Output that a request asks for."""
     return {"name": name, "parameters": parameters if binary is None else {"binary_data": binary}}
 
 
-@on_stand()
 async def test_what_is_said_of_the_output_goes_before_what_is_said_of_all(stand: Stand) -> None:
     both: dict[str, Any] = {"parameters": {"binary_data_output": True}, "outputs": [wanted(False)]}
     assert (await stand.ask(infer(["a"], **both))).json["outputs"][0]["data"] == ["A"]
@@ -121,13 +107,10 @@ async def test_what_is_said_of_the_output_goes_before_what_is_said_of_all(stand:
     assert outputs(await stand.ask(infer(["a"], parameters={"binary_data_output": True}, outputs=[wanted()])))
 
 
-@on_stand()
 async def test_a_length_of_0_means_that_the_body_is_one_element(stand: Stand) -> None:
-    answer = await stand.ask(post("{no JSON", PATH, f"{LENGTH}: 0"))
-    assert outputs(answer) == [b"{NO JSON"]
+    assert outputs(await stand.ask(post("{no JSON", PATH, f"{LENGTH}: 0"))) == [b"{NO JSON"]
 
 
-@on_stand()
 async def test_octets_and_json_texts_are_elements_for_models_that_take_them(stand: Stand) -> None:
     stand.gateway.output = Octets(b"\xff\x00")
     learn(stand, "bytes", "bytes")
@@ -149,7 +132,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "GZIP", "deflate", "identity", ""])
-@on_stand()
 async def test_a_compressed_body_is_unpacked(stand: Stand, coding: str) -> None:
     plain = infer(["hello"]).split(b"\r\n\r\n", 1)[1]
     compress = COMPRESS[coding.lower()]
@@ -178,17 +160,13 @@ async def test_a_compressed_body_is_unpacked(stand: Stand, coding: str) -> None:
     ],
     ids=["gzip bomb", "deflate bomb", "cut off", "too long", "not gzip", "not deflate", "br", "twice"],
 )
-@on_stand()
-async def test_a_wrong_compressed_body_is_told_what_is_wrong(
-    stand: Stand, body: bytes, coding: str, status: int, says: str
-) -> None:
+async def test_a_wrong_compressed_body_is_named(stand: Stand, body: bytes, coding: str, status: int, says: str) -> None:
     answer = await stand.ask(post(body, PATH, f"Content-Encoding: {coding}"))
     assert answer.status == status
     assert says in answer.json["error"]
 
 
 def request(**members: Any) -> str:
-    """Body with members of its input changed; None takes one out."""
     changed = tensor(["a"]) | members
     return json.dumps({"inputs": [{name: value for name, value in changed.items() if value is not None}]})
 
@@ -204,8 +182,6 @@ WRONG = [
     (json.dumps({"inputs": [tensor(["a"])] * 10_000}), "more than one input"),
     (request(name=None), "missing required field `name` - at `$.inputs[0]`"),
     (request(datatype="FP32"), "datatype `FP32`; expected BYTES"),
-    (request(shape=[1, 2]), "shape [1, 2]; expected [n] or [n, 1]"),
-    (request(shape=[0]), "shape [0]; expected [n]"),
     (request(shape=[1.5]), "Expected `int`, got `float` - at `$.inputs[0].shape[0]`"),
     (request(shape=[2**100]), "at `$.inputs[0].shape[0]`"),
     (request(shape="1"), "Expected `array`, got `str` - at `$.inputs[0].shape`"),
@@ -226,11 +202,9 @@ WRONG = [
     (request(data=None, parameters={"shared_memory_region": "x"}), "shared memory is not served here"),
     (json.dumps({"inputs": [tensor(["a"])], "id": 7}), "Expected `str | null`, got `int` - at `$.id`"),
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [{"name": "x"}]}), "no output `x`; the only one is `OUTPUT`"),
-    (json.dumps({"inputs": [tensor(["a"])], "outputs": [{"name": "OUTPUT"}] * 2}), "asked for 2 times"),
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(classification=3)]}), "`classification` is not served"),
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(shared_memory_region="x")]}), "shared memory is not"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": {"priority": 9}}), "`priority` is out of range"),
-    (json.dumps({"inputs": [tensor(["a"])], "parameters": {"timeout": "1"}}), "`timeout` is not an integer"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": [1]}), "Expected `object | null` - at `$.parameters`"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": {f"p{n}": 1 for n in range(65)}}), "has 65 members"),
     ('{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["\\ud800"]}]}', "surrogate"),
@@ -238,7 +212,6 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("body", "says"), WRONG, ids=[says for _, says in WRONG])
-@on_stand()
 async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: str, says: str) -> None:
     answer = await stand.ask(post(body, PATH))
     assert (answer.status, list(answer.json)) == (400, ["error"])
@@ -251,8 +224,6 @@ async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: st
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (binary(b"abc"), "ends after 0 elements; its shape says 1"),
-        (binary(b"\xff\0\0\0abc"), "element 0 of input `IN` says that it has 255 bytes, and 3 are left"),
         (binary(pack([b"a", b"b"])), "5 bytes of binary data are left after the 1 elements"),
         (binary(pack([b"a"]), size=4), "`binary_data_size` is 4, and 5 bytes follow the JSON object"),
         (binary(pack([b"a"]), size=-1), "`int` >= 0 - at `$.inputs[0].parameters.binary_data_size`"),
@@ -265,14 +236,12 @@ async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: st
         (post(request(), PATH, f"{LENGTH}: {'9' * 30}"), "expected the length"),
     ],
 )
-@on_stand()
 async def test_wrong_binary_data_are_told_what_is_wrong_with_them(stand: Stand, asked: bytes, says: str) -> None:
     answer = await stand.ask(asked)
     assert (answer.status, list(answer.json)) == (400, ["error"])
     assert says in answer.json["error"]
 
 
-@on_stand()
 async def test_too_many_elements_are_refused_before_they_are_made(stand: Stand) -> None:
     for asked in (infer(["a"] * (MOST_INPUTS + 1)), binary(b"", shape=[2**40])):
         answer = await stand.ask(asked)
@@ -281,7 +250,6 @@ async def test_too_many_elements_are_refused_before_they_are_made(stand: Stand) 
     assert (await stand.ask(infer(["a"] * MOST_INPUTS))).status == 200
 
 
-@on_stand()
 async def test_a_priority_lowers_the_tier_and_a_timeout_shortens_the_deadline(stand: Stand) -> None:
     client = await stand.connect()
     for parameters in ({}, {"priority": 1, "timeout": 10**12}, {"priority": 3, "timeout": 1500, "heat": 0.5}):
@@ -307,7 +275,6 @@ async def test_the_element_that_fails_is_told(stand: Stand) -> None:
     assert answer.json["error"].startswith("input 1 of 3, counted from 0:")
 
 
-@on_stand()
 async def test_an_error_has_the_header_fields_that_any_has(stand: Stand) -> None:
     stand.gateway.failure = Failure("SERVICE_OVERLOADED", "full \ud800", 2.5, "overloaded")
     answer = await stand.ask(infer(["a"]))
@@ -317,7 +284,6 @@ async def test_an_error_has_the_header_fields_that_any_has(stand: Stand) -> None
     assert answer.header["x-headway-dropped-reason"] == "overloaded"
 
 
-@on_stand()
 async def test_an_output_with_a_lone_surrogate_is_an_error(stand: Stand) -> None:
     stand.gateway.output = "\ud800"
     for asked in (infer(["a"]), infer(["a"], parameters={"binary_data_output": True}), infer(["a", "b"])):
@@ -356,11 +322,7 @@ async def test_a_model_that_is_not_there_is_told_of_before_a_fault_of_the_body(s
 
 @on_stand(whole=True, model="org/name")
 async def test_a_model_may_have_a_slash_in_its_name(stand: Stand) -> None:
-    for path in (
-        "/v2/models/org/name/infer",
-        "/v2/models/org%2Fname/infer",
-        "/v2/models/org/name/versions/1/infer",
-    ):
+    for path in ("/v2/models/org/name/infer", "/v2/models/org%2Fname/infer", "/v2/models/org/name/versions/1/infer"):
         assert (await stand.ask(infer(["a"], path=path))).json["model_name"] == "org/name"
 
 

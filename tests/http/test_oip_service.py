@@ -1,7 +1,5 @@
 """The Open Inference Protocol over REST, on the wire: all routes but inference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ MODEL = "/v2/models/default"
 KEYS: dict[str, dict[str, Any]] = {"good": {}, "other": {"models": ["other"]}}
 
 
-@on_stand()
 async def test_health_has_the_bodies_that_clients_parse(stand: Stand) -> None:
     client = await stand.connect()
     for path, body in {
@@ -29,7 +26,6 @@ async def test_health_has_the_bodies_that_clients_parse(stand: Stand) -> None:
         assert (answer.status, answer.json) == (200, body)
 
 
-@on_stand()
 async def test_a_process_that_leaves_is_live_and_not_ready(stand: Stand) -> None:
     stand.leaving = True
     assert (await stand.ask(get("/v2/health/live"))).status == 200
@@ -42,7 +38,6 @@ async def test_a_process_that_leaves_is_live_and_not_ready(stand: Stand) -> None
     assert (await stand.ask(post('{"ready": true}', "/v2/repository/index"))).json == []
 
 
-@on_stand()
 async def test_metadata_tell_what_works(stand: Stand) -> None:
     server = (await stand.ask(get("/v2"))).json
     assert (await stand.ask(get("/v2/"))).json == server, "clients join a base URL and nothing so"
@@ -124,7 +119,6 @@ async def test_a_path_without_a_model_is_that_of_the_default(stand: Stand) -> No
     assert "it is only for: other" in hidden.json["error"]
 
 
-@on_stand()
 async def test_the_index_lists_what_is_served(stand: Stand) -> None:
     ready = [{"name": "default", "version": "1", "state": "READY", "reason": ""}]
     for body in ("", "{}", '{"ready": false}', '{"ready": true}', '{"other": 1}'):
@@ -199,7 +193,6 @@ async def test_a_tenant_is_told_the_statistics_of_its_own_requests_from_its_firs
         (f"{MODEL}/generate_stream", "generate is not offered"),
     ],
 )
-@on_stand()
 async def test_what_other_servers_have_is_not_offered(stand: Stand, path: str, says: str) -> None:
     for request in (get(path), post("{}", path)):
         answer = await stand.ask(request)
@@ -224,7 +217,6 @@ async def test_what_other_servers_have_is_not_offered(stand: Stand, path: str, s
         (get(f"{MODEL}/versions/1/infer"), 405, "only OPTIONS, POST"),
     ],
 )
-@on_stand()
 async def test_errors_have_the_protocol_s_form(stand: Stand, asked: bytes, status: int, says: str) -> None:
     answer = await stand.ask(asked)
     assert (answer.status, list(answer.json)) == (status, ["error"])
@@ -267,7 +259,6 @@ async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_fo
     assert (await stand.ask(get("/v2/models/late"))).status == 404
 
 
-@on_stand()
 async def test_a_repository_index_request_is_small(stand: Stand) -> None:
     for size, status in ((4000, 200), (5000, 413), (900_000, 413)):
         answer = await stand.ask(post('{"ready":false}' + " " * size, "/v2/repository/index"))
@@ -284,12 +275,7 @@ async def test_a_model_is_known_to_those_who_may_ask_it(stand: Stand) -> None:
     for path in ("/v2", "/v2/health/live", "/v2/health/ready"):
         assert (await ask(stand, path, "")).status == 200
     for path in (MODEL, f"{MODEL}/ready", f"{MODEL}/config", f"{MODEL}/stats", f"{MODEL}/versions/1"):
-        assert [(await ask(stand, path, key)).status for key in ("good", "other", "", "bad")] == [
-            200,
-            403,
-            401,
-            401,
-        ]
+        assert [(await ask(stand, path, key)).status for key in ("good", "other", "", "bad")] == [200, 403, 401, 401]
         assert list((await ask(stand, path, "")).json) == ["error"]
         unknown = await ask(stand, path.replace("default", "unknown"), "other")
         hidden = await ask(stand, path, "other")

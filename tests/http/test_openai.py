@@ -1,7 +1,5 @@
 """The OpenAI routes on the wire."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct
@@ -48,14 +46,12 @@ def failure(answer: Answer) -> tuple[int, str, str, str | None]:
 
 
 def events(answer: Answer) -> list[Any]:
-    """Events of a stream, without the last, which says that it is complete."""
     assert answer.header["content-type"] == "text/event-stream; charset=utf-8"
     *bodies, done, rest = answer.body.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(body.removeprefix("data: ")) for body in bodies]
 
 
-@on_stand()
 async def test_a_prompt_is_completed(stand: Stand) -> None:
     answer = await stand.ask(asked(COMPLETIONS, model="default", user="me", max_tokens=5, stop=["x"]))
     assert (answer.status, answer.header["content-type"]) == (200, "application/json")
@@ -69,7 +65,6 @@ async def test_a_prompt_is_completed(stand: Stand) -> None:
     assert json.loads(entry.parameters) == {"max_tokens": 5, "stop": ["x"], "user": "me"}
 
 
-@on_stand()
 async def test_several_prompts_and_choices_are_as_many_entries_in_order(stand: Stand) -> None:
     answer = await stand.ask(asked(COMPLETIONS, prompt=["a", "b"], n=3, temperature=1.5))
     texts = [(choice["index"], choice["text"]) for choice in answer.json["choices"]]
@@ -78,7 +73,6 @@ async def test_several_prompts_and_choices_are_as_many_entries_in_order(stand: S
     assert (await stand.ask(asked(COMPLETIONS, prompt=["one"]))).json["choices"][0]["text"] == "ONE"
 
 
-@on_stand()
 async def test_a_query_that_names_a_model_or_a_version_is_refused_and_another_is_ignored(stand: Stand) -> None:
     for query, status in (("version=2", 400), ("model=other", 400), ("api-version=2", 200)):
         answer = await stand.ask(post(json.dumps({"prompt": "a"}), f"{COMPLETIONS}?{query}"))
@@ -100,7 +94,6 @@ async def test_a_list_of_prompts_counts_as_many_requests(stand: Stand) -> None:
     assert stand.runs == ["a", "b", "c"]
 
 
-@on_stand()
 async def test_a_chat_is_answered(stand: Stand) -> None:
     messages = [
         {"role": "system", "content": "be brief"},
@@ -119,7 +112,6 @@ async def test_a_chat_is_answered(stand: Stand) -> None:
     assert [choice["index"] for choice in answer.json["choices"]] == [0, 1]
 
 
-@on_stand()
 async def test_a_stream_has_a_chunk_for_each_choice_and_an_end(stand: Stand) -> None:
     (chunk,) = events(await stand.ask(asked(CHAT, stream=True)))
     delta = {"role": "assistant", "content": "USER: HELLO\nASSISTANT:", "refusal": None}
@@ -135,7 +127,6 @@ async def test_a_stream_has_a_chunk_for_each_choice_and_an_end(stand: Stand) -> 
     assert last["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, "its clients read numbers"
 
 
-@on_stand()
 async def test_a_target_may_tell_usage_and_why_it_finished(stand: Stand) -> None:
     told = {"text": "é", "usage": {"prompt_tokens": 2, "completion_tokens": 3}, "finish_reason": "length"}
     stand.gateway.output = json.dumps(told).encode()
@@ -153,7 +144,6 @@ async def test_a_target_may_tell_usage_and_why_it_finished(stand: Stand) -> None
 
 
 @pytest.mark.parametrize("output", ["[0.5, -2, 1e-3]", b"[0.5, -2, 1e-3]", '{"embedding": [0.5, -2, 1e-3]}'])
-@on_stand()
 async def test_embeddings_come_as_numbers_or_in_base64(stand: Stand, output: Any) -> None:
     stand.gateway.output = output
     numbers = [0.5, -2.0, 0.001]
@@ -168,7 +158,6 @@ async def test_embeddings_come_as_numbers_or_in_base64(stand: Stand, output: Any
 
 
 @pytest.mark.parametrize("output", ["no", "3", "", "a [1]"])
-@on_stand()
 async def test_a_model_of_texts_gives_no_embeddings(stand: Stand, output: str) -> None:
     stand.gateway.output = output
     answer = await stand.ask(asked(EMBEDDINGS))
@@ -177,7 +166,6 @@ async def test_a_model_of_texts_gives_no_embeddings(stand: Stand, output: str) -
 
 
 @pytest.mark.parametrize("output", ["[]", "[1, null]", "[true]", '["1"]', "[1e999]", "{}", b"3", "[" * 5000])
-@on_stand()
 async def test_an_output_that_is_no_embedding_fails_and_says_so(stand: Stand, output: Any) -> None:
     stand.gateway.output = output
     answer = await stand.ask(asked(EMBEDDINGS))
@@ -186,7 +174,6 @@ async def test_an_output_that_is_no_embedding_fails_and_says_so(stand: Stand, ou
     assert "embedding" in answer.json["error"]["message"]
 
 
-@on_stand()
 async def test_a_number_beyond_four_bytes_is_told(stand: Stand) -> None:
     stand.gateway.output = "[1e300]"
     assert (await stand.ask(asked(EMBEDDINGS))).json["data"][0]["embedding"] == [1e300]
@@ -242,7 +229,6 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "members", "param", "says"), WRONG)
-@on_stand()
 async def test_what_is_wrong_is_told_with_its_member(
     stand: Stand, path: str, members: dict[str, Any], param: str, says: str
 ) -> None:
@@ -255,13 +241,11 @@ async def test_what_is_wrong_is_told_with_its_member(
 
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("body", ["", "[]", "3", "{", '{"a": "\ud800"}', '{"input": "\\ud800", "prompt": "\\ud800"}'])
-@on_stand()
 async def test_a_body_that_is_no_object_is_refused(stand: Stand, path: str, body: str) -> None:
     answer = await stand.ask(post(body.encode("utf-8", "surrogatepass"), path))
     assert failure(answer)[:3] == (400, "invalid_request_error", "bad_request")
 
 
-@on_stand()
 async def test_what_asks_for_nothing_is_no_error_and_no_parameter(stand: Stand) -> None:
     for more in ({"best_of": 1}, {"best_of": 3, "n": 3}):
         assert (await stand.ask(asked(COMPLETIONS, **more))).status == 200
@@ -281,13 +265,11 @@ async def test_what_asks_for_nothing_is_no_error_and_no_parameter(stand: Stand) 
 
 
 def takes(stand: Stand, *, parameters: PerCall) -> None:
-    """Have the model's target take these parameters."""
     worker = WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, sees=parameters)
     stand.gateway.served.learn([worker])
 
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
-@on_stand()
 async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(stand: Stand, kind: str) -> None:
     format = {"type": kind, "json_schema": {"name": "x", "schema": {}}}
     takes(stand, parameters=ALL_PARAMETERS)
@@ -310,7 +292,6 @@ async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(s
 
 
 @pytest.mark.parametrize("path", GOOD)
-@on_stand()
 async def test_the_user_reaches_a_target_that_takes_parameters(stand: Stand, path: str) -> None:
     stand.gateway.output = "[1]"
     given: list[tuple[PerCall, bool]] = [(ALL_PARAMETERS, True), (("user",), True), (("t",), False), ((), False)]
@@ -353,9 +334,7 @@ async def test_too_many_inputs_are_told(stand: Stand) -> None:
     ],
 )  # fmt: skip
 @on_stand({"key": {}}, whole=True)
-async def test_refusals_have_openais_types_and_codes(
-    stand: Stand, request_: bytes, expected: tuple[Any, ...], retry: str
-) -> None:
+async def test_refusals_have_openai_codes(stand: Stand, request_: bytes, expected: tuple[Any, ...], retry: str) -> None:
     answer = await stand.ask(request_)
     assert (failure(answer), answer.header.get("x-should-retry")) == (expected, retry)
 
@@ -374,7 +353,6 @@ async def test_refusals_have_openais_types_and_codes(
         (INTERNAL, 500, "server_error", "internal", None),
     ],
 )
-@on_stand()
 async def test_failures_have_openais_types_and_codes(
     stand: Stand, code: str, status: int, kind: str, named: str, retry: str | None
 ) -> None:
@@ -408,7 +386,6 @@ async def test_the_id_of_a_model_may_hold_a_slash(stand: Stand, path: str) -> No
     assert (await stand.ask(get(f"/v1/models/{path}"))).json["id"] == "org/model-1"
 
 
-@on_stand()
 async def test_fields_of_the_client_are_heeded(stand: Stand) -> None:
     client = await stand.connect()
     for retry, patience in (("0", "600"), ("1", "0.25"), ("1", "0.25"), ("2", "nonsense"), ("x", "0")):
@@ -440,3 +417,173 @@ async def test_a_base_url_without_v1_is_told_so(stand: Stand) -> None:
         answer = await stand.ask(post("{}", path, KEY))
         assert "base_url to one that ends in /v1" in answer.json["error"]["message"]
     assert "base_url" not in (await stand.ask(get("/v1/chat/nothing", KEY))).json["error"]["message"]
+
+
+RESPONSES = "/v1/responses"
+
+
+def to_respond(**members: Any) -> bytes:
+    return post(json.dumps({"input": "hello", **members}), RESPONSES)
+
+
+def named_events(answer: Answer) -> list[tuple[str, Any]]:
+    """Names and data of a stream's named_events, without the last, which says that it is complete."""
+    assert answer.header["content-type"] == "text/event-stream; charset=utf-8"
+    found = []
+    *bodies, done, rest = answer.body.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    for event in bodies:
+        name, data = event.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+async def test_instructions_and_input_are_one_conversation_and_the_target_finds_its_messages(stand: Stand) -> None:
+    answer = await stand.ask(
+        to_respond(
+            model="default", user="me", store=True, max_output_tokens=5, temperature=0.5, instructions="be brief",
+            metadata={"a": "b"}, text={"format": {"type": "text"}, "verbosity": "low"}, tools=[], include=[],
+            input=[
+                {"role": "user", "content": "a"},
+                {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+                {"role": "user", "content": [{"type": "input_text", "text": "c"}, {"type": "text", "text": "d"}]},
+            ],
+        )
+    )  # fmt: skip
+    text = "system: be brief\nuser: a\nassistant: b\nuser: c\nd\nassistant:"
+    body = answer.json
+    (message,) = body["output"]
+    assert message["content"] == [{"type": "output_text", "text": text.upper(), "annotations": [], "logprobs": []}]
+    assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
+    assert body["id"] == "resp_" + answer.header["x-request-id"].removeprefix("req_")
+    assert (body["object"], body["status"], body["model"], body["usage"]) == ("response", "completed", "default", None)
+    assert (body["metadata"], body["temperature"], body["max_output_tokens"]) == ({"a": "b"}, 0.5, 5)
+    assert (body["instructions"], body["store"], body["error"]) == ("be brief", False, None)
+    (entry,) = stand.gateway.asked
+    parameters = json.loads(entry.parameters)
+    assert [one["role"] for one in parameters.pop("messages")] == ["system", "user", "assistant", "user"]
+    assert parameters == {
+        "max_output_tokens": 5,
+        "temperature": 0.5,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "user": "me",
+    }
+    assert entry.input == text
+
+
+async def test_a_target_may_tell_usage_and_that_it_ended_early(stand: Stand) -> None:
+    told = {"text": "a", "usage": {"prompt_tokens": 2, "completion_tokens": 3}, "finish_reason": "length"}
+    stand.gateway.output = json.dumps(told).encode()
+    body = (await stand.ask(to_respond())).json
+    assert body["usage"] == {
+        "input_tokens": 2, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 5,
+    }  # fmt: skip
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert named_events(await stand.ask(to_respond(stream=True)))[-1][0] == "response.incomplete"
+
+
+async def test_a_stream_has_the_events_of_a_whole_response(stand: Stand) -> None:
+    found = named_events(await stand.ask(to_respond(stream=True, stream_options={"include_obfuscation": False})))
+    assert [data["type"] for _, data in found] == [name for name, _ in found]
+    assert [data["sequence_number"] for _, data in found] == list(range(9))
+    text = "USER: HELLO\nASSISTANT:"
+    assert [data["delta"] for name, data in found if name.endswith("delta")] == [text]
+    assert found[0][1]["response"]["output"] == []
+    (message,) = found[-1][1]["response"]["output"]
+    assert message["content"][0]["text"] == text
+    assert {data["item_id"] for _, data in found if "item_id" in data} == {message["id"]}
+
+
+IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+CALL = [{"type": "function_call_output", "call_id": "c", "output": "o"}]
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "says"),
+    [
+        ({"input": None}, "input", "Expected a text, or at least one message"),
+        ({"input": []}, "input", "at least one message"),
+        ({"input": 3}, "input", "Expected `str | array | null`, got `int`"),
+        ({"input": ["a"]}, "input", "Expected `object`, got `str`"),
+        ({"input": [{"content": "a"}]}, "input", "missing required field `role`"),
+        ({"input": [{"role": "user"}]}, "input", "missing required field `content`"),
+        ({"input": IMAGE}, "input", "'input_image' is not taken, only text"),
+        ({"input": CALL}, "input", "'function_call_output' is not taken, only messages"),
+        ({"instructions": 3}, "instructions", "Expected `str | null`"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools are not served"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored; send the whole conversation"),
+        ({"conversation": "conv_1"}, "conversation", "not stored"),
+        ({"background": True}, "background", "ask /v1/inference for a task"),
+        ({"prompt": {"id": "p"}}, "prompt", "stored prompts are not served"),
+        ({"include": ["reasoning.encrypted_content"]}, "include", "nothing is there but text"),
+        ({"text": {"format": {"name": "x"}}}, "text", "missing required field `type` - at `$.text.format`"),
+        ({"text": 3}, "text", "Expected `object | null`, got `int`"),
+        ({"tool_choice": "required"}, "tool_choice", "tools are not served"),
+        ({"modalities": ["audio"]}, "modalities", "the model gives text only"),
+        ({"metadata": {"a": 1}}, "metadata", "Expected `str`"),
+        ({"stream": "yes"}, "stream", "Expected `bool | null`"),
+    ],
+)
+async def test_what_is_not_served_is_refused(stand: Stand, members: dict[str, Any], param: str, says: str) -> None:
+    answer = await stand.ask(to_respond(**members))
+    error = answer.json["error"]
+    assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", param), error
+    assert says in error["message"]
+    assert not stand.gateway.asked
+
+
+REQUIRED = {
+    "background", "completed_at", "created_at", "error", "frequency_penalty", "id", "incomplete_details", "instructions",
+    "max_output_tokens", "max_tool_calls", "metadata", "model", "object", "output", "parallel_tool_calls", "presence_penalty",
+    "previous_response_id", "prompt_cache_key", "reasoning", "safety_identifier", "service_tier", "status", "store", "temperature",
+    "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "usage",
+}  # fmt: skip
+"""Members that a response has by the Open Responses specification, 2026-04-24."""
+NUMBERS = ("frequency_penalty", "presence_penalty", "temperature", "top_logprobs", "top_p")
+
+
+async def test_a_response_has_all_members_that_open_responses_requires(stand: Stand) -> None:
+    whole = (await stand.ask(to_respond(temperature=None, text={"verbosity": "low"}))).json
+    streamed = [
+        data["response"] for _, data in named_events(await stand.ask(to_respond(stream=True))) if "response" in data
+    ]
+    for body in (whole, *streamed):
+        assert body.keys() >= REQUIRED
+        assert all(isinstance(body[name], int | float) for name in NUMBERS)
+    assert whole["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+    told = {
+        "temperature": 0.5,
+        "top_p": 0,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "user": "u",
+        "presence_penalty": 2,
+    }
+    body = (await stand.ask(to_respond(**told))).json
+    assert {name: body[name] for name in told} == told
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+async def test_a_format_of_a_response_is_passed_to_a_target_that_can_see_it_and_else_refused(
+    stand: Stand, kind: str
+) -> None:
+    text = {"format": {"type": kind, "name": "x", "schema": {}}}
+    takes(stand, parameters=("text", "user"))
+    answer = await stand.ask(to_respond(text=text))
+    assert (answer.status, answer.json["text"]) == (200, text)
+    assert json.loads(stand.gateway.asked.pop().parameters)["text"] == text
+    for parameters, why in ((("t",), "does not name text in its attribute together"), ((), "takes no parameters")):
+        takes(stand, parameters=parameters)
+        await check_refused(stand, kind, text, why)
+
+
+async def check_refused(stand: Stand, kind: str, text: Any, why: str) -> None:
+    for plain in ({"format": {"type": "text"}}, {"format": None}, None):
+        assert (await stand.ask(to_respond(text=plain, user="me"))).status == 200
+        assert "user" not in json.loads(stand.gateway.asked.pop().parameters)
+    answer = await stand.ask(to_respond(text=text))
+    error = answer.json["error"]
+    assert (answer.status, error["param"]) == (400, "text")
+    assert f"cannot answer in the format '{kind}', as its target {why} and so never sees it" in error["message"]
+    assert not stand.gateway.asked

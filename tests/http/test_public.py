@@ -1,7 +1,6 @@
-"""The ordinary routes of the public port."""
+"""The ordinary routes of the public port, and pages of other sites."""
 
-from __future__ import annotations
-
+import json
 import re
 from html.parser import HTMLParser
 from typing import Any
@@ -12,8 +11,11 @@ import pytest
 from headway import errors
 from headway.config import Settings
 from headway.doors import readiness
+from headway.errors import SettingError
 from headway.http import openapi
+from headway.http.inference.cross_origin import Origins
 from headway.http.inference.inference_head import read_prefer
+from headway.http.server.head import Head
 from headway.model import WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Stand, get, on_stand, post
 
@@ -22,7 +24,6 @@ ELEMENT = '{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": 
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
-@on_stand()
 async def test_health_routes_answer_ok_and_list_their_checks(stand: Stand, path: str) -> None:
     answer = await stand.ask(get(path))
     assert (answer.status, answer.json) == (200, {"status": "ok"})
@@ -33,7 +34,6 @@ async def test_health_routes_answer_ok_and_list_their_checks(stand: Stand, path:
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/dashboard", "/internal/health", "/nothing"])
-@on_stand()
 async def test_what_the_admin_port_has_is_told_to_be_there(stand: Stand, path: str) -> None:
     answer = await stand.ask(get(path))
     assert answer.status == 404
@@ -42,7 +42,6 @@ async def test_what_the_admin_port_has_is_told_to_be_there(stand: Stand, path: s
     assert answer.json["message"].endswith(there)
 
 
-@on_stand()
 async def test_ready_means_a_warm_worker_and_not_draining(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "AGE", -1.0)
     offline = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.OFFLINE)
@@ -62,9 +61,7 @@ async def test_ready_means_a_warm_worker_and_not_draining(stand: Stand, monkeypa
 
 
 @on_stand(whole=True)
-async def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_model_is_told_without_the_reason(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "AGE", -1.0)
     failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="s3cret", retry_in=9.0)
     before = (await stand.ask(get("/v1/models"))).json["data"]
@@ -112,7 +109,6 @@ async def test_a_kept_answer_is_given_again_while_its_model_does_not_load(stand:
         ("OPTIONS", "/nowhere", 404, None),
     ],
 )
-@on_stand()
 async def test_a_wrong_route_is_a_404_and_a_wrong_method_a_405_that_names_the_right_ones(
     stand: Stand, method: str, path: str, status: int, allow: str | None
 ) -> None:
@@ -124,10 +120,7 @@ async def test_a_wrong_route_is_a_404_and_a_wrong_method_a_405_that_names_the_ri
         assert path in answer.json["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "status"), [("/livez", 200), ("/docs", 200), ("/v1/inference", 405), ("/nowhere", 404)]
-)
-@on_stand()
+@pytest.mark.parametrize(("path", "status"), [("/livez", 200), ("/docs", 200), ("/v1/inference", 405), ("/no", 404)])
 async def test_head_has_the_header_and_no_body(stand: Stand, path: str, status: int) -> None:
     client = await stand.connect()
     await client.send(get(path, method="HEAD"))
@@ -139,8 +132,6 @@ async def test_head_has_the_header_and_no_body(stand: Stand, path: str, status: 
 
 
 class _Outside(HTMLParser):
-    """Collects everything a page makes a browser load."""
-
     def __init__(self) -> None:
         super().__init__()
         self.loaded: list[str] = []
@@ -151,7 +142,6 @@ class _Outside(HTMLParser):
                 self.loaded.append(str(value))
 
 
-@on_stand()
 async def test_the_page_needs_nothing_but_this_server(stand: Stand) -> None:
     answer = await stand.ask(get("/docs"))
     page = answer.body.decode()
@@ -181,8 +171,6 @@ async def test_the_contract_names_every_route_and_error_of_these_settings(stand:
 
 
 def _contract() -> Any:
-    """The contract, in which objects have no members but those that are named."""
-
     def closed(part: Any) -> Any:
         if isinstance(part, list):
             return [closed(one) for one in part]
@@ -281,7 +269,6 @@ async def test_a_task_keeps_the_contract_in_all_its_states(stand: Stand, input: 
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz?verbose"])
-@on_stand()
 async def test_probes_keep_the_contract(stand: Stand, path: str) -> None:
     contract = _contract()
     answer = await stand.ask(get(path))
@@ -319,3 +306,122 @@ def test_the_contract_is_valid_openapi() -> None:
         assert name in contract["components"][kind]
     for schema in contract["components"]["schemas"].values():
         jsonschema_rs.meta.validate(schema)
+
+
+APP = "https://app.example"
+ALLOWED = "access-control-allow-origin"
+PATHS = (
+    "/v1/inference",
+    "/v1/predict",
+    "/v1/result/x",
+    "/v1/models",
+    "/v2/models/default/infer",
+    "/readyz",
+    "/openapi.json",
+)
+
+
+def preflight(path: str, origin: str = APP, method: str = "POST") -> bytes:
+    fields = (
+        f"Origin: {origin}",
+        f"Access-Control-Request-Method: {method}",
+        "Access-Control-Request-Headers: authorization,x",
+    )
+    return get(path, *fields).replace(b"GET", b"OPTIONS", 1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@on_stand(keys={"ada": {}}, whole=True, cors_origins=f"http://localhost:5173, {APP}")
+async def test_a_browser_is_told_that_it_may_ask_without_a_credential(stand: Stand, path: str) -> None:
+    answer = await stand.ask(preflight(path))
+    assert (answer.status, answer.body) == (204, b"")
+    assert answer.header[ALLOWED] == APP
+    assert answer.header["access-control-allow-headers"] == "authorization,x"
+    assert "POST" in answer.header["access-control-allow-methods"]
+    assert answer.header["vary"] == "origin"
+    refused = await stand.ask(preflight(path, "https://evil.example"))
+    assert (refused.status, ALLOWED in refused.header) == (403, False)
+    assert "--cors-origins" in refused.json["message"]
+
+
+@on_stand(keys={"ada": {}}, whole=True, cors_origins=APP)
+async def test_every_answer_to_a_page_that_may_ask_says_so_also_under_a_head_that_is_remembered(stand: Stand) -> None:
+    ada = "Authorization: Bearer ada"
+    asked = post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}")
+    plain = post('{"input": "a"}', "/v1/inference", ada)
+    for request in (asked, asked, plain, plain, asked, asked):
+        answer = await stand.ask(request)
+        assert answer.status == 200
+        assert answer.header.get(ALLOWED) == (APP if request is asked else None)
+    for request, status in (
+        (post("{}", "/v1/inference", ada, f"Origin: {APP}"), 400),
+        (post("{}", "/v1/inference", f"Origin: {APP}"), 401),
+        (get("/nowhere", f"Origin: {APP}"), 404),
+        (get("/v1/models", ada, f"Origin: {APP}"), 200),
+        (post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}", "Prefer: respond-async"), 202),
+    ):
+        answer = await stand.ask(request)
+        assert (answer.status, answer.header[ALLOWED]) == (status, APP)
+        assert "x-request-id" in answer.header["access-control-expose-headers"]
+    large = json.dumps({"input": "HTTP/1.1 200 OK " * 20_000})
+    answer = await stand.ask(post(large, "/v1/inference", ada, f"Origin: {APP}"))
+    assert (answer.status, answer.header[ALLOWED]) == (200, APP)
+    assert len(answer.json["output"]) == 320_000
+    assert (
+        ALLOWED
+        not in (await stand.ask(post('{"input": "a"}', "/v1/inference", ada, "Origin: https://evil.example"))).header
+    )
+
+
+@on_stand(keys={"ada": {}}, whole=True, cors_origins=APP)
+async def test_what_comes_after_a_page_on_its_connection_gets_none_of_its_lines(stand: Stand) -> None:
+    ada = "Authorization: Bearer ada"
+    asked = post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}")
+    head = post('{"input": "a"}', "/v1/inference", ada)
+    for other in (get("/livez"), head, get("/nowhere"), b"GET / HTTP/9\r\n\r\n"):
+        client = await stand.connect()
+        for request in (asked, asked, other):
+            await client.send(request)
+            assert (await client.answer()).header.get(ALLOWED) == (APP if request is asked else None)
+    client = await stand.connect()
+    await client.send(asked + asked + head + asked)
+    assert [(await client.answer()).header.get(ALLOWED) for _ in range(4)] == [APP, APP, None, APP]
+    await client.send(asked[:20])
+    await client.send(asked[20:])
+    assert (await client.answer()).header.get(ALLOWED) == APP
+
+
+@on_stand(cors_origins="*")
+async def test_a_star_stands_for_all_pages(stand: Stand) -> None:
+    answer = await stand.ask(post('{"input": "a"}', "/v1/inference", "Origin: null"))
+    assert (answer.header[ALLOWED], "vary" in answer.header) == ("*", False)
+
+
+async def test_where_no_page_may_ask_nothing_is_said(stand: Stand) -> None:
+    assert ALLOWED not in (await stand.ask(preflight("/v1/inference"))).header
+    assert ALLOWED not in (await stand.ask(post('{"input": "a"}', "/v1/inference", f"Origin: {APP}"))).header
+
+
+@pytest.mark.parametrize("origins", ["app.example", "https://app.example/", "https://a,*", "ftp://a", "https://a b"])
+def test_what_is_no_origin_is_refused_as_a_setting(origins: str) -> None:
+    with pytest.raises(SettingError, match="must be origins"):
+        Settings(cors_origins=origins)
+
+
+def test_an_origin_is_told_whatever_its_case() -> None:
+    origins = Origins("https://app.example")
+    assert origins.marks(head_of(b"HTTPS://APP.EXAMPLE"))
+    assert not origins.marks(head_of(b"https://app.example.evil"))
+
+
+def head_of(origin: bytes) -> Head:
+    return Head(b"GET", b"/", "1.1", [(b"origin", origin)])
+
+
+@on_stand(whole=True, cors_origins=APP)
+async def test_a_preflight_whose_body_is_malformed_has_one_answer(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(preflight("/v1/inference").replace(b"Origin", b"Transfer-Encoding: chunked\r\nOrigin", 1))
+    assert (await client.answer()).status == 204
+    await client.send(b"no chunk\r\n")
+    assert await client.ended()

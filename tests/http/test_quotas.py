@@ -1,7 +1,5 @@
 """Cost of one client for the others: rates that are checked early, bytes of bodies, and connections."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter
@@ -15,7 +13,7 @@ from headway.errors import RequestError
 from headway.gateway.client_quotas import REFUSED, Quotas
 from headway.http.server.connection import UNCOUNTED
 from headway.model import Failure
-from tests.http.stand import Client, Stand, get, on_stand, post, served, settled
+from tests.http.stand import Client, Stand, get, on_stand, post, settled
 
 BODY = '{"input": "a"}'
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
@@ -302,15 +300,13 @@ async def test_silent_strangers_make_room_for_those_who_come(stand: Stand) -> No
     await gone(stand)
 
 
-def test_without_keys_an_address_has_all_connections() -> None:
-    async def use_all(stand: Stand) -> None:
-        clients = [await stand.connect() for _ in range(stand.settings.max_connections)]
-        for client in clients:
-            await client.send(post(BODY))
-            assert (await client.answer()).status == 200
-        await gone(stand)
-
-    served(use_all, max_connections=5)
+@on_stand(max_connections=5)
+async def test_without_keys_an_address_has_all_connections(stand: Stand) -> None:
+    clients = [await stand.connect() for _ in range(stand.settings.max_connections)]
+    for client in clients:
+        await client.send(post(BODY))
+        assert (await client.answer()).status == 200
+    await gone(stand)
 
 
 @on_stand(keys=SLOW_KEY)
@@ -326,8 +322,7 @@ async def test_refusals_at_the_head_are_told_to_the_gateway(stand: Stand) -> Non
 @on_stand(keys=TENANTS)
 async def test_few_bytes_ahead_are_not_counted(stand: Stand) -> None:
     stand.gateway.hold = True
-    client = await stand.connect()
-    await client.send(by(ADA) * 3)
+    await (await stand.connect()).send(by(ADA) * 3)
     await stand.gateway.until(lambda: bool(stand.gateway.waiting))
     (connection,) = stand.door._connections()
     assert 0 < len(connection.reader.buffer) < UNCOUNTED
@@ -402,8 +397,6 @@ async def test_what_is_fetched_is_counted_no_more(stand: Stand) -> None:
 
 
 class Counted:
-    """A connection as the quotas count it."""
-
     silent = True
 
     def __init__(self) -> None:

@@ -1,7 +1,6 @@
-"""Spans of what a port refuses before the gateway has it, over HTTP and gRPC."""
+"""Traces at a port, over HTTP and gRPC: the fields `traceparent` and `tracestate`, and spans of what is refused early."""
 
-from __future__ import annotations
-
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -66,12 +65,9 @@ def test_a_wrong_request_leaves_a_span(body: str, fields: tuple[str, ...], statu
     refused(post(body, "/v1/inference", PARENT, STATE, *fields), status, error, max_body_bytes=1024)
 
 
-def test_one_on_a_kept_connection_does_too() -> None:
+def test_one_on_a_kept_connection_and_one_in_chunks_that_grows_too_large_do_too() -> None:
     before = [post(GOOD, "/v1/inference", PARENT)] * 2
     refused(post("no JSON", "/v1/inference", PARENT), 400, "BAD_REQUEST", before=before)
-
-
-def test_one_in_chunks_that_grows_too_large_does_too() -> None:
     head = post("", "/v1/inference", PARENT, "Transfer-Encoding: chunked")
     head = head.replace(b"Content-Length: 0\r\n", b"").replace(b"content-length: 0\r\n", b"")
     refused(head + b"1000\r\n" + b"a" * 4096, 413, "PAYLOAD_TOO_LARGE", max_body_bytes=1024)
@@ -95,9 +91,7 @@ def test_one_without_a_good_key_or_over_its_limit_does_too(key: str, status: int
     ("request_line", "status"), [("GET /nowhere/at/all", 404), ("POST /livez", 405), ("GET /v1/result/x", 404)]
 )
 @on_stand(trace=True, whole=True)
-async def test_an_error_of_an_ordinary_route_leaves_a_span_with_its_path(
-    stand: Stand, request_line: str, status: int
-) -> None:
+async def test_an_error_of_a_route_leaves_a_span_with_its_path(stand: Stand, request_line: str, status: int) -> None:
     method, path = request_line.split()
     for fields in (PARENT, UNSAMPLED, "traceparent: 00-nonsense", f"{UNSAMPLED}\r\n{PARENT}"):
         head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n{fields}\r\n\r\n"
@@ -207,3 +201,72 @@ async def test_each_request_of_a_stream_has_a_trace_below_the_clients_span(port:
     assert [span.attributes.get("error.type") for span in servers] == [None, "BAD_REQUEST", None]
     sent = [span.parent for span in spans if span.name == "send default"]
     assert sent == [servers[0].span, servers[2].span]
+
+
+CONTEXT = TraceContext(bytes(range(16)), bytes(range(8)), 1)
+PARENT_FIELD = f"traceparent: {traceparent(CONTEXT)}"
+ASKED = messages.message("inference.ModelInferRequest")(
+    model_name="default",
+    inputs=[{"name": "input", "shape": [1], "datatype": "BYTES", "contents": {"bytes_contents": [b"a"]}}],
+)
+TENSOR = {"name": "input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+
+BODIES = {
+    "/v1/inference": {"input": "a"},
+    "/api/inference": {"input": "a"},
+    "/v1/predict": {"model_id": "default", "input_data": "a"},
+    "/v1/completions": {"model": "default", "prompt": "a"},
+    "/v1/chat/completions": {"model": "default", "messages": [{"role": "user", "content": "a"}]},
+    "/v1/embeddings": {"model": "default", "input": "a"},
+    "/v2/models/{model}/infer": {"inputs": [TENSOR]},
+}
+
+
+@pytest.mark.parametrize("route", BODIES)
+@on_stand(trace=True)
+async def test_each_route_takes_the_span_that_the_client_names(stand: Stand, route: str) -> None:
+    body, path = json.dumps(BODIES[route]), route.replace("{model}", "default")
+    await stand.ask(post(body, path, PARENT_FIELD, "tracestate: a=1", "tracestate: b=2"))
+    [asked] = stand.gateway.asked
+    assert asked.options.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
+    assert asked.options.way == f"POST {route}"
+
+
+@on_stand(trace=True)
+async def test_it_is_that_of_each_request_on_a_connection(stand: Stand) -> None:
+    client = await stand.connect()
+    other = TraceContext(bytes(range(1, 17)), bytes(range(8)), 0)
+    fields = (PARENT_FIELD,), (PARENT_FIELD,), (f"TraceParent: {traceparent(other)}",), ()
+    for field in fields:
+        await client.send(post('{"input": "a"}', "/v1/inference", *field))
+        assert (await client.answer()).status == 200
+    assert [asked.options.trace for asked in stand.gateway.asked] == [CONTEXT, CONTEXT, other, None]
+
+
+@pytest.mark.parametrize("fields", [("traceparent: 00-nonsense",), (PARENT_FIELD, PARENT_FIELD), ("tracestate: a=1",)])
+@on_stand(trace=True)
+async def test_a_malformed_one_does_not_make_a_request_fail(stand: Stand, fields: tuple[str, ...]) -> None:
+    assert (await stand.ask(post('{"input": "a"}', "/v1/inference", *fields))).status == 200
+    assert stand.gateway.asked[0].options.trace is None
+
+
+async def test_it_is_not_looked_at_while_no_traces_are_recorded(stand: Stand) -> None:
+    await stand.ask(post('{"input": "a"}', "/v1/inference", PARENT_FIELD))
+    assert stand.gateway.asked[0].options.trace is None
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "name"),
+    [
+        (PREDICT, predict("a"), "headway.v1.Inference/Predict"),
+        (INFER, ASKED.SerializeToString(), "inference.GRPCInferenceService/ModelInfer"),
+    ],
+)
+@on_port(trace=True)
+async def test_each_call_of_grpc_takes_it_from_its_metadata(port: Port, method: str, body: bytes, name: str) -> None:
+    own = "traceparent", traceparent(CONTEXT)
+    await port.client().ask(method, body, (own, ("tracestate", "a=1"), ("tracestate", "b=2")))
+    await port.client().ask(method, body, (("traceparent", "00-nonsense"),))
+    first, second = (asked.options for asked in port.gateway.asked)
+    assert first.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
+    assert (first.way, second.trace) == (f"grpc {name}", None)

@@ -1,12 +1,9 @@
 """Tasks on the wire: handed over, waited for, asked for, forgotten; and nobody else's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,7 @@ from headway.http.inference import octets
 from headway.http.server.connection_context import GRACE
 from headway.model import Failure, Reply
 from headway.runtime.fair_turns import Begin, FairTurns
-from tests.http.stand import Answer, Stand, get, on_stand, post, served, settled
+from tests.http.stand import Answer, Stand, get, on_stand, post, settled
 
 ASYNC = "Prefer: respond-async"
 UUID = "0189f7a4-1111-7222-8333-444455556666"
@@ -35,7 +32,6 @@ def delete(path: str, *fields: str) -> bytes:
 
 
 def task_of(answer: Answer) -> str:
-    """The id in a complete answer 202."""
     assert answer.status == 202, answer.body
     assert answer.json == {"task_id": answer.header["x-request-id"], "status": "PENDING"}
     assert answer.header["location"] == f"/v1/result/{answer.json['task_id']}"
@@ -83,11 +79,9 @@ async def test_one_that_is_done_in_time_is_answered_as_ever(stand: Stand) -> Non
     answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=25"))
     assert (answer.status, answer.json["output"]) == (200, "A")
     assert "preference-applied" not in answer.header
-    again = await stand.ask(get(f"/v1/result/{answer.header['x-request-id']}"))
-    assert again.json["output"] == "A"
+    assert (await stand.ask(get(f"/v1/result/{answer.header['x-request-id']}"))).json["output"] == "A"
 
 
-@on_stand()
 async def test_one_that_is_not_is_handed_over_under_the_same_id(stand: Stand) -> None:
     gateway = stand.gateway
     gateway.hold = True
@@ -118,7 +112,6 @@ async def test_the_id_of_a_task_is_the_last_answer_where_its_client_wants_no_oth
         assert await client.ended()
 
 
-@on_stand()
 async def test_a_request_is_handed_over_when_it_is_admitted_and_not_before(stand: Stand) -> None:
     gateway = stand.gateway
     gateway.hold = True
@@ -138,16 +131,11 @@ async def test_a_request_is_handed_over_when_it_is_admitted_and_not_before(stand
 
 @on_stand(task_timeout_ms=20_000.0)
 async def test_a_task_may_take_longer_than_a_request_but_its_client_decides(stand: Stand) -> None:
-    for field, timeout in (
-        ("X-A: b", 20.0),
-        ("X-Request-Timeout-Ms: 9000", 9.0),
-        ("X-Request-Timeout-Ms: 1", 0.001),
-    ):
+    for field, timeout in (("X-A: b", 20.0), ("X-Request-Timeout-Ms: 9000", 9.0), ("X-Request-Timeout-Ms: 1", 0.001)):
         await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC, field))
         assert stand.gateway.asked[-1].options.timeout == timeout
 
 
-@on_stand()
 async def test_several_lines_are_one_list_and_a_known_head_means_the_same(stand: Stand) -> None:
     client = await stand.connect()
     for text in ("a", "bb"):
@@ -173,8 +161,7 @@ async def test_what_is_unknown_is_404_whatever_the_reason(stand: Stand, id: str)
 @pytest.mark.parametrize("wait", ["x", "-1", "1e3", "", "1&wait=2", "NaN", "%00"])
 @on_stand(whole=True)
 async def test_a_wait_that_is_no_number_is_refused(stand: Stand, wait: str) -> None:
-    answer = await stand.ask(get(f"/v1/result/req_{UUID}?wait={wait}"))
-    assert answer.error == "BAD_REQUEST"
+    assert (await stand.ask(get(f"/v1/result/req_{UUID}?wait={wait}"))).error == "BAD_REQUEST"
 
 
 @on_stand(whole=True)
@@ -337,31 +324,28 @@ async def test_what_is_told_of_models_counts_as_polls(stand: Stand, poll: Callab
     assert answer.header["retry-after"]
 
 
-def test_polls_are_limited_by_what_their_caller_may_send() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        polls = [get(f"/v1/result/{UUID}{wait}", "Authorization: Bearer ada") for wait in ("", "?wait=5")]
-        for number in range(POLLS + POLLS_AT_ONCE):
-            await client.send(polls[number % 2])
-            assert (await client.answer()).status == 404
-        await client.send(polls[1])
-        answer = await client.answer()
-        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
-        assert answer.header["x-headway-dropped-reason"] == "polls"
-        assert "30 polls a minute" in answer.json["message"]
-        assert stand.counters.gateway.refusals["polls", "paid", ""] == 1
-        await client.send(post('{"input": "a"}', "/v1/inference", "Authorization: Bearer ada"))
-        assert (await client.answer()).status == 200, "requests are counted apart"
-        for key in ("bob", "eve"):
-            await client.send(get(f"/v1/result/{UUID}", f"Authorization: Bearer {key}"))
-            assert (await client.answer()).status == 404, "somebody else's"
-
-    keys: dict[str, dict[str, Any]] = {
-        "ada": {"rate": 1.0, "burst": 1.0},
-        "bob": {"rate": 1.0, "burst": 1.0, "key": "bob"},
-        "eve": {"rate": 0.0},
-    }
-    served(main, keys=keys, whole=True, tier_rates="paid=1")
+@on_stand(
+    keys={"ada": {"rate": 1.0, "burst": 1.0}, "bob": {"rate": 1.0, "burst": 1.0, "key": "bob"}, "eve": {"rate": 0.0}},
+    whole=True,
+    tier_rates="paid=1",
+)
+async def test_polls_are_limited_by_what_their_caller_may_send(stand: Stand) -> None:
+    client = await stand.connect()
+    polls = [get(f"/v1/result/{UUID}{wait}", "Authorization: Bearer ada") for wait in ("", "?wait=5")]
+    for number in range(POLLS + POLLS_AT_ONCE):
+        await client.send(polls[number % 2])
+        assert (await client.answer()).status == 404
+    await client.send(polls[1])
+    answer = await client.answer()
+    assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+    assert answer.header["x-headway-dropped-reason"] == "polls"
+    assert "30 polls a minute" in answer.json["message"]
+    assert stand.counters.gateway.refusals["polls", "paid", ""] == 1
+    await client.send(post('{"input": "a"}', "/v1/inference", "Authorization: Bearer ada"))
+    assert (await client.answer()).status == 200, "requests are counted apart"
+    for key in ("bob", "eve"):
+        await client.send(get(f"/v1/result/{UUID}", f"Authorization: Bearer {key}"))
+        assert (await client.answer()).status == 404, "somebody else's"
 
 
 @on_stand(whole=True, keys={"ada": {"rate": 1.0, "burst": 1.0}})

@@ -1,7 +1,5 @@
 """Tensors at the native doors: rows in JSON, objects by name, lists, octets, tasks; and embeddings."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random
@@ -16,7 +14,7 @@ from headway.core.tensors import Tensor, TensorHead, join_elements, pack, unpack
 from headway.http.server.connection_context import LARGE
 from headway.model import Tensors, TensorSpec, Value, WorkerInfo, WorkerStatus
 from tests.http.stand import Stand, get, on_stand, post
-from tests.http.test_octets import RAW
+from tests.http.test_values import RAW
 
 DATATYPES = {"float16": "FP16", "float32": "FP32", "float64": "FP64", "int64": "INT64", "int8": "INT8", "bool": "BOOL"}
 FOUR = TensorSpec("x", "FP32", (4,))
@@ -34,10 +32,7 @@ def gives(takes: str = "text") -> list[WorkerInfo]:
 
 
 def tensors(single: bool = False, **arrays: Any) -> Tensors:
-    """Packed tensors of arrays by name, each with its axis of rows."""
-    found = [
-        Tensor(TensorHead(name, DATATYPES[one.dtype.name], one.shape), one.tobytes()) for name, one in arrays.items()
-    ]
+    found = [Tensor(TensorHead(name, DATATYPES[x.dtype.name], x.shape), x.tobytes()) for name, x in arrays.items()]
     return pack(found, single=single)
 
 
@@ -52,10 +47,7 @@ def arrays(value: Value) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 @pytest.mark.parametrize("path", ["/v1/inference", "/api/inference", PREDICT])
-@on_stand()
-async def test_one_row_and_several_reach_the_model_as_numbers_and_come_back_as_they_were_sent(
-    stand: Stand, path: str
-) -> None:
+async def test_one_row_and_several_are_numbers_and_return_as_sent(stand: Stand, path: str) -> None:
     stand.gateway.served.learn(takes(FOUR))
     for value, rows in (([1, 2.5, -3, 4e2], 1), ([[1, 2, 3, 4]], 1), ([[1, 2, 3, 4], [5, 6, 7, 8]], 2)):
         answer = await stand.ask(asked(value, path))
@@ -63,7 +55,6 @@ async def test_one_row_and_several_reach_the_model_as_numbers_and_come_back_as_t
         assert arrays(stand.gateway.asked[-1].input) == {"x": ("FP32", (rows, 4), np.array(value, "f4").tobytes())}
 
 
-@on_stand()
 async def test_several_inputs_are_an_object_by_name(stand: Stand) -> None:
     stand.gateway.served.learn(takes(*NAMED))
     one, two = {"query": [1, 2], "ids": [7]}, {"ids": [[1, 2, 3], [4, 5, 6]], "query": [[0, 1], [2, 3]]}
@@ -92,9 +83,7 @@ async def test_several_inputs_are_an_object_by_name(stand: Stand) -> None:
     ],
 )  # fmt: skip
 @on_stand(whole=True)
-async def test_a_wrong_input_is_told_what_was_expected_and_what_came(
-    stand: Stand, specs: Sequence[TensorSpec], value: Any, says: str
-) -> None:
+async def test_a_wrong_input_says_what_came(stand: Stand, specs: Sequence[TensorSpec], value: Any, says: str) -> None:
     stand.real.served.learn(takes(*specs))
     answer = await stand.ask(asked(value))
     assert (answer.status, answer.error) == (400, "BAD_REQUEST")
@@ -148,10 +137,7 @@ async def test_large_bodies_and_answers_are_whole(stand: Stand) -> None:
         pack([Tensor(TensorHead("words", "BYTES", (1, 2)), join_elements([b"a", "é".encode()]))], single=True),
     ],
 )
-@on_stand()
-async def test_outputs_are_nested_arrays_and_objects_by_name_where_there_are_several(
-    stand: Stand, output: Tensors
-) -> None:
+async def test_outputs_are_nested_arrays_and_objects_by_name(stand: Stand, output: Tensors) -> None:
     stand.gateway.served.learn(gives())
     stand.gateway.output = output
     expected: Any = {
@@ -170,7 +156,6 @@ async def test_outputs_are_nested_arrays_and_objects_by_name_where_there_are_sev
 
 
 @pytest.mark.parametrize("count", [1, LARGE])
-@on_stand()
 async def test_what_json_has_not_is_an_error_that_tells_where_it_is_had(stand: Stand, count: int) -> None:
     stand.gateway.served.learn(gives())
     stand.gateway.output = tensors(y=np.full((1, count), np.nan, "f4"))
@@ -217,7 +202,6 @@ async def test_a_task_with_what_json_has_not_is_fetched_as_octets(stand: Stand) 
     assert (await stand.ask(get(path, "Accept: application/octet-stream"))).body == content
 
 
-@on_stand()
 async def test_octets_are_the_rows_of_one_input_in_a_fixed_shape(stand: Stand) -> None:
     stand.gateway.served.learn(takes(FOUR))
     content = np.arange(8, dtype="f4").tobytes()
@@ -243,7 +227,6 @@ async def test_octets_are_the_rows_of_one_input_in_a_fixed_shape(stand: Stand) -
     assert "which is for models with one input" in answer.json["message"]
 
 
-@on_stand()
 async def test_octets_are_one_row_where_its_length_is_free_and_one_text(stand: Stand) -> None:
     content = np.arange(8, dtype="f4").tobytes()
     for spec, shape, data in (
@@ -265,7 +248,6 @@ async def test_large_octets_are_taken_as_small_ones_are(stand: Stand, datatype: 
     assert data.endswith(content)
 
 
-@on_stand()
 async def test_octets_are_answered_with_one_tensor_of_numbers_alone(stand: Stand) -> None:
     stand.gateway.served.learn(gives())
     stand.gateway.output = tensors(a=np.zeros((1, 1), "f4"), b=np.zeros((1, 1), "f4"))
@@ -303,7 +285,6 @@ async def test_kept_answers_are_those_of_the_same_rows(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i8"])
-@on_stand()
 async def test_embeddings_are_read_from_tensors(stand: Stand, dtype: str) -> None:
     stand.gateway.served.learn(gives())
     numbers = np.array([[1, -2, 3]], dtype)
@@ -312,8 +293,7 @@ async def test_embeddings_are_read_from_tensors(stand: Stand, dtype: str) -> Non
         answer = await stand.ask(post('{"input": ["a", "b"]}', EMBEDDINGS))
         assert [one["embedding"] for one in answer.json["data"]] == [[1, -2, 3]] * 2
         answer = await stand.ask(post('{"input": "a", "encoding_format": "base64"}', EMBEDDINGS))
-        packed = base64.b64decode(answer.json["data"][0]["embedding"])
-        assert packed == numbers.astype("<f4").tobytes()
+        assert base64.b64decode(answer.json["data"][0]["embedding"]) == numbers.astype("<f4").tobytes()
     answer = await stand.ask(post('{"input": "a", "dimensions": 3}', EMBEDDINGS))
     assert answer.status == 200
     answer = await stand.ask(post('{"input": "a", "dimensions": 2}', EMBEDDINGS))
@@ -332,7 +312,6 @@ async def test_embeddings_are_read_from_tensors(stand: Stand, dtype: str) -> Non
         ),
     ],
 )
-@on_stand()
 async def test_tensors_that_are_no_embedding_fail_and_say_so(stand: Stand, output: Tensors, says: str) -> None:
     stand.gateway.served.learn(gives())
     stand.gateway.output = output
@@ -341,7 +320,6 @@ async def test_tensors_that_are_no_embedding_fail_and_say_so(stand: Stand, outpu
     assert says in answer.json["error"]["message"]
 
 
-@on_stand()
 async def test_an_embedding_with_nan_comes_in_base64_alone(stand: Stand) -> None:
     stand.gateway.served.learn(gives())
     stand.gateway.output = tensors(True, e=np.array([[np.nan]], "f4"))
@@ -354,7 +332,6 @@ async def test_an_embedding_with_nan_comes_in_base64_alone(stand: Stand) -> None
     assert base64.b64decode(answer.json["data"][0]["embedding"]) == np.array([np.nan], "f4").tobytes()
 
 
-@on_stand()
 async def test_a_completion_of_tensors_is_their_json(stand: Stand) -> None:
     stand.gateway.served.learn(gives())
     stand.gateway.output = tensors(True, e=np.array([[1.5, 2]], "f4"))

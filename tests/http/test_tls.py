@@ -1,7 +1,5 @@
 """TLS on a port: handshakes that fail, hang or come in a crowd; certificates of clients; new certificates under load."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -26,12 +24,7 @@ BODY = b'{"input": "abc"}'
 
 
 class Issued:
-    """Certificates of a service, and the authority behind them.
-
-    Attributes:
-        trust: context of a client that trusts it.
-        certificates: what the service reads.
-    """
+    """Certificates of a service, the authority behind them, and the context of a client that trusts it."""
 
     def __init__(self, folder: Path, client_ca: Path | None = None) -> None:
         self.authority = Authority(folder)
@@ -41,7 +34,6 @@ class Issued:
         self.certificates = Certificates(str(self.certificate), str(self.key), client, TlsCounts())
 
     def serve(self, main: Callable[[Stand], Coroutine[Any, Any, None]], **changes: Any) -> None:
-        """Run `main` against an open door that speaks TLS."""
         served(main, certificates=self.certificates, **changes)
 
 
@@ -67,12 +59,10 @@ async def connected(stand: Stand, trust: ssl.SSLContext) -> Client:
 
 
 def serial(client: Client) -> str:
-    """Serial number of the certificate that the service has shown."""
     return str(client.writer.get_extra_info("peercert")["serialNumber"])
 
 
 def hello(trust: ssl.SSLContext) -> bytes:
-    """First message of a handshake."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         trust.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
@@ -379,8 +369,7 @@ async def test_certificates_change_under_load_without_a_failed_request(stand: St
         await settled_look(issued.certificates)
         await settled(lambda: len(set(fresh)) > number)  # noqa: B023 - awaited here
     stop.set()
-    counts = await asyncio.gather(*load)
-    assert all(counts)
+    assert all(await asyncio.gather(*load))
     assert len(set(fresh)) == 5
     assert len(set(kept)) == 3 or len(set(kept)) == 1  # Each kept connection has the one that it began with.
 

@@ -1,7 +1,5 @@
 """Tokens in answers over HTTP: what a target tells, on the native routes, on OpenAI's, and by the Open Inference Protocol."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -14,7 +12,6 @@ from headway.oip.tensors import pack
 from tests.http.stand import Stand, get, on_stand, post
 
 
-@on_stand()
 async def test_native_answers_tell_the_tokens_of_a_request_and_null_where_nobody_does(stand: Stand) -> None:
     async def used(body: str) -> Any:
         return (await stand.ask(post(body))).json["metadata"]["tokens_used"]
@@ -38,9 +35,7 @@ async def test_native_answers_tell_the_tokens_of_a_request_and_null_where_nobody
         ([None, TokenCount(5, 2), TokenCount(1)], TokenCount(6, 2)),
     ],
 )
-def test_the_tokens_of_a_list_are_those_that_the_target_told(
-    each: list[TokenCount | None], together: TokenCount | None
-) -> None:
+def test_the_tokens_of_a_list_are_the_targets(each: list[TokenCount | None], together: TokenCount | None) -> None:
     assert added_up(each) == together
 
 
@@ -61,10 +56,7 @@ async def test_the_outcome_of_a_task_tells_its_tokens_and_version(stand: Stand) 
 
 
 @pytest.mark.parametrize("binary", [False, True])
-@on_stand()
-async def test_the_open_inference_protocol_tells_the_tokens_as_a_parameter_of_the_answer(
-    stand: Stand, binary: bool
-) -> None:
+async def test_the_open_inference_protocol_tells_tokens_in_a_parameter(stand: Stand, binary: bool) -> None:
     async def told(*texts: str) -> Any:
         tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
         asked = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
@@ -103,13 +95,11 @@ def test_the_usage_of_several_choices_is_that_of_those_that_tell_it(
     }
 
 
-@on_stand()
 async def test_openai_s_clients_find_the_tokens_as_usage(stand: Stand) -> None:
     async def usage(path: str, **members: Any) -> dict[str, int]:
         answer = await stand.ask(post(json.dumps(members), path))
         assert answer.status == 200
-        found = answer.json["usage"]
-        return {name: count for name, count in found.items() if isinstance(count, int)}
+        return {name: count for name, count in answer.json["usage"].items() if isinstance(count, int)}
 
     stand.gateway.tokens = TokenCount(7, 3)
     hello = [{"role": "user", "content": "hello"}]

@@ -1,7 +1,5 @@
 """Random tensors: any datatype, any shape, and their data in both forms."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, NamedTuple
 
@@ -30,7 +28,6 @@ class Drawn(NamedTuple):
 
 @st.composite
 def tensors(draw: st.DrawFn, rows: int, name: str) -> Drawn:
-    """Tensor of a name, of so many rows."""
     datatype = draw(st.sampled_from(DATATYPES))
     row = draw(st.lists(st.sampled_from([0, 1, 2, 3, 11]), max_size=3))
     shape = (rows, *row)

@@ -1,6 +1,6 @@
-"""Inputs of a model that takes tensors: their heads, the value that they become, and data without a head."""
+"""Inputs and parameters of a request: heads of tensors, the value that they become, and data without a head."""
 
-from __future__ import annotations
+from typing import Any
 
 import pytest
 
@@ -9,6 +9,7 @@ from headway.core.tensors import MOST_ELEMENTS, NoTensors, TensorHead, split_ele
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import TensorSpec
 from headway.oip.inputs import checked_heads, head_of_raw, value_of, value_of_raw
+from headway.oip.parameters import NONE, Wishes, for_target, read_wishes
 from headway.oip.tensors import pack
 
 SPECS = (TensorSpec("x", "FP32", (4,)), TensorSpec("ids", "INT64", (-1,)))
@@ -22,14 +23,11 @@ def test_inputs_become_one_value() -> None:
     )
 
 
-def test_more_rows_than_a_batch_has_are_too_many() -> None:
+def test_wrong_heads_and_more_rows_than_a_batch_has_are_told() -> None:
     with pytest.raises(
         PayloadTooLarge, match=r"the input `a` has 3 rows; at most 2 are allowed in one request \(max_batch_size\)"
     ):
         checked_heads([TensorHead("a", "FP32", (3, 4))], SPECS[:1], 2)
-
-
-def test_wrong_heads_are_a_wrong_request() -> None:
     with pytest.raises(BadRequest, match="the input `ids` is missing"):
         checked_heads([TensorHead("x", "FP32", (1, 4))], SPECS, 2)
 
@@ -61,9 +59,7 @@ def test_data_of_another_length_are_refused(datatype: str, shape: tuple[int, ...
         ("BYTES", (-1,), 5, (1, 1)),
     ],
 )
-def test_data_alone_are_as_many_rows_as_they_fill(
-    datatype: str, row: tuple[int, ...], size: int, shape: tuple[int, ...]
-) -> None:
+def test_data_alone_say_their_rows(datatype: str, row: tuple[int, ...], size: int, shape: tuple[int, ...]) -> None:
     assert head_of_raw(size, [TensorSpec("x", datatype, row)]) == TensorHead("x", datatype, shape)
 
 
@@ -100,3 +96,49 @@ def test_elements_of_bytes_are_bounded_before_any_is_read() -> None:
     text = b"[%b]" % b",".join([b'""'] * (MOST_ELEMENTS + 1))
     with pytest.raises(NoTensors, match="`a` has more than 65536 elements of BYTES; at most 65536 are allowed"):
         tensor_json.tensors_of(text, specs[:1])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wishes"),
+    [
+        ({}, NONE),
+        ({"priority": 0, "timeout": 0, "binary_data_output": False, "other": 1}, NONE),
+        ({"priority": 1}, NONE),
+        ({"priority": 3}, Wishes(tier=2)),
+        ({"timeout": 1_500}, Wishes(timeout=0.0015)),
+        ({"binary_data_output": True}, Wishes(binary=True)),
+        ({"triton_enable_empty_final_response": True}, Wishes(final=True)),
+    ],
+)
+def test_what_a_client_wishes_is_read(parameters: dict[str, Any], wishes: Wishes) -> None:
+    assert read_wishes(parameters, 3) == wishes
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"priority": 4}, "`priority` is out of range; expected an integer from 0 to 3, 1 being the highest tier"),
+        ({"priority": -1}, "`priority`"),
+        ({"priority": True}, "`priority` is not an integer; expected"),
+        ({"priority": "1"}, "`priority` is not an integer; expected an integer from 0 to 3"),
+        (
+            {"timeout": 1.5},
+            "`timeout` is not an integer; expected an integer from 0 to 9223372036854775807, microseconds",
+        ),
+        ({"timeout": -1}, "`timeout`"),
+        ({"timeout": 2**63}, "`timeout`"),
+        ({"timeout": None}, "`timeout`"),
+        ({"binary_data_output": 1}, "`binary_data_output` is not a boolean"),
+        ({"triton_enable_empty_final_response": "yes"}, "`triton_enable_empty_final_response` is not a boolean"),
+    ],
+)
+def test_a_wrong_parameter_is_named(parameters: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_wishes(parameters, 3)
+    assert says in str(caught.value)
+
+
+def test_the_target_gets_what_the_protocol_does_not_know() -> None:
+    known = {"priority": 1, "timeout": 2, "binary_data_output": True, "triton_enable_empty_final_response": True}
+    given = {**known, "temperature": 0.5, "sequence_id": 7}
+    assert for_target(given) == {"temperature": 0.5, "sequence_id": 7}

@@ -1,7 +1,5 @@
 """Outputs of a model that gives tensors: which are returned, in which order and form."""
 
-from __future__ import annotations
-
 import json
 import struct
 
@@ -25,7 +23,6 @@ def output(*rows: float) -> Tensors:
 
 
 def shown(tensor: OutputTensor) -> object:
-    """Data of a tensor in JSON."""
     return json.loads(b"".join(tensor.json_pieces()))
 
 
@@ -63,15 +60,12 @@ def test_numbers_that_json_has_not_are_to_be_asked_for_in_binary() -> None:
     assert raised.value.code == BACKEND_ERROR
 
 
-def test_json_values_are_texts_in_json_and_elements_of_bytes() -> None:
+def test_json_values_are_texts_and_a_tensor_without_elements_is_an_empty_array() -> None:
     texts = [b'{"a":[1]}', b'"b"', b"]"]
     value = pack([Tensor(TensorHead("x", "JSON", (3,)), join_elements(texts))])
     [x] = answer_tensors([value], (), binary=False)
     assert x.head.datatype == "BYTES"
     assert shown(x) == [one.decode() for one in texts]
-
-
-def test_a_tensor_without_elements_is_an_empty_array() -> None:
     for datatype in ("FP32", "BYTES"):
         value = pack([Tensor(TensorHead("x", datatype, (2, 0)), b"")])
         [x] = answer_tensors([value, value], (), binary=False)

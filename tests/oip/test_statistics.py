@@ -1,7 +1,5 @@
 """Statistics of a model, out of the counters."""
 
-from __future__ import annotations
-
 from headway.oip.metadata import BatchStatistics, Duration, InferenceStatistics, statistics_of
 from headway.runtime.counters import GatewayCounts
 

@@ -1,21 +1,12 @@
 """Tensors of BYTES: shapes, names, and the binary form."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.tensors import BYTES
 from headway.errors import BadRequest, PayloadTooLarge
-from headway.oip.tensors import (
-    OUTPUT,
-    check_outputs,
-    count_elements,
-    pack,
-    unpack,
-    wrong_number,
-)
+from headway.oip.tensors import OUTPUT, check_outputs, count_elements, pack, unpack, wrong_number
 
 
 @pytest.mark.parametrize(("shape", "count"), [([1], 1), ([3], 3), ([3, 1], 3), ([1, 1], 1), ([8], 8)])

@@ -7,8 +7,6 @@
 The event loop is uvloop, as in production. Nothing here waits for time to pass.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -48,16 +46,12 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass
 class Failed:
-    """Status of a call that has failed."""
-
     status: grpc.StatusCode
     details: str
     trailers: dict[str, str]
 
 
 class Client:
-    """A client with a connection of its own."""
-
     def __init__(self, port: int, credentials: grpc.ChannelCredentials | None = None, **options: int) -> None:
         own = tuple({"grpc.use_local_subchannel_pool": 1, "grpc.enable_retries": 0, **options}.items())
         address = f"127.0.0.1:{port}"
@@ -67,7 +61,6 @@ class Client:
             self.channel = grpc.aio.secure_channel(address, credentials, options=own)
 
     def call(self, method: str, body: bytes, metadata: Metadata = (), timeout: float | None = PATIENCE) -> Any:
-        """Begin a call with the bytes of its message."""
         return self.channel.unary_unary(method)(body, metadata=tuple(metadata), timeout=timeout)
 
     def stream(self, method: str, metadata: Metadata = ()) -> Any:
@@ -75,16 +68,13 @@ class Client:
         return self.channel.stream_stream(method)(metadata=tuple(metadata), timeout=PATIENCE)
 
     async def ask(self, method: str, body: bytes, metadata: Metadata = ()) -> bytes:
-        """Answer to a call that succeeds."""
         return bytes(await self.call(method, body, metadata))
 
     async def fail(self, method: str, body: bytes, metadata: Metadata = (), timeout: float | None = PATIENCE) -> Failed:
-        """Status of a call that fails."""
         return await failed(self.call(method, body, metadata, timeout))
 
 
 async def failed(call: Any) -> Failed:
-    """Status of a call that fails."""
     with pytest.raises(grpc.aio.AioRpcError) as found:
         await call
     error = found.value
@@ -94,14 +84,12 @@ async def failed(call: Any) -> Failed:
 
 
 def predict(text: str | bytes, model: str = "") -> bytes:
-    """Message of a request to Predict."""
     data = text.encode() if isinstance(text, str) else text
     kind = messages.message("headway.v1.PredictRequest")
     return bytes(kind(model_id=model, input_data=data).SerializeToString())
 
 
 def predicted(body: bytes) -> Any:
-    """Answer of Predict."""
     return messages.message("headway.v1.PredictResponse").FromString(body)
 
 

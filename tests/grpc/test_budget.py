@@ -1,20 +1,34 @@
-"""Budget of a usual call of both inference methods, held to the numbers in budget.toml."""
+"""What a usual call costs, held to budget.toml, and how calls share the turns of the event loop."""
 
-from __future__ import annotations
-
+import asyncio
+import functools
+import gc
 import math
+import os
+import random
 import sys
+import tracemalloc
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from bench.load import http2
+from headway.errors import RequestError
 from headway.grpc import message_turns, messages
+from headway.grpc.inference_call import InferenceCall
+from headway.grpc.message_turns import SHARE, MessageTurns
 from headway.model import WorkerInfo, WorkerStatus
-from tests.grpc.stand import INFER, PREDICT, Port, predict, served
+from tests.fuzz import dearest_calls
+from tests.fuzz.dearest_calls import MODELS, Dear, Taken
+from tests.grpc.stand import INFER, PREDICT, Port, predict, predicted, served
 from tests.grpc.wire import SETTINGS, WINDOW, Wire, connect
 from tests.http.stand import INSTANT, settled
 from tests.http.test_budget import BATCH, BUDGET, FOUR, TEXT, Counts, enough, within
+from tests.scenes import Scene, scene
 
 
 def infer() -> bytes:
@@ -36,7 +50,6 @@ CALLS = {
     "grpc infer": (INFER, infer()),
     "grpc tensor": (INFER, infer_tensor()),
 }
-"""Path and message of a call."""
 
 
 async def batch(port: Port, wire: Wire, numbers: range, kind: str) -> None:
@@ -84,3 +97,228 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_turns, "SHARE", math.inf)
         served(main, whole=True, now=lambda: INSTANT, user_rate=0.0)
+
+
+class Turns:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.most = self._now = 0
+        begin = InferenceCall.begin
+
+        def counted(call: InferenceCall) -> Any:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            return begin(call)
+
+        patch.setattr(InferenceCall, "begin", counted)
+
+    def count(self) -> None:
+        self._now = 0
+        asyncio.get_running_loop().call_soon(self.count)
+
+
+async def ask_many(port: Port, turns: Turns, enough: int) -> None:
+    """Ask many at once on one connection, again and again until so many have begun within one turn."""
+    client = port.client()
+    turns.count()
+    while turns.most < enough:
+        answers = await asyncio.gather(*(client.ask(PREDICT, predict("a")) for _ in range(100)))
+        assert {predicted(answer).output for answer in answers} == {b"A"}
+
+
+async def test_many_calls_of_a_connection_are_taken_in_a_turn(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    await ask_many(port, Turns(monkeypatch), enough=4)
+
+
+async def test_calls_leave_no_cycles_that_the_garbage_collector_has_to_find(port: Port) -> None:
+    """Thousands of refused calls with large metadata held their memory, and then the event loop, until it found them."""
+    client, number = port.client(), 20
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(number):
+            await client.ask(PREDICT, predict("a"))
+            await client.fail(PREDICT, b"\xff\xff")
+        await port.client().ask(PREDICT, predict("a"))  # The tasks of the last ones have ended, too.
+        found = sum(isinstance(one, InferenceCall) for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert found < number, "of each kind none is left but those that are still under way"
+
+
+MOST_BYTECODES = 1_300_000
+MOST_BYTES = 16 << 20
+"""Most bytes of the objects that reading one message makes: as many as 260,000 numbers and their pages take, and the value."""
+SMALL = {f"{call.method}, {call.name}": call for call in dearest_calls.calls(1000)}
+SOME = random.Random(7).sample([name for name, call in SMALL.items() if " of " in name and not call.taken], 12)
+"""Some of the messages that are wrong for every model."""
+TRIED = [*SOME, *(name for name in SMALL if " of " not in name)]
+
+
+@functools.cache
+def calls() -> dict[str, Dear]:
+    made = ((f"{call.method}, {call.name}", call) for call in dearest_calls.calls())
+    return {name: call for name, call in made if name in TRIED}
+
+
+def work_of(call: Dear, model: str) -> tuple[int, int]:
+    """Bytecodes, and bytes of objects, that the dearest step of reading a message takes."""
+    steps, most, size = call.steps(model), 0, 0
+    while True:
+        tracemalloc.start()
+        kept = tracemalloc.get_traced_memory()[0]
+        try:
+            with Counts() as counts:
+                next(steps)
+        except (Taken, RequestError):
+            return max(most, counts.bytecodes.total()), max(size, tracemalloc.get_traced_memory()[1] - kept)
+        finally:
+            most = max(most, counts.bytecodes.total())
+            size = max(size, tracemalloc.get_traced_memory()[1] - kept)
+            tracemalloc.stop()
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
+@pytest.mark.parametrize("name", TRIED)
+def test_no_message_takes_long_to_read(name: str) -> None:
+    call = calls()[name]
+    takers = list(filter(call.read, MODELS))
+    assert bool(takers) is call.taken
+    for model in ("text", "FP32", *takers[:1]):
+        bytecodes, size = work_of(call, model)
+        assert bytecodes <= MOST_BYTECODES, f"a model of {model}"
+        assert size <= MOST_BYTES, f"a model of {model}"
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
+def test_no_drawn_message_takes_long_to_read() -> None:
+    rng = random.Random(7)
+    for _ in range(20):
+        call, model = Dear("drawn", "infer", dearest_calls.draw(rng)), rng.choice([*MODELS])
+        bytecodes, size = work_of(call, model)
+        assert (bytecodes <= MOST_BYTECODES, size <= MOST_BYTES) == (True, True), (model, call.body[:100])
+
+
+def test_wrong_messages_cost_the_same_however_much_they_say() -> None:
+    """The work of a refusal is bounded by what is looked at, not by what is there."""
+    short, long = ({call.name: call for call in dearest_calls.calls(size)} for size in (100_000, 400_000))
+    for name in ("empty members of 5", "entries members of 2 in 6", "parameters", "axes of FP32", "unknown numbers"):
+        with Counts() as few:
+            short[name].read("FP32")
+        with Counts() as many:
+            long[name].read("FP32")
+        assert many.bytecodes.total() <= 1.1 * few.bytecodes.total(), name
+
+
+class Loop:
+    """Turns of the event loop by number, and a clock that only work moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.turn = 0
+        self.done: list[tuple[int, str]] = []
+        self.turns = MessageTurns(lambda: self.now)
+        self._count()
+
+    def _count(self) -> None:
+        self.turn += 1
+        asyncio.get_running_loop().call_soon(self._count)
+
+    def work(self, name: str, cost: float = SHARE / 2) -> Callable[[float], str]:
+        def run(waited: float) -> str:
+            self.done.append((self.turn, name))
+            self.now += cost
+            return f"{name} waited {waited / SHARE:g}"
+
+        return run
+
+    def take(self, owner: str, name: str) -> asyncio.Task[str]:
+        return asyncio.ensure_future(self.turns.take(owner, self.work(name)))
+
+
+def in_turns(main: Callable[[Loop], object]) -> None:
+    async def run() -> None:
+        await main(Loop())  # type: ignore[misc]
+
+    asyncio.run(run())
+
+
+def on_loop() -> Callable[[Scene], Callable[..., None]]:
+    return scene(in_turns)
+
+
+@on_loop()
+async def test_a_flood_of_one_owner_is_taken_in_bit_by_bit_and_others_come_between(loop: Loop) -> None:
+    flood = [loop.take("flood", f"f{number}") for number in range(8)]
+    other = loop.take("other", "o")
+    await asyncio.gather(*flood, other)
+    turns = [turn for turn, _ in loop.done]
+    assert [turns.count(turn) for turn in sorted(set(turns))] == [2, 2, 2, 2, 1]
+    assert [name for _, name in loop.done][:5] == ["f0", "f1", "f2", "o", "f3"]
+    assert other.result() == "o waited 0.5"
+
+
+@on_loop()
+async def test_a_message_that_comes_alone_waits_for_nothing(loop: Loop) -> None:
+    before = loop.turn
+    assert await loop.turns.take("a", loop.work("a")) == "a waited 0"
+    assert loop.turn == before
+
+
+@on_loop()
+async def test_the_turn_of_a_call_that_has_ended_goes_to_the_next(loop: Loop) -> None:
+    asked = [loop.take("a", str(number)) for number in range(5)]
+    await asyncio.sleep(0)
+    asked[2].cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert [name for _, name in loop.done] == ["0", "1", "3", "4"]
+
+
+@on_loop()
+async def test_an_error_of_the_work_is_its_callers_alone(loop: Loop) -> None:
+    def fail(loop: Loop, waited: float) -> None:
+        loop.now += SHARE
+        raise ValueError("no message")
+
+    asked = [asyncio.ensure_future(loop.turns.take("a", partial(fail, loop))) for _ in range(2)]
+    last = loop.take("a", "last")
+    for one in asked:
+        with pytest.raises(ValueError, match="no message"):
+            await one
+    assert await last == "last waited 1"
+
+
+@on_loop()
+async def test_what_waits_lets_other_processes_go_first(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_yield", lambda: loop.done.append((loop.turn, "others")))
+    await loop.turns.take("a", loop.work("a"))
+    await asyncio.sleep(0)
+    assert [name for _, name in loop.done] == ["a"], "nothing waited"
+    await asyncio.gather(*(loop.take("b", name) for name in ("b", "c", "d")))
+    assert [name for _, name in loop.done] == ["a", "b", "c", "others", "d"]
+
+
+@on_loop()
+async def test_an_error_holds_nothing_of_its_work_once_its_caller_has_it(loop: Loop) -> None:
+    """Bodies of 1 MB that were wrong stayed until the garbage collector came, thousands of objects later."""
+
+    class Body:
+        pass
+
+    def fail(body: Body, waited: float) -> None:
+        raise ValueError("no message")
+
+    bodies = [Body() for _ in range(3)]
+    left = [weakref.ref(body) for body in bodies]
+    first = loop.take("a", "first"), loop.take("a", "second")
+    asked = [asyncio.ensure_future(loop.turns.take("a", partial(fail, bodies.pop()))) for _ in left]
+    gc.disable()
+    try:
+        while asked:
+            with pytest.raises(ValueError, match="no message") as found:
+                await asked.pop()
+            del found
+        await asyncio.sleep(0)  # The loop holds the one for which it has waited.
+        assert [ref() for ref in left] == [None] * 3
+    finally:
+        gc.enable()
+    await asyncio.gather(*first)

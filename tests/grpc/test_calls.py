@@ -1,9 +1,8 @@
 """Calls of inference: credentials, metadata, deadlines, cancellation, sizes, and the status of each error."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +18,8 @@ from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
 from headway.grpc.header_blocks import RequestFields
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
-from tests.grpc.stand import ID, PREDICT, Client, Port, failed, on_port, predict, predicted
+from tests.grpc.stand import ID, INFER, PREDICT, Client, Port, failed, on_port, predict, predicted, served
+from tests.grpc.test_open_inference import request
 from tests.http.stand import PATIENCE
 
 KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
@@ -27,7 +27,6 @@ BEARER = (("authorization", "Bearer secret"),)
 Status = grpc.StatusCode
 
 
-@on_port()
 async def test_an_input_is_answered_with_its_output(port: Port) -> None:
     call = port.client().call(PREDICT, predict("hello"))
     answer = predicted(await call)
@@ -38,7 +37,6 @@ async def test_an_input_is_answered_with_its_output(port: Port) -> None:
     assert (asked.input, asked.model, asked.parameters, asked.tier) == ("hello", "default", b"", 1)
 
 
-@on_port()
 async def test_the_tokens_that_an_input_has_used_are_told_where_the_target_tells_them(port: Port) -> None:
     client = port.client()
     assert not predicted(await client.ask(PREDICT, predict("a"))).HasField("tokens_used")
@@ -48,7 +46,6 @@ async def test_the_tokens_that_an_input_has_used_are_told_where_the_target_tells
         assert (answer.HasField("tokens_used"), answer.tokens_used) == (True, used)
 
 
-@on_port()
 async def test_metadata_mean_what_the_header_fields_of_http_mean(port: Port) -> None:
     chosen = "01890a5d-ac96-774b-bcce-b302099a8057"
     fields = (
@@ -75,7 +72,6 @@ async def test_metadata_mean_what_the_header_fields_of_http_mean(port: Port) -> 
         ("idempotency-key", "k" * 300, "malformed"),
     ],
 )
-@on_port()
 async def test_wrong_metadata_are_an_invalid_argument(port: Port, field: str, value: str, part: str) -> None:
     found = await port.client().fail(PREDICT, predict("a"), ((field, value),))
     assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
@@ -94,10 +90,7 @@ async def test_wrong_metadata_are_an_invalid_argument(port: Port, field: str, va
     ],
     ids=["many names", "one name", "a long text", "long octets"],
 )
-@on_port()
-async def test_a_flood_of_metadata_is_refused_and_costs_other_calls_of_its_connection_nothing(
-    port: Port, metadata: Any
-) -> None:
+async def test_a_flood_of_metadata_is_refused_and_spares_its_neighbours(port: Port, metadata: Any) -> None:
     client = port.client(**{"grpc.enable_retries": 1})  # What the port never looked at is sent again.
     for _ in range(3):
         found = await client.fail(PREDICT, predict("flood"), metadata)
@@ -106,7 +99,6 @@ async def test_a_flood_of_metadata_is_refused_and_costs_other_calls_of_its_conne
     assert [asked.input for asked in port.gateway.asked] == ["a"] * 3
 
 
-@on_port()
 async def test_metadata_that_were_sent_twice_are_refused(port: Port) -> None:
     found = await port.client().fail(PREDICT, predict("a"), (("x-request-tier", "free"), ("x-request-tier", "paid")))
     assert (found.status, found.details) == (
@@ -128,11 +120,9 @@ async def test_without_a_good_key_a_call_is_unauthenticated(port: Port, metadata
 @on_port(KEYS)
 async def test_the_message_of_a_stranger_is_not_waited_for(port: Port) -> None:
     call = port.client().channel.stream_unary(PREDICT)()  # It sends no message.
-    found = await failed(call)
-    assert found.status is Status.UNAUTHENTICATED
+    assert (await failed(call)).status is Status.UNAUTHENTICATED
 
 
-@on_port()
 async def test_the_deadline_of_a_call_shortens_that_of_its_request(port: Port) -> None:
     client = port.client()
     await client.call(PREDICT, predict("a"), timeout=20.0)
@@ -143,7 +133,6 @@ async def test_the_deadline_of_a_call_shortens_that_of_its_request(port: Port) -
     assert none == long == port.settings.request_timeout_ms / 1000
 
 
-@on_port()
 async def test_a_call_whose_client_leaves_abandons_its_request(port: Port) -> None:
     port.gateway.hold = True
     call = port.client().call(PREDICT, predict("a"))
@@ -153,7 +142,6 @@ async def test_a_call_whose_client_leaves_abandons_its_request(port: Port) -> No
     assert port.gateway.waiting == []
 
 
-@on_port()
 async def test_a_call_whose_deadline_passes_abandons_its_request(port: Port) -> None:
     port.gateway.hold = True
     found = await port.client().fail(PREDICT, predict("a"), timeout=0.2)
@@ -161,7 +149,6 @@ async def test_a_call_whose_deadline_passes_abandons_its_request(port: Port) -> 
     await port.gateway.until(lambda: port.gateway.abandoned == [("default", ID.format(0))])
 
 
-@on_port()
 async def test_a_client_that_vanishes_abandons_its_requests(port: Port) -> None:
     port.gateway.hold = True
     client = port.client()
@@ -172,7 +159,6 @@ async def test_a_client_that_vanishes_abandons_its_requests(port: Port) -> None:
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-@on_port()
 async def test_bytes_that_are_no_message_are_an_invalid_argument(port: Port) -> None:
     for body in (b"\xff\xff\xff", b"\x0a\x05a", b"\x12"):
         found = await port.client().fail(PREDICT, body)
@@ -181,14 +167,12 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(port: Port) -> 
     assert port.gateway.asked == []
 
 
-@on_port()
 async def test_an_input_that_is_no_text_is_an_invalid_argument(port: Port) -> None:
     found = await port.client().fail(PREDICT, predict(b"\xff"))
     assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
     assert (await port.client().fail(PREDICT, predict("a\0b"))).status is Status.INVALID_ARGUMENT
 
 
-@on_port()
 async def test_a_model_that_takes_octets_gets_them_and_gives_them(port: Port) -> None:
     port.gateway.served.learn(
         [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
@@ -201,8 +185,7 @@ async def test_a_model_that_takes_octets_gets_them_and_gives_them(port: Port) ->
 @on_port(max_body_bytes=1000)
 async def test_a_message_beyond_max_body_bytes_exhausts_the_resource(port: Port) -> None:
     client = port.client()
-    found = await client.fail(PREDICT, predict("a" * 2000))
-    assert found.status is Status.RESOURCE_EXHAUSTED
+    assert (await client.fail(PREDICT, predict("a" * 2000))).status is Status.RESOURCE_EXHAUSTED
     assert port.gateway.asked == []
     assert predicted(await client.ask(PREDICT, predict("a" * 900))).output == b"A" * 900
 
@@ -218,12 +201,10 @@ async def test_a_compressed_message_may_not_unpack_to_more_than_max_body_bytes(p
     assert len(port.gateway.asked) == 1
 
 
-@on_port()
 async def test_an_unknown_method_is_unimplemented(port: Port) -> None:
     assert (await port.client().fail("/headway.v1.Inference/Guess", b"")).status is Status.UNIMPLEMENTED
 
 
-@on_port()
 async def test_each_error_has_a_status_and_says_whether_a_retry_helps(port: Port) -> None:
     client = port.client()
     for code, facts in CODES.items():
@@ -243,7 +224,6 @@ def test_an_error_of_a_new_http_status_has_a_status_by_its_class(monkeypatch: py
     assert statuses.status_of("FULL") is statuses.StatusCode.INTERNAL
 
 
-@on_port()
 async def test_an_error_of_any_length_and_of_any_characters_arrives(port: Port) -> None:
     for text in ("x" * 100_000, "ü" * 50_000, "\ud800", "a\nb\0c"):
         port.gateway.failure = Failure(errors.BACKEND_ERROR, text)
@@ -252,14 +232,12 @@ async def test_an_error_of_any_length_and_of_any_characters_arrives(port: Port) 
         assert 0 < len(found.details) <= statuses.LONGEST
 
 
-@on_port()
 async def test_an_output_with_a_lone_surrogate_is_the_models_fault(port: Port) -> None:
     port.gateway.output = "\ud800"
     found = await port.client().fail(PREDICT, predict("a"))
     assert (found.status, found.trailers["x-headway-error"]) == (Status.INTERNAL, "BACKEND_ERROR")
 
 
-@on_port()
 async def test_an_outcome_of_another_request_is_marked(port: Port) -> None:
     port.gateway.shared, port.gateway.kept = DedupKind.KEY, True
     call = port.client().call(PREDICT, predict("a"))
@@ -398,7 +376,6 @@ def test_unread_answers_are_bounded_for_each_owner() -> None:
     assert quotas.keep("a", 700_000) == 700_000
 
 
-@on_port()
 async def test_no_message_at_all_is_an_invalid_argument(port: Port) -> None:
     call = port.client().channel.stream_unary(PREDICT)(iter(()))
     found = await failed(call)
@@ -412,7 +389,6 @@ async def test_a_message_that_does_not_come_is_not_waited_for_long(port: Port) -
     assert (found.status, found.trailers["x-headway-error"]) == (Status.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT")
 
 
-@on_port()
 async def test_an_unforeseen_fault_is_internal_and_shows_nothing(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **named: object) -> bool:
         raise ValueError("the secret")
@@ -435,6 +411,29 @@ def test_calls_without_a_credential_count_for_their_address() -> None:
     for address in ("10.0.0.1", "10.0.0.2"):
         stream = SimpleNamespace(head=RequestFields(()), connection=SimpleNamespace(address=address))
         port = SimpleNamespace(quotas=SimpleNamespace(begin=owners.append))
-        call = PlainCall(cast(Any, port), cast(Any, stream), cast(Any, None))
-        call.belong_to_address()
+        PlainCall(cast(Any, port), cast(Any, stream), cast(Any, None)).belong_to_address()
     assert len(set(owners)) == 2
+
+
+RULES = '[[rules]]\nname = "words"\npatterns = ["forbidden"]\n[[rules]]\nname = "unseen"\ncharacters = ["zero-width"]\n'
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_rule_holds_in_calls_and_in_tensors(tmp_path: Path, raw: bool) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(RULES)
+
+    async def main(port: Port) -> None:
+        client = port.client()
+        tensor = request("good", "for\u200bbidden", raw=raw).SerializeToString()
+        for method, body in ((PREDICT, predict("for\u200bbidden")), (INFER, tensor)):
+            found = await client.fail(method, body)
+            assert (found.status, found.trailers["x-headway-error"]) == (
+                grpc.StatusCode.INVALID_ARGUMENT, "REJECTED_BY_POLICY",
+            )  # fmt: skip
+            assert "rule 'words'" in found.details
+            assert "forbidden" not in found.details
+            assert found.trailers["grpc-retry-pushback-ms"] == "-1"
+        assert predicted(await client.ask(PREDICT, predict("go\u200bod"))).output == b"GOOD"
+
+    served(main, whole=True, input_policy=str(path))

@@ -1,10 +1,9 @@
 """Calls as they are on the wire: frames that a client writes itself, and what comes back, frame by frame."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -18,7 +17,7 @@ from headway.grpc.writer import ErrorCode
 from headway.model import Failure
 from tests.grpc.stand import PREDICT, Port, on_port, predict, predicted, served
 from tests.grpc.wire import DATA, GOAWAY, HEADERS, PADDED, READ, SETTINGS, WINDOW, Answer, Wire, connect
-from tests.scenes import Scene, scene
+from tests.scenes import Played, scene
 
 
 def on_the_wire(main: Callable[[Port, Wire], Awaitable[None]], hello: Sequence[bytes] = (http2.hello(), READ)) -> None:
@@ -34,30 +33,26 @@ def on_the_wire(main: Callable[[Port, Wire], Awaitable[None]], hello: Sequence[b
     served(run, max_body_bytes=8 << 20)
 
 
-def on_wire(*hello: Sequence[bytes]) -> Callable[[Scene], Callable[..., None]]:
-    """Make a test of a coroutine function of a port and such a client; arguments as those of `on_the_wire`."""
-    return scene(lambda main: on_the_wire(main, *hello), tools=2)
+@pytest.fixture
+def wire() -> Played:
+    return Played(on_the_wire)
 
 
 def connection(port: Port) -> CallConnection:
-    """The only connection of the port."""
     assert port.listener._connections is not None
     (one,) = port.listener._connections.open
     return one
 
 
 def data(number: int, octets: bytes, *, end: bool = False) -> bytes:
-    """Data on a stream."""
     return http2.frame(DATA, int(end), http2.stream_of(number), octets)
 
 
 def prefixed(body: bytes, packed: int = 0) -> bytes:
-    """Message as gRPC has it."""
     return bytes((packed,)) + len(body).to_bytes(4, "big") + body
 
 
 def output(answer: Answer) -> bytes:
-    """Output in an answer of Predict that is whole."""
     assert (answer.status, answer.data[:1], int.from_bytes(answer.data[1:5], "big")) == (
         "0",
         b"\0",
@@ -78,13 +73,10 @@ async def test_a_message_of_any_size_gets_through_both_ways(port: Port, size: in
     assert predicted(await client.ask(PREDICT, body)).output == b"A" * size
 
 
-@on_wire()
 async def test_a_message_comes_in_frames_of_any_size(port: Port, wire: Wire) -> None:
     octets = prefixed(predict("hello"))
     wire.send(
-        http2.headers(0, PREDICT),
-        *[data(0, octets[at : at + 1]) for at in range(len(octets))],
-        data(0, b"", end=True),
+        http2.headers(0, PREDICT), *[data(0, octets[at : at + 1]) for at in range(len(octets))], data(0, b"", end=True)
     )
     assert output(await wire.ended(0)) == b"HELLO"
     # With more padding than a stream's window, which is given back.
@@ -95,14 +87,12 @@ async def test_a_message_comes_in_frames_of_any_size(port: Port, wire: Wire) -> 
     assert wire.granted[3] >= 40 * 256
 
 
-@on_wire()
 async def test_a_unary_call_with_several_messages_is_answered_for_the_first(port: Port, wire: Wire) -> None:
     wire.send(http2.headers(0, PREDICT), data(0, prefixed(predict("a")) + prefixed(predict("b")), end=True))
     assert output(await wire.ended(0)) == b"A"
     assert [asked.input for asked in port.gateway.asked] == ["a"]
 
 
-@on_wire()
 async def test_a_message_that_is_cut_is_an_error(port: Port, wire: Wire) -> None:
     whole = prefixed(predict("hello"))
     for number in range(1, len(whole)):
@@ -115,7 +105,6 @@ async def test_a_message_that_is_cut_is_an_error(port: Port, wire: Wire) -> None
     [("gzip", gzip.compress(predict("hello"))), ("deflate", zlib.compress(predict("hello")))],
     ids=["gzip", "deflate"],
 )
-@on_wire()
 async def test_a_message_may_be_compressed(port: Port, wire: Wire, encoding: str, body: bytes) -> None:
     wire.send(http2.headers(0, PREDICT, [("grpc-encoding", encoding)]), data(0, prefixed(body, 1), end=True))
     assert output(await wire.ended(0)) == b"HELLO"
@@ -136,7 +125,6 @@ async def test_a_message_may_be_compressed(port: Port, wire: Wire, encoding: str
     ],
     ids=["unknown", "none", "not told", "another flag", "damaged", "cut", "too long"],
 )
-@on_wire()
 async def test_a_message_that_cannot_be_unpacked_is_an_error(
     port: Port, wire: Wire, encoding: str, packed: int, body: bytes, status: str
 ) -> None:
@@ -171,7 +159,7 @@ def test_an_answer_leaves_as_its_client_makes_room() -> None:
     on_the_wire(main, (own, READ))
 
 
-@on_wire((http2.hello(),))
+@scene(partial(on_the_wire, hello=(http2.hello(),)), tools=2)
 async def test_a_message_goes_on_that_was_begun_before_its_client_knew_the_windows(port: Port, wire: Wire) -> None:
     octets, sent = prefixed(predict("a" * 60_000)), 3 << 14
     wire.send(http2.headers(0, PREDICT), *[data(0, octets[at : at + (1 << 14)]) for at in range(0, sent, 1 << 14)])
@@ -183,7 +171,6 @@ async def test_a_message_goes_on_that_was_begun_before_its_client_knew_the_windo
     assert output(await wire.ended(0)) == b"A" * 60_000
 
 
-@on_wire()
 async def test_data_beyond_the_window_of_a_stream_end_that_stream_alone(port: Port, wire: Wire) -> None:
     port.gateway.hold = True
     for number in (0, 1):
@@ -200,7 +187,6 @@ async def test_data_beyond_the_window_of_a_stream_end_that_stream_alone(port: Po
 
 
 @pytest.mark.parametrize("timeout", ["1H", "2M", "3S", "4000m", "5000000u", "99999999n", "0000003S", "99999999H"])
-@on_wire()
 async def test_the_time_of_a_call_may_be_told_in_any_unit(port: Port, wire: Wire, timeout: str) -> None:
     unit = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}[timeout[-1]]
     wire.send(http2.headers(0, PREDICT, [("grpc-timeout", timeout)]), http2.message(0, predict("a")))
@@ -210,28 +196,24 @@ async def test_the_time_of_a_call_may_be_told_in_any_unit(port: Port, wire: Wire
 
 
 @pytest.mark.parametrize("timeout", ["", "1", "S", "123456789S", "1s", "-1S", "+1S", "1 S", "1.5S", "1SS"])
-@on_wire()
 async def test_a_time_that_is_malformed_is_an_error(port: Port, wire: Wire, timeout: str) -> None:
     wire.send(http2.headers(0, PREDICT, [("grpc-timeout", timeout)]), http2.message(0, predict("a")))
     assert (await wire.ended(0)).status == "13"
     assert port.gateway.asked == []
 
 
-@on_wire()
 async def test_a_call_without_time_is_late(port: Port, wire: Wire) -> None:
     port.gateway.hold = True
     wire.send(http2.headers(0, PREDICT, [("grpc-timeout", "0S")]), http2.message(0, predict("a")))
     assert (await wire.ended(0)).status == "4"
 
 
-@on_wire()
 async def test_metadata_in_binary_are_let_pass(port: Port, wire: Wire) -> None:
     more = [("grpc-trace-bin", "AAAB"), ("x-bin", "AA==,AA"), ("x-bin", "")]
     wire.send(http2.headers(0, PREDICT, more), http2.message(0, predict("a")))
     assert output(await wire.ended(0)) == b"A"
 
 
-@on_wire()
 async def test_details_are_quoted(port: Port, wire: Wire) -> None:
     port.gateway.failure = Failure(errors.BACKEND_ERROR, "50 % of \u00e4\n~")
     wire.send(http2.headers(0, PREDICT), http2.message(0, predict("a")))
@@ -241,7 +223,6 @@ async def test_details_are_quoted(port: Port, wire: Wire) -> None:
 # How a call ends.
 
 
-@on_wire()
 async def test_an_error_is_told_in_one_block_and_nothing_follows_it(port: Port, wire: Wire) -> None:
     wire.send(
         http2.headers(0, PREDICT),
@@ -260,7 +241,6 @@ async def test_an_error_is_told_in_one_block_and_nothing_follows_it(port: Port, 
     assert [answer.kinds for answer in wire.answers.values()] == [["end"]] * 3
 
 
-@on_wire()
 async def test_a_client_that_never_ends_its_stream_is_answered_and_the_stream_is_closed(port: Port, wire: Wire) -> None:
     wire.send(http2.headers(0, PREDICT), http2.message(0, predict("a"), end=False), http2.headers(1, "/nothing"))
     for number, kinds in enumerate((["fields", "data", "end", "reset"], ["end", "reset"])):
@@ -277,7 +257,6 @@ async def test_a_client_that_never_ends_its_stream_is_answered_and_the_stream_is
     [[(":method", "GET")], [("content-type", "application/json")], [("content-type", "")]],
     ids=["method", "kind", "no kind"],
 )
-@on_wire()
 async def test_a_request_that_is_no_call_gets_a_status_of_http(port: Port, wire: Wire, fields: http2.Fields) -> None:
     given = {":method": "POST", ":scheme": "http", ":path": PREDICT, "content-type": "application/grpc"} | dict(fields)
     wire.send(http2.frame(HEADERS, 5, 1, block_of(given.items())))
@@ -287,7 +266,6 @@ async def test_a_request_that_is_no_call_gets_a_status_of_http(port: Port, wire:
 
 
 @pytest.mark.parametrize(("length", "good"), [("9", False), ("10", True), ("11", False), ("1e1", False), ("", False)])
-@on_wire()
 async def test_a_call_has_as_many_bytes_as_it_says(port: Port, wire: Wire, length: str, good: bool) -> None:
     octets = prefixed(predict("abc"))
     assert len(octets) == 10
@@ -300,7 +278,6 @@ async def test_a_call_has_as_many_bytes_as_it_says(port: Port, wire: Wire, lengt
     assert (await wire.ended(1)).code == ErrorCode.PROTOCOL_ERROR
 
 
-@on_wire()
 async def test_a_call_may_be_cancelled_at_any_point(port: Port, wire: Wire) -> None:
     whole = prefixed(predict("hello"))
     for number in range(len(whole)):
@@ -321,7 +298,6 @@ async def test_a_call_may_be_cancelled_at_any_point(port: Port, wire: Wire) -> N
     assert connection(port).silent
 
 
-@on_wire()
 async def test_trailers_end_a_call_as_data_do(port: Port, wire: Wire) -> None:
     trailers = http2.frame(HEADERS, 5, 1, b"\0\1a\1b")
     wire.send(http2.headers(0, PREDICT), data(0, prefixed(predict("a"))), trailers)
@@ -333,7 +309,6 @@ async def test_trailers_end_a_call_as_data_do(port: Port, wire: Wire) -> None:
 # How a connection ends.
 
 
-@on_wire()
 async def test_a_client_that_leaves_gets_the_answers_that_are_due(port: Port, wire: Wire) -> None:
     port.gateway.hold = True
     wire.ask(*range(3))
@@ -346,10 +321,7 @@ async def test_a_client_that_leaves_gets_the_answers_that_are_due(port: Port, wi
     assert (await wire.left())[-1] == http2.stream_of(2)
 
 
-@on_wire()
-async def test_after_trailers_beyond_the_bound_calls_in_hand_are_answered_and_the_client_is_told_to_leave(
-    port: Port, wire: Wire
-) -> None:
+async def test_after_too_many_trailers_calls_are_answered_and_the_client_must_leave(port: Port, wire: Wire) -> None:
     port.gateway.hold = True
     wire.send(
         *[http2.headers(number, PREDICT) + http2.message(number, predict("a"), end=bool(number)) for number in range(3)]

@@ -1,7 +1,5 @@
 """Frames that cost much and bring little: what each costs is bounded, and who sends too many is cut off."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import gzip
@@ -22,7 +20,7 @@ from headway.grpc.header_blocks import HeaderReader
 from headway.grpc.message_turns import SHARE
 from headway.grpc.reader import PREFACE, Http2Reader
 from headway.grpc.writer import Broken, Http2Writer
-from tests.grpc.stand import PREDICT, Port, on_port, predict, served
+from tests.grpc.stand import PREDICT, Port, predict, served
 from tests.grpc.test_open_inference import STREAM, request
 from tests.grpc.wire import ACK, GOAWAY, PING, Answer, greeted
 
@@ -33,19 +31,15 @@ _WINDOW = b"\0\4"
 
 
 class Deaf:
-    """Sink that drops what it hears."""
-
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
 
 
 def window(number: int, amount: int) -> bytes:
-    """More room on a stream; 0: on all."""
     return http2.frame(http2.WINDOW, 0, number, amount.to_bytes(4, "big"))
 
 
 def initial(amount: int) -> bytes:
-    """Change of the window that each stream begins with."""
     return http2.frame(http2.SETTINGS, 0, 0, _WINDOW + amount.to_bytes(4, "big"))
 
 
@@ -58,7 +52,6 @@ def begun(*frames: bytes, streams: int = 1) -> Http2Reader:
 
 
 def stuck(connection: CallConnection) -> Sized:
-    """Streams whose messages wait for room."""
     assert connection._reader is not None
     return connection._reader.writer.stuck
 
@@ -104,10 +97,7 @@ def test_little_is_unpacked_between_two_looks_at_the_time() -> None:
     assert it.last == http2.stream_of(4)
 
 
-@on_port()
-async def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_room_that_comes_bit_by_bit_moves_only_what_waits(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     pumped: list[int] = []
     pump = CallStream.pump
 
@@ -136,9 +126,7 @@ async def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(
     [http2.frame(http2.PING, 1, 0, b"x" * 8), http2.frame(http2.SETTINGS, 1, 0), http2.frame(7, 0, 0, bytes(8)), initial(9)],
     ids=["answers to pings", "answers to settings", "goodbyes", "settings"],
 )  # fmt: skip
-def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(
-    nothing: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_empty_frames_ends_the_connection(nothing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(burden, "LIMIT", 100)
 
     async def main(port: Port) -> None:
@@ -157,10 +145,7 @@ def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(
     ] == [1]
 
 
-@on_port()
-async def test_calls_in_hand_are_answered_where_their_neighbours_on_the_connection_flood(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_calls_in_hand_outlive_a_flood_of_their_neighbours(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a proxy, which puts the calls of many clients on one connection."""
     monkeypatch.setattr(burden, "LIMIT", 100)
     client, _ = await greeted(port)
@@ -177,7 +162,6 @@ async def test_calls_in_hand_are_answered_where_their_neighbours_on_the_connecti
     client.writer.close()
 
 
-@on_port()
 async def test_a_client_that_breaks_the_protocol_is_counted(port: Port) -> None:
     client, _ = await greeted(port)
     client.send(http2.frame(http2.DATA, 0, 0, b"x"))
@@ -186,10 +170,7 @@ async def test_a_client_that_breaks_the_protocol_is_counted(port: Port) -> None:
     client.writer.close()
 
 
-@on_port()
-async def test_an_answer_that_is_taken_byte_by_byte_explains_no_frames(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_taken_byte_by_byte_explains_no_frames(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(burden, "LIMIT", 100)
     client, _ = await greeted(port)
     client.send(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
@@ -199,10 +180,7 @@ async def test_an_answer_that_is_taken_byte_by_byte_explains_no_frames(
     client.writer.close()
 
 
-@on_port()
-async def test_room_for_a_few_bytes_at_a_time_is_used_together_or_by_the_next_sweep(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_room_of_few_bytes_is_used_together_or_by_a_sweep(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each frame of one byte costs as much as one of 16 KiB, and 8 connections of 100 calls had thousands of them in a second."""
     monkeypatch.setattr(writer, "_PATIENCE", 5)
     monkeypatch.setattr(PortConnections, "sweep", lambda *_: None)  # It would come by the clock.
@@ -229,7 +207,6 @@ async def test_room_for_a_few_bytes_at_a_time_is_used_together_or_by_the_next_sw
     client.writer.close()
 
 
-@on_port()
 async def test_messages_are_unpacked_in_turns(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kilobyte of gzip is a megabyte, and a client may send hundreds at once."""
     packed = gzip.compress(bytes(1_000_000))
@@ -276,7 +253,6 @@ def _calls_kept() -> list[Call | CallConnection]:
     ],
     ids=["unsent", "unanswered", "silent stream", "stream", "watch", "reflection"],
 )  # fmt: skip
-@on_port()
 async def test_calls_that_are_cut_off_leave_no_cycles(port: Port, call: Callable[[int], bytes]) -> None:
     """Cycles of cancelled calls were found 300,000 objects at a time, which took 0.3 s of the event loop."""
     port.gateway.hold = True
@@ -302,10 +278,7 @@ async def test_calls_that_are_cut_off_leave_no_cycles(port: Port, call: Callable
     assert left == []
 
 
-@on_port()
-async def test_the_calls_of_a_client_that_has_left_are_ended_in_turns(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_calls_of_a_client_that_left_end_in_turns(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """9,000 calls of connections that were cut at once took 0.3 s of the event loop."""
     ended: list[int] = []
     cancel, turns = CallStream.cancel, LoopTurns()

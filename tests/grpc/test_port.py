@@ -1,12 +1,11 @@
-"""The port itself: health, reflection, connections that are told to leave, the drain, and descriptors beside others'."""
-
-from __future__ import annotations
+"""The port itself: health, reflection, TLS, connections that are told to leave, the drain, and descriptors."""
 
 import asyncio
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,11 +13,17 @@ import pytest
 import structlog
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 
+from bench.load import http2
 from headway import protos
 from headway.config import Settings
 from headway.errors import SettingError
-from headway.grpc import messages
+from headway.grpc import burden, messages
+from headway.grpc.connection import LAST, LEAVING, SILENCE, CallConnection
+from headway.runtime.certificates import Certificates
+from headway.runtime.counters import TlsCounts
+from tests.authority import Authority
 from tests.grpc.stand import PREDICT, Client, Port, on_port, predict, predicted, served
+from tests.grpc.wire import ACK, GOAWAY, PING, Wire, greeted
 
 Status = grpc.StatusCode
 CHECK, WATCH, LIST = (f"/{messages.HEALTH}/{name}" for name in ("Check", "Watch", "List"))
@@ -27,12 +32,10 @@ KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
 
 
 def about(service: str) -> bytes:
-    """Message of a request for the status of a service."""
     return bytes(messages.message("grpc.health.v1.HealthCheckRequest")(service=service).SerializeToString())
 
 
 def status_in(body: bytes) -> int:
-    """Status in the answer to such a request."""
     return int(messages.message("grpc.health.v1.HealthCheckResponse").FromString(body).status)
 
 
@@ -46,13 +49,11 @@ async def test_health_tells_of_the_process_and_of_each_service(port: Port) -> No
     assert {name: entry.status for name, entry in listed.statuses.items()} == dict.fromkeys(("", *messages.SERVICES), 1)
 
 
-@on_port()
 async def test_a_process_that_is_not_ready_does_not_serve(port: Port) -> None:
     port.stand.leaving = True
     assert status_in(await port.client().ask(CHECK, about(""))) == 2
 
 
-@on_port()
 async def test_who_watches_is_told_of_the_end_first(port: Port) -> None:
     watch = port.client().channel.unary_stream(WATCH)
     good, unknown = watch(about("")), watch(about("nobody"))
@@ -132,7 +133,6 @@ def test_other_code_may_register_the_same_names() -> None:
     assert ours(model_name="m").SerializeToString() == b"\n\x01m"
 
 
-@on_port()
 async def test_a_port_that_is_taken_is_told_by_its_setting(port: Port) -> None:
     second = type(port.listener)(port.listener._entrance, port.listener._readiness, port=port.listener.port)
     with pytest.raises(SettingError, match=r"grpc_port = .* is taken by another program"):
@@ -155,7 +155,6 @@ async def talking(client: Client, counts: dict[str, int], until: asyncio.Event) 
             counts["ok"] = counts.get("ok", 0) + 1
 
 
-@on_port()
 async def test_a_drain_under_load_cuts_no_call(port: Port) -> None:
     counts: dict[str, int] = {}
     over = asyncio.Event()
@@ -170,15 +169,13 @@ async def test_a_drain_under_load_cuts_no_call(port: Port) -> None:
     assert counts["ok"] == len(port.gateway.asked)
 
 
-@on_port()
 async def test_a_drain_answers_what_is_held_and_ends_streams_that_only_wait(port: Port) -> None:
     port.gateway.hold = True
     client = port.client()
     held = client.call(PREDICT, predict("a"))
     idle = client.stream(f"/{messages.REFLECTION}/{REFLECT}")
     await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
-    quiet = port.client()
-    assert status_in(await quiet.ask(CHECK, about(""))) == 1
+    assert status_in(await port.client().ask(CHECK, about(""))) == 1
     draining = asyncio.ensure_future(port.listener.drain())
     assert await idle.code() is Status.UNAVAILABLE
     assert not draining.done()
@@ -229,8 +226,7 @@ def test_a_client_of_an_old_connection_opens_another_one_and_notices_nothing() -
 async def test_connections_beyond_the_bound_are_refused_and_harm_no_other(port: Port) -> None:
     first = port.client()
     await first.ask(PREDICT, predict("a"))
-    found = await port.client().fail(PREDICT, predict("a"))
-    assert found.status is Status.UNAVAILABLE
+    assert (await port.client().fail(PREDICT, predict("a"))).status is Status.UNAVAILABLE
     assert port.counters.gateway.refusals["connections", "none", ""] >= 1
     assert predicted(await first.ask(PREDICT, predict("b"))).output == b"B"
 
@@ -291,3 +287,175 @@ def test_nothing_of_grpc_is_imported_where_the_port_is_off() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def credentials(authority: Authority, shown: tuple[Path, Path] | None = None) -> grpc.ChannelCredentials:
+    if shown is None:
+        return grpc.ssl_channel_credentials(authority.file.read_bytes())
+    certificate, key = shown
+    return grpc.ssl_channel_credentials(authority.file.read_bytes(), key.read_bytes(), certificate.read_bytes())
+
+
+def test_calls_are_answered_over_tls_and_certificates_change_between_them(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue()
+    certificates = Certificates(str(certificate), str(key), "", TlsCounts())
+
+    async def main(port: Port) -> None:
+        client = port.client(credentials(authority))
+        assert predicted(await client.ask(PREDICT, predict("abc"))).output == b"ABC"
+        authority.issue()
+        await certificates.reread()
+        for one in (client, port.client(credentials(authority))):
+            assert predicted(await one.ask(PREDICT, predict("x" * 300_000))).output == b"X" * 300_000
+
+    served(main, certificates=certificates)
+
+
+def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    authority, clients = Authority(tmp_path), Authority(tmp_path, "clients")
+    certificate, key = authority.issue()
+    certificates = Certificates(str(certificate), str(key), str(clients.file), TlsCounts())
+
+    async def main(port: Port) -> None:
+        good = port.client(credentials(authority, clients.issue("client")))
+        assert predicted(await good.ask(PREDICT, predict("abc"))).output == b"ABC"
+        refused = await port.client(credentials(authority)).fail(PREDICT, predict("abc"))
+        assert refused.status is grpc.StatusCode.UNAVAILABLE
+        assert certificates.counts.failures["grpc", "no_certificate"] >= 1
+        assert len(port.gateway.asked) == 1
+
+    served(main, certificates=certificates)
+
+
+def test_a_client_without_tls_is_told_so(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue()
+    certificates = Certificates(str(certificate), str(key), "", TlsCounts())
+
+    async def main(port: Port) -> None:
+        assert (await port.client().fail(PREDICT, predict("abc"))).status is grpc.StatusCode.UNAVAILABLE
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert b"this port speaks TLS" in await reader.read()
+        writer.close()
+        assert certificates.counts.failures["grpc", "plain"] >= 1
+
+    served(main, certificates=certificates)
+
+
+def test_a_connection_stays_until_its_client_has_read_that_it_is_to_leave() -> None:
+    now = [1000.0]
+
+    async def main(port: Port) -> None:
+        client, connections = await greeted(port)
+        draining = asyncio.ensure_future(port.listener.drain())
+        assert await client.next(GOAWAY) == LAST.to_bytes(4, "big") + bytes(4)
+        assert await client.next(PING) == LEAVING
+        for number in (1, 2, 3):
+            now[0] += 0.4 * SILENCE
+            connections.sweep(now[0], True)
+            client.ask(number)
+            await client.ended(number)
+        client.send(http2.frame(http2.PING, ACK, 0, LEAVING))
+        assert await client.next(GOAWAY) == http2.stream_of(3).to_bytes(4, "big") + bytes(4)
+        assert len(await client.left()) == 2, "nothing follows its last word"
+        await draining
+        client.writer.close()
+
+    served(main, now=lambda: now[0])
+
+
+def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while() -> None:
+    now = [1000.0]
+
+    async def main(port: Port) -> None:
+        client, connections = await greeted(port)
+        port.listener.retire()
+        await client.next(PING)
+        for _ in range(2):
+            connections.sweep(now[0], False)
+            now[0] += SILENCE - 1.0
+        client.ask(1)
+        await client.ended(1)
+        connections.sweep(now[0], False)
+        connections.sweep(now[0] + SILENCE + 1.0, False)
+        assert await client.next(GOAWAY) == http2.stream_of(1).to_bytes(4, "big") + bytes(4)
+        assert len(await client.left()) == 2, "nothing follows its last word"
+        client.writer.close()
+
+    served(main, now=lambda: now[0])
+
+
+def test_a_closed_connection_whose_client_takes_nothing_is_cut() -> None:
+    class Stuck(asyncio.Transport):
+        """What was written never leaves."""
+
+        aborted = False
+
+        def close(self) -> None: ...
+
+        def is_closing(self) -> bool:
+            return True
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    now, transport = [1000.0], Stuck()
+    port: Any = SimpleNamespace(clock=lambda: now[0], turns=None, unread_timeout=10.0, grace=20.0)
+    connection = CallConnection(port)
+    connection._transport = transport
+    connection.greeted = connection.answered = True
+    connection.leaving = now[0]
+    for _ in range(30):
+        now[0] += 0.5
+        connection.inspect(now[0], False)
+    assert transport.aborted
+
+
+async def pinged(client: Wire, times: int) -> bytes:
+    """Ping so many times, each time when the last ping is answered. The server's word for leaving; empty while it has none."""
+    for number in range(times):
+        client.send(http2.frame(http2.PING, 0, 0, number.to_bytes(8, "big")))
+        kind = flags = -1
+        while (kind, flags) != (PING, ACK):
+            kind, flags, payload = await client.frame()
+            if kind == GOAWAY:
+                return payload[8:]
+    return b""
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+async def test_a_client_may_ping_with_or_without_calls(port: Port, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert burden.LEAST_PING < 10.0
+    monkeypatch.setattr(burden, "LEAST_PING", 0.0)
+    client, _ = await greeted(port)
+    port.gateway.hold = True
+    if calls:
+        client.ask(1)
+        await port.gateway.until(lambda: bool(port.gateway.waiting))
+    assert await pinged(client, 20) == b""
+    port.gateway.release()
+    if calls:
+        await client.ended(1)
+    client.writer.close()
+
+
+async def test_a_client_that_pings_without_end_is_cut(port: Port) -> None:
+    client, _ = await greeted(port)
+    assert await pinged(client, 20) == b"too_many_pings"
+    client.writer.close()
+
+
+async def test_a_call_kept_back_goes_by_another_connection(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.grpc.connection.STREAMS", 1)
+    client = port.client(**{"grpc.enable_retries": 1})
+    await client.ask(PREDICT, predict("first"))
+    port.gateway.hold = True
+    calls = [client.call(PREDICT, predict("held"))]
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
+    calls.append(client.call(PREDICT, predict("kept")))
+    port.listener.retire()
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 2)
+    port.gateway.release()
+    assert [predicted(await call).output for call in calls] == [b"HELD", b"KEPT"]

@@ -3,8 +3,6 @@
 Each case is named by the section of RFC 9113 that it is of, or of RFC 7541 (H), whose rules most are of h2spec too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -59,10 +57,8 @@ class Watched(Http2Reader):
 
 
 def connection() -> tuple[Http2Reader, Log]:
-    """A connection that has nothing heard yet."""
     log = Log()
-    writer = Http2Writer(Burden(), lambda: None)
-    return Watched(log, writer, STREAMS, AHEAD, MOST_HEADER), log
+    return Watched(log, Http2Writer(Burden(), lambda: None), STREAMS, AHEAD, MOST_HEADER), log
 
 
 def begun() -> tuple[Http2Reader, Log]:
@@ -74,7 +70,6 @@ def begun() -> tuple[Http2Reader, Log]:
 
 
 def frames_of(data: bytes) -> list[Sent]:
-    """Frames in bytes: type, flags, stream and payload of each."""
     found, at = [], 0
     while at < len(data):
         end = at + 9 + int.from_bytes(data[at : at + 3], "big")
@@ -92,42 +87,34 @@ HEAD = PSEUDO + block_of((("content-type", "application/grpc"), ("te", "trailers
 
 
 def fields(*names_and_values: tuple[str, str]) -> bytes:
-    """Block of fields, each one as it stands."""
     return block_of(names_and_values)
 
 
 def ask(number: int, *, end: bool = False, block: bytes = HEAD) -> bytes:
-    """Beginning of a stream."""
     return frame(HEADERS, WHOLE | end, number, block)
 
 
 def data(number: int, octets: bytes = b"abc", *, end: bool = False) -> bytes:
-    """Data on a stream."""
     return frame(DATA, int(end), number, octets)
 
 
 def window(number: int, amount: int) -> bytes:
-    """More room for the server's data."""
     return frame(WINDOW, 0, number, amount.to_bytes(4, "big"))
 
 
 def reset(number: int) -> bytes:
-    """End of a stream."""
     return frame(RESET, 0, number, bytes((0, 0, 0, 8)))
 
 
 def priority(number: int, depends_on: int = 0) -> bytes:
-    """Wish for an order of streams."""
     return frame(PRIORITY, 0, number, depends_on.to_bytes(4, "big") + b"\0")
 
 
 def settings(*pairs: tuple[int, int]) -> bytes:
-    """Settings of the client."""
     return frame(SETTINGS, 0, 0, b"".join(name.to_bytes(2, "big") + value.to_bytes(4, "big") for name, value in pairs))
 
 
 def named(name: str, value: str = "v") -> bytes:
-    """Beginning of stream 1 with a field behind those that it needs."""
     return ask(1, block=HEAD + fields((name, value)))
 
 
@@ -135,22 +122,18 @@ def named(name: str, value: str = "v") -> bytes:
 
 
 def asked(number: int, ended: bool = False) -> Heard:
-    """A stream has begun."""
     return "requested", number, ended
 
 
 def came(number: int, octets: bytes = b"abc", *, amount: int | None = None, end: bool = False) -> Heard:
-    """Data have come."""
     return "received", number, octets, len(octets) if amount is None else amount, end
 
 
 def passed() -> Heard:
-    """A frame was let pass."""
     return ("ignored",)
 
 
 def resets(number: int, code: ErrorCode) -> Sent:
-    """The server ends a stream."""
     return RESET, 0, number, code.to_bytes(4, "big")
 
 
@@ -160,18 +143,15 @@ SIZE, COMPRESSION, REFUSED = ErrorCode.FRAME_SIZE_ERROR, ErrorCode.COMPRESSION_E
 
 
 def answer(number: int) -> Callable[[Http2Reader], object]:
-    """The server answers a stream with nothing but header fields."""
     return lambda http2: http2.writer.headers(number, b"\x88", end=True)
 
 
 def give_up(number: int) -> Callable[[Http2Reader], object]:
-    """The server ends a stream."""
     return lambda http2: http2.reset(number, ErrorCode.CANCEL)
 
 
 BIG = data(1, bytes(2500), end=True)
 READ = frame(SETTINGS, ACK)
-"""The client has read our settings, and may send more on the connection."""
 LET: Sent = (WINDOW, 0, 0, (STREAMS * AHEAD - DEFAULT_WINDOW).to_bytes(4, "big"))
 ANSWERED: Sent = (HEADERS, WHOLE | END, 1, b"\x88")
 GIVEN_UP = resets(1, ErrorCode.CANCEL)
@@ -180,15 +160,7 @@ MALFORMED = ((passed(),), (resets(1, PROTOCOL),))
 
 
 class Case(NamedTuple):
-    """What a client sends behind its preface, and what comes of it.
-
-    Attributes:
-        name: section, and what the case is of.
-        steps: what happens, in order.
-        heard: what the connection hears.
-        sent: frames that it sends.
-        end: how the connection ends; None: it goes on.
-    """
+    """What a client sends behind its preface, in steps, what the connection hears and sends, and how it ends if it does."""
 
     name: str
     steps: Sequence[Step]
@@ -412,7 +384,6 @@ def test_frames_are_taken_as_the_protocol_has_it(case: Case) -> None:
 
 
 def receive(http2: Http2Reader, octets: bytes) -> None:
-    """Have bytes read."""
     while octets:
         octets = octets[http2.receive(octets) :]
 

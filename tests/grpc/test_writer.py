@@ -1,7 +1,5 @@
 """Writer of a connection by itself, without a loop: what it sends, when it asks to be taken from, and how it counts its client's burden."""
 
-from __future__ import annotations
-
 from headway.grpc import burden
 from headway.grpc.burden import CANCELLED, Burden
 from headway.grpc.writer import DEFAULT_WINDOW, Http2Writer
@@ -10,15 +8,12 @@ FLUSH = 1 << 17
 
 
 class Waiting:
-    """Stream with data that wait for room."""
-
     def __init__(self, writer: Http2Writer, number: int, size: int) -> None:
         self.writer, self.number, self.left = writer, number, bytes(size)
         writer.windows[number] = 0
         writer.stuck[number] = self.pump
 
     def pump(self) -> bool:
-        """Send what there is room for."""
         while self.left and (size := self.writer.send(self.number, self.left)):
             self.left = self.left[size:]
         return not self.left

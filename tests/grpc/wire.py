@@ -1,7 +1,5 @@
 """A client of the gRPC port that writes frames itself, and reads what comes back frame by frame when the test says so."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,13 +32,8 @@ class Answer:
 
 
 class Wire:
-    """The client.
-
-    Attributes:
-        answers: what has come, by the numbers of calls.
-        granted: room that it was given, by the numbers of streams.
-        goaways: last streams that the server has named.
-    """
+    """The client: answers by the numbers of calls, room that it was granted by those of streams, and last streams that the server
+    has named."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
@@ -50,11 +43,9 @@ class Wire:
         self._known = 0
 
     def send(self, *frames: bytes) -> None:
-        """Send frames."""
         self.writer.write(b"".join(frames))
 
     def ask(self, *numbers: int) -> None:
-        """Send calls."""
         self.send(*(http2.headers(number, PREDICT) + http2.message(number, predict("a")) for number in numbers))
 
     async def ended(self, number: int) -> Answer:
@@ -71,12 +62,10 @@ class Wire:
             await self.until(lambda: self._known > known)  # noqa: B023
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Read frames until something has come."""
         while not reached():
             await self.frame()
 
     async def next(self, kind: int, flags: int = 0) -> bytes:
-        """Payload of the next frame of a type, with these flags."""
         while True:
             found, given, payload = await self.frame()
             if (found, given) == (kind, flags):
@@ -115,7 +104,6 @@ class Wire:
 
 
 async def connect(port: Port, *hello: bytes) -> Wire:
-    """A client that has sent this."""
     wire = Wire(*await asyncio.open_connection("127.0.0.1", port.listener.port))
     wire.send(*hello)
     return wire

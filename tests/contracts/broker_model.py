@@ -3,8 +3,6 @@
 The model says what may be true of an answer of the broker, whatever came before.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -28,8 +26,6 @@ def uncharged(entry: Entry) -> Entry:
 
 
 class Waiting:
-    """An admitted entry, as the model knows it."""
-
     def __init__(self, entry: Entry, since: float) -> None:
         self.entry = entry
         self.since = since
@@ -39,8 +35,6 @@ class Waiting:
 
 
 class Held:
-    """A lease, as the model knows it."""
-
     def __init__(self, lease: Lease, expires_at: float) -> None:
         self.lease = lease
         self.expires_at = expires_at
@@ -55,15 +49,8 @@ ROUNDING = 1e-3
 
 
 class BrokerModel:
-    """What is known of a broker. Instants are on the broker's clock.
-
-    Attributes:
-        bounds: bounds of the queues of each model.
-        latest: ids are used again: the last submission under each.
-        leases: those that have not ended for all that is known; their owner takes them out.
-        several: parts of the requests with several inputs, the first of which pays for all.
-        failed: what failed in a batch for which an input may be blamed, or by itself.
-    """
+    """What is known of a broker; instants are on its clock. Owners take their leases out, and `failed` holds what an input may be
+    blamed for."""
 
     def __init__(self) -> None:
         self.bounds: Mapping[str, QueueLimits] = QUEUES
@@ -119,7 +106,6 @@ class BrokerModel:
         return max(self._paid_until.get(limit, now) - now, 0.0)
 
     def abandoned(self, parts: Sequence[Submission]) -> bool:
-        """Whether a request with several inputs has failed, though others of its parts have no outcome."""
         outcomes = [self.outcomes.get(part) for part in parts]
         return any(one is not None and one.failure is not None for one in outcomes) and None in outcomes
 
@@ -181,7 +167,6 @@ class BrokerModel:
             self.let_in[rider].claims -= 1
 
     def given_back(self, held: Held) -> None:
-        """Law 4: charges nothing."""
         self.failed_together(held)
         for rider in held.lease.entries:
             self.let_in[key(rider)].claims -= 1

@@ -4,10 +4,7 @@ A new broker is one class here and one line in HARNESSES; the tests know nothing
 real servers: all their steps take no time on the loop's clock, which the adapter has them use in place of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
-import functools
 import itertools
 import math
 import random
@@ -74,13 +71,8 @@ MOST_ATTEMPTS = 3 + int(math.log2(MAX_BATCH))
 
 
 class Harness(ABC):
-    """A fresh broker that serves MODELS within LIMITS, and the loop it lives in.
-
-    Attributes:
-        fleet: what goes with the broker.
-        fleet_peer: the same fleet as another process sees it.
-        board, board_peer: the departure board, likewise.
-    """
+    """A fresh broker that serves MODELS within LIMITS, the loop it lives in, and a fleet and a board, each as two processes see
+    it."""
 
     broker: Broker
     dead: DeadLetters
@@ -101,15 +93,13 @@ class Harness(ABC):
         self._runner = asyncio.Runner(loop_factory=lambda: loop)
 
     def run(self, act: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end; may be called again and again."""
+        """Run a coroutine on the harness's loop, as a test that is a coroutine function."""
         return self._runner.run(act)
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, on the broker's clock too."""
         await asyncio.sleep(seconds)
 
     def now(self) -> float:
-        """The broker's clock."""
         return self._loop.time()
 
     async def settle(self) -> None:
@@ -118,7 +108,6 @@ class Harness(ABC):
 
     @abstractmethod
     def peer(self) -> Broker:
-        """View of another process on the broker."""
         return self.broker
 
     def endless(self) -> list[str]:
@@ -126,17 +115,14 @@ class Harness(ABC):
         return []
 
     def close(self) -> None:
-        """Let go of everything."""
         self._runner.close()
 
     async def claim(self, worker: str = "gpu-0", model: str = "m", limit: int = MAX_BATCH) -> Lease:
-        """A batch of all that is ready."""
         lease = await self.broker.claim(slot(worker, model, limit), AT_ONCE)
         assert isinstance(lease, Lease)
         return lease
 
     async def answer(self, lease: Lease) -> None:
-        """Complete a lease with the right outputs."""
         settled = await self.broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
         assert not settled.fenced
 
@@ -150,7 +136,6 @@ class Harness(ABC):
         await self.broker.reap()
 
     async def healthy(self, *workers: str, model: str = "m") -> None:
-        """Heartbeats of healthy workers."""
         for worker in workers:
             await self.broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY))
 
@@ -186,12 +171,10 @@ class MemoryHarness(Harness):
 
     @property
     def room(self) -> int:
-        """Bytes that are free for what waits."""
         return self.broker._room.free
 
     @property
     def large_inputs(self) -> list[str]:
-        """Names of inputs that are stored apart from their entries."""
         return []
 
     def peer(self) -> Broker:
@@ -295,16 +278,6 @@ EXAMPLES = ("memory", "near", *TESTED)
 """Those on which examples run. The state machines run on all."""
 
 
-def story(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Makes a test of a coroutine function whose first argument is the harness."""
-
-    @functools.wraps(tell)
-    def test(harness: Harness, **cases: Any) -> None:
-        harness.run(tell(harness, **cases))
-
-    return test
-
-
 class Fixed:
     """A policy with one rule."""
 
@@ -369,13 +342,11 @@ def ask(
 
 
 async def leave(broker: Broker, *entries: Entry) -> None:
-    """Withdraw entries, at whatever gateways."""
     for gateway in {entry.gateway for entry in entries}:
         await broker.withdraw([entry.submission for entry in entries if entry.gateway == gateway], gateway)
 
 
 def output(input: Value) -> Value:
-    """Output of the black box for an input; for tensors as many rows."""
     if isinstance(input, Tensors):
         return pack(
             [Tensor(TensorHead("y", one.head.datatype, one.head.shape), bytes(one.data)[::-1]) for one in unpack(input)]
@@ -392,7 +363,6 @@ def tensors(rows: int = 1, content: bytes = b"\1\2", name: str = "x") -> Tensors
 
 
 def queue(text: str) -> QueueName:
-    """Name of a queue, by its text."""
     model, _, version = text.partition("@")
     return QueueName(model, version)
 
@@ -419,7 +389,6 @@ async def drained(harness: Harness, gateway: str = "g", after: int = 0) -> dict[
 
 
 async def in_mailbox(harness: Harness, gateway: str = "g", after: int = 0) -> Sequence[Reply]:
-    """All replies that are there for a gateway after a cursor, as they came."""
     replies, _ = await read_mailbox(harness, harness.broker, gateway, after)
     return replies
 
@@ -441,7 +410,6 @@ async def read_mailbox(
 
 
 def holds(claimed: Lease | NoWork) -> NoWork:
-    """The claim's answer, which must be to wait."""
     assert isinstance(claimed, NoWork)
     return claimed
 

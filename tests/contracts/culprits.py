@@ -1,7 +1,5 @@
 """Naive model of inputs that failed alone, for the state machines of the broker suite."""
 
-from __future__ import annotations
-
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
 from headway.core.failures import CULPRIT
@@ -21,26 +19,17 @@ class Culprits:
         self._changes = 0
 
     def found(self, entry: Entry, cause: Cause, now: float) -> None:
-        """An entry was rejected as its batch of one failed."""
         self._found[_asked(entry)] = now, cause not in SEARCHED, self._changes
 
     def perhaps(self, entry: Entry, now: float) -> None:
-        """An entry failed, perhaps for good."""
         self._doubtful[_asked(entry)] = now
 
     def workers_changed(self) -> None:
-        """A worker may have come."""
         self._changes += 1
 
     def judge(self, entry: Entry, verdict: Failure | None, now: float, *, runs: bool = True) -> bool:
-        """Check the verdict of an enqueue; whether it is that of a known culprit.
-
-        Arguments:
-            entry: what was enqueued.
-            verdict: what the broker says.
-            now: broker instant.
-            runs: it would have to run: nothing is kept for it, and nobody runs for it.
-        """
+        """Check the verdict of an enqueue; whether it is that of a known culprit. `runs`: nothing is kept for it, and nobody runs
+        for it."""
         told = verdict is not None and verdict.reason == CULPRIT
         found_at, killed, changes = self._found.get(_asked(entry), (-KNOWN_SECONDS, False, 0))
         ends = found_at + KNOWN_SECONDS

@@ -1,17 +1,8 @@
 """Entries that have their answer in common with others, for the broker suite."""
 
-from __future__ import annotations
-
 from headway.core.dedup import follower
 from headway.model import DedupKey, DedupKind, Entry, Failure, Reply
-from tests.contracts.brokers import (
-    AT_ONCE,
-    Harness,
-    ask,
-    holds,
-    ids,
-    slot,
-)
+from tests.contracts.brokers import AT_ONCE, Harness, ask, holds, ids, slot
 
 TTL = 100.0
 
@@ -37,7 +28,6 @@ def sharing(id: str, *dedup_keys: DedupKey, input: str = "asked", **how: object)
 
 
 def poll(id: str, task: str, *, tenant: str = "t", gateway: str = "g", timeout: float = 120.0, nonce: int = 0) -> Entry:
-    """Waits for the outcome of a task."""
     return follower(id, task, tenant, gateway, timeout, nonce, "m")
 
 
@@ -58,7 +48,6 @@ async def nothing_runs(harness: Harness, model: str = "m") -> None:
 
 
 async def run_alone(harness: Harness, id: str) -> None:
-    """Answer the one entry that is there to run."""
     lease = await harness.claim()
     assert ids(lease.entries) == [id]
     await harness.answer(lease)

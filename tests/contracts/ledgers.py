@@ -1,7 +1,5 @@
 """The databases that the contract suites of ledgers and of key stores are run on."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,13 +18,7 @@ from tests.servers.postgres import RunningPostgres, SharedPostgres
 
 @dataclass
 class Database:
-    """An empty database.
-
-    Attributes:
-        url: as users write it.
-        ledger, keys: make an adapter of its URL.
-        query: runs SQL in it, beside Headway.
-    """
+    """An empty database, by its URL; `ledger` and `keys` make adapters, and `query` runs SQL in it, beside Headway."""
 
     url: str
     ledger: Callable[[str], Ledger]
@@ -54,7 +46,6 @@ def postgres_database(folder: Path, postgres: SharedPostgres) -> Database:
 
 
 def pooled_database(mode: str, folder: Path, postgres: SharedPostgres) -> Database:
-    """Database behind a PgBouncer."""
     behind = postgres_database(folder, postgres)
     return replace(behind, url=postgres.pooled(mode).front_of(behind.url))
 

@@ -1,7 +1,5 @@
 """A rollout at random over any broker, on its clock: two gateways, slots of two versions, and a history of all of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -51,8 +49,6 @@ REAP_EVERY = 0.25
 
 
 class _Backend:
-    """Black box of one version, which writes down what it runs."""
-
     pid, signature, warm_up = 4242, Signature(), ()
 
     def __init__(self, version: str, history: History, harness: Harness) -> None:
@@ -127,15 +123,7 @@ class _Ledger:
 
 
 class Rollout:
-    """All of it, at random.
-
-    Arguments:
-        harness: broker and clock.
-        seed: of the dice.
-
-    Attributes:
-        history: what came of it.
-    """
+    """All of it, at random. `history` is what came of it."""
 
     def __init__(self, harness: Harness, seed: int) -> None:
         self.history, self._harness, self._rng = History(), harness, random.Random(seed)
@@ -283,5 +271,4 @@ class Rollout:
 
 
 def rollout(harness: Harness, seed: int, seconds: float = 60.0, rate: float = 15.0) -> History:
-    """History of a rollout over a broker."""
     return harness.run(Rollout(harness, seed).run(seconds, rate))

@@ -1,10 +1,9 @@
 """Promises of every backend, asked of each with a black box that goes wrong on demand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import pytest
 import structlog
@@ -20,7 +19,7 @@ from tests.backends import grpc_remote
 from tests.backends.entries import batch
 from tests.backends.remote import faulty, served
 from tests.backends.speakers import SPEAKERS
-from tests.scenes import scene_in
+from tests.scenes import Played
 
 pytestmark = pytest.mark.processes
 
@@ -88,8 +87,6 @@ def build(request: pytest.FixtureRequest) -> Build:
 
 
 def started(build: Build, act: Callable[[Backend], Awaitable[None]]) -> None:
-    """Run `act` on a started backend."""
-
     async def main() -> None:
         async with build() as backend:
             await backend.start()
@@ -98,7 +95,9 @@ def started(build: Build, act: Callable[[Backend], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-on_backend = scene_in("build", started)
+@pytest.fixture
+def backend(build: Build) -> Played:
+    return Played(partial(started, build))
 
 
 def outputs(items: object) -> list[str | None]:
@@ -111,21 +110,18 @@ async def test_starting_tells_how_long_the_warm_up_took(build: Build) -> None:
         assert 0.0 < await backend.start() < LONG
 
 
-@on_backend
 async def test_outputs_come_in_the_order_of_their_inputs(backend: Backend) -> None:
     assert await backend.run(batch("alone"), LONG) == [ItemResult("ALONE")]
     many = [f"text {number}" for number in range(100)]
     assert outputs(await backend.run(batch(*many), LONG)) == [text.upper() for text in many]
 
 
-@on_backend
 async def test_any_text_goes_and_comes_unharmed(backend: Backend) -> None:
     texts = ["", "\0\x1b\x7f\n", "ÀÉ 漢字 😀\u2028", '"\\', "X" * 3_000_000, "É" * 1_000_000]
     assert outputs(await backend.run(batch(*texts), LONG)) == texts
 
 
 @pytest.mark.parametrize("word", ["none", "number", "huge"])
-@on_backend
 async def test_what_is_no_text_fails_that_input_only(backend: Backend, word: str) -> None:
     before, wrong, after = await backend.run(batch("a", word, "b"), LONG)
     assert (before, after) == (ItemResult("A"), ItemResult("B"))
@@ -135,7 +131,6 @@ async def test_what_is_no_text_fails_that_input_only(backend: Backend, word: str
 
 
 @pytest.mark.parametrize("word", ["short", "long", "dict", "text"])
-@on_backend
 async def test_a_wrong_number_of_outputs_fails_the_batch_and_is_never_cut_to_fit(backend: Backend, word: str) -> None:
     with pytest.raises(BadOutput) as caught:
         await backend.run(batch("a", word, "b"), LONG)
@@ -145,7 +140,6 @@ async def test_a_wrong_number_of_outputs_fails_the_batch_and_is_never_cut_to_fit
     assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
 
 
-@on_backend
 async def test_a_batch_that_is_refused_fails_with_the_reason_and_the_next_one_runs(backend: Backend) -> None:
     with pytest.raises(BackendError, match=r"ValueError: what is\nthis|HTTP 400$|INVALID_ARGUMENT$") as caught:
         await backend.run(batch("a", "raise"), LONG)
@@ -153,7 +147,6 @@ async def test_a_batch_that_is_refused_fails_with_the_reason_and_the_next_one_ru
     assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
 
 
-@on_backend
 async def test_a_batch_that_dies_with_its_black_box_fails(backend: Backend) -> None:
     with pytest.raises(BackendError) as caught:
         await backend.run(batch("a", "exit"), LONG)
@@ -162,7 +155,6 @@ async def test_a_batch_that_dies_with_its_black_box_fails(backend: Backend) -> N
     assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
 
 
-@on_backend
 async def test_a_batch_that_hangs_fails_at_its_timeout(backend: Backend) -> None:
     with pytest.raises(BatchTimeout, match=r"0\.15 s|150 ms"):
         await backend.run(batch("a", "hang"), SHORT)
@@ -170,7 +162,6 @@ async def test_a_batch_that_hangs_fails_at_its_timeout(backend: Backend) -> None
     assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
 
 
-@on_backend
 async def test_answers_are_not_mixed_up_after_a_run_was_cancelled(backend: Backend) -> None:
     running = asyncio.ensure_future(backend.run(batch("hang"), LONG))
     await asyncio.sleep(0)
@@ -181,7 +172,6 @@ async def test_answers_are_not_mixed_up_after_a_run_was_cancelled(backend: Backe
     assert outputs(await backend.run(batch("b"), LONG)) == ["B"]
 
 
-@on_backend
 async def test_a_well_backend_does_not_want_to_go(backend: Backend) -> None:
     gone = asyncio.ensure_future(backend.gone())
     await backend.run(batch("a"), LONG)
@@ -189,7 +179,6 @@ async def test_a_well_backend_does_not_want_to_go(backend: Backend) -> None:
     gone.cancel()
 
 
-@on_backend
 async def test_stopping_twice_is_safe_and_a_stopped_backend_starts_again(backend: Backend) -> None:
     await backend.stop()
     await backend.stop()
@@ -205,7 +194,6 @@ async def test_stopping_what_was_never_started_is_safe(build: Build) -> None:
         await backend.stop()
 
 
-@on_backend
 async def test_an_input_that_cannot_be_sent_fails_its_batch(backend: Backend) -> None:
     with pytest.raises(BackendError, match="not valid Unicode text"):
         await backend.run(batch("a", "\ud800"), LONG)

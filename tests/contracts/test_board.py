@@ -1,7 +1,5 @@
 """Promises of every departure board: what was posted is read by any process, in order, and bounded."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -18,7 +16,7 @@ from headway.model.board import (
     ScalingChange,
     SlotChange,
 )
-from tests.contracts.brokers import Harness, story
+from tests.contracts.brokers import Harness
 
 LEFT = BatchDeparture("host/gpu-0", "m", "1", 7.25, 3, 0.75, "headway", (1, 0, 2))
 CAME = replace(LEFT, seconds=0.125, outcome=ARRIVED)
@@ -27,13 +25,11 @@ FIGURES = FleetFigures((0, 1, 2), (0.0, 0.5, 1.5), 100.0, 85.0, 1, 2)
 WHOLE = Notice("a", (CAME,), (SlotChange("host/gpu-0", "m", "starting", 1, 0.5),), 2, FLOW, FIGURES)
 
 
-@story
 async def test_an_empty_board_has_nothing_and_does_not_wait(harness: Harness) -> None:
     rows, news = await harness.board.history()
     assert (list(rows), list(news.notices), bool(news.cursor), news.lost_at) == ([], [], True, 0.0)
 
 
-@story
 async def test_a_notice_is_read_whole_by_any_process_and_its_counts_are_kept(harness: Harness) -> None:
     await harness.board.post(WHOLE)
     [row], news = await harness.board_peer.history()
@@ -43,7 +39,6 @@ async def test_a_notice_is_read_whole_by_any_process_and_its_counts_are_kept(har
     assert row == HistoryRow(int(read.at // STEP), 4, 2, 1, 1, {3: 2}, FIGURES)
 
 
-@story
 async def test_the_counts_of_all_processes_are_added_up_step_by_step(harness: Harness) -> None:
     await harness.advance(STEP - harness.now() % STEP)
     for _ in range(2):
@@ -58,7 +53,6 @@ async def test_the_counts_of_all_processes_are_added_up_step_by_step(harness: Ha
     assert rows[1].step - rows[0].step == 1
 
 
-@story
 async def test_half_an_hour_is_kept_of_a_hundred_processes_in_bounded_room(harness: Harness) -> None:
     every, flow = 60, RequestFlow(1.0, {"paid": 5}, ended={"m": 5}, latencies={"paid": dict.fromkeys(range(5), 1)})
     for _ in range(HISTORY_SECONDS // every + 5):
@@ -70,7 +64,6 @@ async def test_half_an_hour_is_kept_of_a_hundred_processes_in_bounded_room(harne
     assert {row.ended for row in rows} == {500}
 
 
-@story
 async def test_decisions_of_the_autoscaler_are_kept_for_as_long_as_the_counts(harness: Harness) -> None:
     changes = tuple(
         ScalingChange("m", number, number + 1, "up", "queue above 500 for 30 s", 0.5) for number in range(2)
@@ -85,7 +78,6 @@ async def test_decisions_of_the_autoscaler_are_kept_for_as_long_as_the_counts(ha
     ]  # fmt: skip
 
 
-@story
 async def test_notices_come_in_order_and_once(harness: Harness) -> None:
     _, begun = await harness.board_peer.history()
     for number in range(3):
@@ -101,7 +93,6 @@ async def test_notices_come_in_order_and_once(harness: Harness) -> None:
     assert [notice.untold for notice in news.notices] == [1, 2, 3], "whoever comes later gets the last minutes"
 
 
-@story
 async def test_rows_count_what_is_posted_up_to_their_cursor(harness: Harness) -> None:
     await harness.board.post(Notice("a", flow=FLOW))
     rows, begun = await harness.board_peer.history()
@@ -110,7 +101,6 @@ async def test_rows_count_what_is_posted_up_to_their_cursor(harness: Harness) ->
     assert (len(rows), rows[0].ended, [notice.flow for notice in news.notices]) == (1, 4, [FLOW])
 
 
-@story
 async def test_a_reader_waits_for_news(harness: Harness) -> None:
     _, begun = await harness.board_peer.history()
     reading = asyncio.ensure_future(harness.board_peer.read(begun.cursor))
@@ -121,14 +111,12 @@ async def test_a_reader_waits_for_news(harness: Harness) -> None:
     assert [notice.departures for notice in news.notices] == [(LEFT,)]
 
 
-@story
 async def test_what_tells_nothing_is_not_kept(harness: Harness) -> None:
     await harness.board.post(Notice("a"))
     rows, news = await harness.board.history()
     assert (list(rows), list(news.notices)) == ([], [])
 
 
-@story
 async def test_a_process_hears_whether_somebody_looks(harness: Harness) -> None:
     assert not (await harness.board.post(Notice("a"))).watched
     await harness.board_peer.history()
@@ -137,7 +125,6 @@ async def test_a_process_hears_whether_somebody_looks(harness: Harness) -> None:
     assert not (await harness.board.post(Notice("a"))).watched
 
 
-@story
 async def test_a_process_records_the_figures_of_the_fleet_until_it_is_gone(harness: Harness) -> None:
     assert (await harness.board.post(Notice("a"))).records
     await harness.advance(RECORD_SECONDS / 2)

@@ -1,13 +1,20 @@
-"""Waiting costs nothing and misses nothing: the bell that wakes idle slots."""
-
-from __future__ import annotations
+"""Waiting costs nothing and misses nothing: the bell that wakes idle slots, and brokers that rest."""
 
 import asyncio
+import contextlib
 import random
+from collections.abc import AsyncIterator
+
+import pytest
 
 from headway.core.departure import Policy, Rule
-from headway.model import Lease, NoWork, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, WHEN_FULL, Fixed, Harness, ask, drained, failed, slot, story
+from headway.core.health import REST_EVERY
+from headway.core.slot_factors import FACTORS, USUAL
+from headway.fleet.reaper import reap_on
+from headway.model import Cause, Lease, NoWork, QueueName, WorkerInfo, WorkerStatus
+from headway.ports import Broker
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, WHEN_FULL, Fixed, Harness, ask, drained, failed, slot
+from tests.contracts.dedup_keys import poll, task
 
 
 async def idle(harness: Harness, *workers: str, policy: Policy = AT_ONCE) -> list[asyncio.Task[None]]:
@@ -33,7 +40,6 @@ async def close(listeners: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*listeners, return_exceptions=True)
 
 
-@story
 async def test_the_enqueue_that_makes_a_batch_ready_rings(harness: Harness) -> None:
     listeners = await idle(harness, "gpu-0", policy=WHEN_FULL)
     for _ in range(MAX_BATCH - 1):
@@ -43,7 +49,6 @@ async def test_the_enqueue_that_makes_a_batch_ready_rings(harness: Harness) -> N
     assert await awake(harness, listeners) == [0]
 
 
-@story
 async def test_of_several_idle_slots_one_is_woken(harness: Harness) -> None:
     listeners = await idle(harness, "gpu-0", "gpu-1", "gpu-2")
     await harness.peer().enqueue([ask()])
@@ -53,7 +58,6 @@ async def test_of_several_idle_slots_one_is_woken(harness: Harness) -> None:
     await close(listeners)
 
 
-@story
 async def test_what_the_woken_slot_leaves_wakes_the_next(harness: Harness) -> None:
     listeners = await idle(harness, "gpu-0", "gpu-1", "gpu-2")
     await harness.broker.enqueue([ask() for _ in range(2 * MAX_BATCH)])
@@ -63,14 +67,12 @@ async def test_what_the_woken_slot_leaves_wakes_the_next(harness: Harness) -> No
     await close(listeners)
 
 
-@story
 async def test_a_slot_that_listens_when_something_is_ready_returns_at_once(harness: Harness) -> None:
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     await harness.broker.enqueue([ask()])
     await asyncio.wait_for(harness.broker.wait_for_work(slot(), None), 1.0)
 
 
-@story
 async def test_a_held_batch_wakes_its_slot_when_it_may_leave(harness: Harness) -> None:
     patient = Fixed(Rule(size=MAX_BATCH, window=0.5, rate=1e6))
     await harness.broker.enqueue([ask()])
@@ -82,7 +84,6 @@ async def test_a_held_batch_wakes_its_slot_when_it_may_leave(harness: Harness) -
     assert isinstance(await harness.broker.claim(slot(), patient), Lease)
 
 
-@story
 async def test_an_urgent_entry_brings_the_departure_forward(harness: Harness) -> None:
     await harness.broker.enqueue([ask(queue_timeout=5.0)])
     listeners = await idle(harness, "gpu-0", policy=WHEN_FULL)
@@ -92,7 +93,6 @@ async def test_an_urgent_entry_brings_the_departure_forward(harness: Harness) ->
     assert await drained(harness) == {}
 
 
-@story
 async def test_a_wake_up_is_passed_on_when_its_slot_goes_away(harness: Harness) -> None:
     """The first is woken, and cancelled before it could claim."""
     listeners = await idle(harness, "gpu-0", "gpu-1")
@@ -102,7 +102,6 @@ async def test_a_wake_up_is_passed_on_when_its_slot_goes_away(harness: Harness) 
     assert listeners[1].done()
 
 
-@story
 async def test_a_slot_that_claims_in_vain_leaves_the_bell_set_for_the_others(harness: Harness) -> None:
     """The first is woken, finds that the batch is held after all, and does not come back."""
     listeners = await idle(harness, "gpu-0", "gpu-1")
@@ -114,7 +113,6 @@ async def test_a_slot_that_claims_in_vain_leaves_the_bell_set_for_the_others(har
     assert await awake(harness, listeners) == [0, 1]
 
 
-@story
 async def test_a_slot_that_stopped_listening_is_not_woken(harness: Harness) -> None:
     listeners = await idle(harness, "gpu-0", "gpu-1")
     await close(listeners[:1])
@@ -123,7 +121,6 @@ async def test_a_slot_that_stopped_listening_is_not_woken(harness: Harness) -> N
     assert listeners[0].cancelled()
 
 
-@story
 async def test_a_retry_rings_when_it_may_run(harness: Harness) -> None:
     await harness.broker.enqueue([ask()])
     lease = await harness.claim("gpu-0")
@@ -133,7 +130,6 @@ async def test_a_retry_rings_when_it_may_run(harness: Harness) -> None:
     assert await awake(harness, listeners) == [0]
 
 
-@story
 async def test_work_given_back_rings(harness: Harness) -> None:
     await harness.broker.enqueue([ask()])
     lease = await harness.claim("gpu-0")
@@ -142,7 +138,6 @@ async def test_work_given_back_rings(harness: Harness) -> None:
     assert await awake(harness, listeners) == [0]
 
 
-@story
 async def test_a_lost_lease_rings(harness: Harness) -> None:
     """Without any other event on a quiet system, the remaining slots must hear of the lost lease."""
     await harness.broker.enqueue([ask()])
@@ -152,7 +147,6 @@ async def test_a_lost_lease_rings(harness: Harness) -> None:
     assert await awake(harness, listeners) == [0]
 
 
-@story
 async def test_a_slot_that_was_woken_and_never_came_does_not_keep_the_others_asleep(harness: Harness) -> None:
     listeners = await idle(harness, "gpu-0", "gpu-1")
     await harness.broker.enqueue([ask()])
@@ -161,7 +155,6 @@ async def test_a_slot_that_was_woken_and_never_came_does_not_keep_the_others_asl
     assert await awake(harness, listeners) == [0, 1]
 
 
-@story
 async def test_a_fleet_of_listeners_lets_nothing_lie(harness: Harness) -> None:
     """Slots that do nothing but claim, run and listen answer everything in time, whatever comes when."""
     rng, asked = random.Random(11), list[str]()
@@ -244,7 +237,6 @@ class Scaled:
                 await self._harness.answer(claimed)
 
 
-@story
 async def test_a_fleet_that_an_autoscaler_changes_lets_nothing_lie(harness: Harness) -> None:
     rng, asked = random.Random(5), list[str]()
     window, going = 0.05, set[asyncio.Task[None]]()
@@ -267,3 +259,170 @@ async def test_a_fleet_that_an_autoscaler_changes_lets_nothing_lie(harness: Harn
     assert set(replies) == set(asked)
     assert len(going) > 20
     assert all(reply.attempts == 1 and reply.queued <= window + 0.2 for reply in replies.values())
+
+
+TELLS_APART = Fixed(Rule(size=1, headway=10.0, team=2.0, speed=1.5))
+
+
+async def run(harness: Harness, worker: str, seconds: float) -> None:
+    await harness.broker.enqueue([ask() for _ in range(MAX_BATCH)])
+    lease = await harness.broker.claim(slot(worker), TELLS_APART)
+    assert isinstance(lease, Lease)
+    await harness.advance(seconds)
+    await harness.answer(lease)
+
+
+async def one_slow(harness: Harness) -> None:
+    for _ in range(12):
+        await harness.healthy("gpu-0", "gpu-1", "gpu-2")
+        for worker in ("gpu-0", "gpu-1", "gpu-2"):
+            await run(harness, worker, 0.1 if worker != "gpu-0" else 0.2)
+
+
+async def test_the_load_tells_how_many_slots_are_how_fast(harness: Harness) -> None:
+    await harness.healthy("gpu-0", "gpu-1", "gpu-2")
+    assert (await harness.broker.loads())[QueueName("m")].paces == ()
+    await one_slow(harness)
+    load = (await harness.peer().loads())[QueueName("m")]
+    known = [position for position, count in enumerate(load.paces) for _ in range(count)]
+    assert len(known) == 3
+    assert known[0] == known[1] < known[2]
+    assert known[0] <= USUAL
+    assert FACTORS[known[2]] / FACTORS[known[0]] > 1.6
+
+
+async def test_of_idle_slots_the_fastest_is_woken(harness: Harness) -> None:
+    await one_slow(harness)
+    listeners = []
+    for worker in ("gpu-0", "gpu-1"):
+        wait = await harness.broker.claim(slot(worker), TELLS_APART)
+        assert isinstance(wait, NoWork)
+        listeners.append(asyncio.create_task(harness.broker.wait_for_work(slot(worker), wait.until)))
+        await harness.settle()
+    await harness.broker.enqueue([ask()])
+    await harness.settle()
+    assert [listener.done() for listener in listeners] == [False, True]
+    for listener in listeners:
+        listener.cancel()
+    await asyncio.gather(*listeners, return_exceptions=True)
+
+
+LATE = 0.06
+"""Seconds by which an expiry may be told late, with the grain of a reap."""
+
+
+@contextlib.asynccontextmanager
+async def resting(harness: Harness) -> AsyncIterator[Broker]:
+    """Two processes that reap, whose queues have come to rest. Yields the second, which is not the one that reaps."""
+    reapers = [asyncio.ensure_future(reap_on(broker)) for broker in (harness.broker, harness.peer())]
+    await harness.broker.enqueue([ask(id="first")])
+    await harness.answer(await harness.claim())
+    assert set(await drained(harness)) == {"first"}
+    await harness.advance(4.0)
+    try:
+        yield harness.peer()
+    finally:
+        for reaper in reapers:
+            reaper.cancel()
+        await asyncio.gather(*reapers, return_exceptions=True)
+
+
+async def _heard(broker: Broker, gateway: str, wanted: str) -> None:
+    cursor = 0
+    while True:
+        replies, cursor = await broker.replies(gateway, cursor)
+        if any(reply.id == wanted for reply in replies):
+            return
+
+
+async def test_a_queue_at_rest_is_reaped_once_a_second(harness: Harness) -> None:
+    async with resting(harness):
+        pass
+    await harness.advance(5.0)
+    await harness.broker.reap(REST_EVERY)
+    assert await harness.broker.reap(REST_EVERY) >= 0.9
+
+
+async def test_what_comes_to_a_queue_at_rest_expires_on_time(harness: Harness) -> None:
+    async with resting(harness) as other:
+        for number, wait in enumerate((0.02, 0.3, 0.07, 0.5)):
+            begun = harness.now()
+            await other.enqueue([ask(id=f"a{number}", gateway=f"g{number}", queue_timeout=wait)])
+            await _heard(other, f"g{number}", f"a{number}")
+            assert wait - 1e-6 <= harness.now() - begun <= wait + LATE
+
+
+async def test_a_follower_that_comes_to_a_batch_that_runs_expires_on_time(harness: Harness) -> None:
+    async with resting(harness) as other:
+        await other.enqueue([ask(id="job", dedup_keys=(task("job"),))])
+        lease = await harness.claim()
+        for _ in range(3):
+            await harness.advance(1.0)
+            assert await harness.broker.extend(lease)
+        begun = harness.now()
+        await other.enqueue([poll("s", "job", gateway="g2", timeout=0.3)])
+        await _heard(other, "g2", "s")
+        assert 0.3 - 1e-6 <= harness.now() - begun <= 0.3 + LATE
+
+
+async def test_what_a_batch_that_failed_leaves_expires_on_time(harness: Harness) -> None:
+    async with resting(harness) as other:
+        await other.enqueue([ask(id="a", timeout=2.3, queue_timeout=2.0)])
+        lease = await harness.claim()
+        begun = harness.now()
+        await harness.advance(2.0)
+        await other.release(lease, failed(Cause.CRASHED))
+        await _heard(other, "g", "a")
+        assert 2.3 - 1e-6 <= harness.now() - begun <= 2.3 + LATE
+
+
+async def test_a_lease_that_is_lost_while_the_queue_rests_runs_again_on_time(harness: Harness) -> None:
+    async with resting(harness) as other:
+        await other.enqueue([ask(id="a")])
+        await harness.claim("gpu-0")
+        await harness.advance(harness.lease_seconds - 0.1)
+        assert isinstance(await other.claim(slot("gpu-1"), AT_ONCE), NoWork)
+        await harness.advance(0.1 + LATE)
+        again = await other.claim(slot("gpu-1"), AT_ONCE)
+        while isinstance(again, NoWork) and again.until is not None:  # It rests for a moment after a failure.
+            await harness.advance(max(again.until - harness.now(), 0.001))
+            again = await other.claim(slot("gpu-1"), AT_ONCE)
+        assert isinstance(again, Lease) and again.attempt == 2
+        await harness.answer(again)
+
+
+async def test_a_slot_that_falls_silent_counts_no_more_on_time(harness: Harness) -> None:
+    async with resting(harness) as other:
+        await other.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
+        await harness.advance(1.4)
+        assert (await other.loads())[QueueName("m")].slots == 1
+        await harness.advance(0.1 + LATE)
+        assert (await other.loads())[QueueName("m")].slots == 0
+
+
+async def test_a_slot_that_rests_is_given_as_long_beyond_the_heartbeat_that_fails_to_come(harness: Harness) -> None:
+    async with resting(harness) as other:
+        info = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, every=REST_EVERY)
+        await other.heartbeat(info)
+        await harness.advance(1.9)
+        assert (await other.loads())[QueueName("m")].slots == 1
+        assert [worker.status for worker in await other.workers()] == [WorkerStatus.HEALTHY]
+        await harness.advance(0.1 + LATE)
+        assert (await other.loads())[QueueName("m")].slots == 0
+        assert [worker.status for worker in await other.workers()] == [WorkerStatus.DEGRADED]
+
+
+@pytest.mark.parametrize("after", [0.3, 1.7])
+async def test_a_woken_slot_that_stays_away_keeps_others_asleep_briefly(harness: Harness, after: float) -> None:
+    async with resting(harness) as other:
+        await harness.healthy("gpu-0", "gpu-1")
+        for worker in ("gpu-0", "gpu-1"):
+            assert isinstance(await other.claim(slot(worker), AT_ONCE), NoWork)
+        waiting = [asyncio.ensure_future(other.wait_for_work(slot(f"gpu-{n}"), None)) for n in range(2)]
+        await harness.advance(after)
+        await harness.healthy("gpu-0", "gpu-1")
+        begun = harness.now()
+        await other.enqueue([ask(id="a")])
+        await asyncio.gather(*waiting)
+        assert harness.now() - begun <= 0.1 + LATE
+        assert isinstance(await other.claim(slot("gpu-1"), AT_ONCE), Lease)

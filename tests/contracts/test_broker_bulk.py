@@ -1,7 +1,5 @@
 """Promises of every broker on bulk entries: they take what is left, and what happens to them is nobody else's trouble."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -24,22 +22,18 @@ from tests.contracts.brokers import (
     in_mailbox,
     output,
     slot,
-    story,
 )
 
 
 def line(**how: Any) -> Entry:
-    """A bulk entry."""
     return ask(tier=LIMITS.tiers, gateway="feeder", queue_timeout=3600.0, timeout=3600.0, **how)
 
 
 async def feed(harness: Harness, *lines: Entry) -> list[str]:
-    """Have bulk entries wait. Returns their ids."""
     assert not any(await harness.broker.enqueue_bulk(lines))
     return ids(lines)
 
 
-@story
 async def test_empty_seats_are_taken(harness: Harness) -> None:
     waiting = await feed(harness, *(line() for _ in range(MAX_BATCH)))
     [asked] = entries = [ask()]
@@ -52,7 +46,6 @@ async def test_empty_seats_are_taken(harness: Harness) -> None:
     assert set(await drained(harness, "feeder")) == set(waiting[: MAX_BATCH - 1])
 
 
-@story
 async def test_others_go_first_and_lose_no_seat(harness: Harness) -> None:
     await feed(harness, line())
     asked = [ask() for _ in range(MAX_BATCH)]
@@ -60,7 +53,6 @@ async def test_others_go_first_and_lose_no_seat(harness: Harness) -> None:
     assert ids((await harness.claim()).entries) == ids(asked)
 
 
-@story
 async def test_no_batch_leaves_for_their_sake_while_others_wait(harness: Harness) -> None:
     await harness.broker.enqueue([ask()])
     await feed(harness, *(line() for _ in range(MAX_BATCH)))
@@ -68,7 +60,6 @@ async def test_no_batch_leaves_for_their_sake_while_others_wait(harness: Harness
     assert sum(one.depth for one in await harness.broker.depths()) == 1
 
 
-@story
 async def test_an_idle_fleet_runs_whole_batches(harness: Harness) -> None:
     waiting = await feed(harness, *(line() for _ in range(MAX_BATCH + 1)))
     lease = await harness.claim()
@@ -77,10 +68,7 @@ async def test_an_idle_fleet_runs_whole_batches(harness: Harness) -> None:
     assert ids((await harness.claim()).entries) == waiting[MAX_BATCH:]
 
 
-@story
-async def test_the_last_gpu_is_kept_free_once_somebody_was_delayed_until_nobody_has_asked_for_a_while(
-    harness: Harness,
-) -> None:
+async def test_the_last_gpu_is_kept_free_after_a_delay_until_nobody_has_asked_for_a_while(harness: Harness) -> None:
     status = WorkerStatus.HEALTHY
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=status))
     await harness.broker.enqueue([ask()])
@@ -100,7 +88,6 @@ async def test_the_last_gpu_is_kept_free_once_somebody_was_delayed_until_nobody_
     assert (await harness.claim()).reason == "bulk"
 
 
-@story
 async def test_enough_of_them_wait(harness: Harness) -> None:
     most = BATCHES_WAITING * MAX_BATCH
     verdicts = await harness.broker.enqueue_bulk([line() for _ in range(most + 1)])
@@ -109,7 +96,6 @@ async def test_enough_of_them_wait(harness: Harness) -> None:
     assert verdicts[-1].code == errors.SHED
 
 
-@story
 async def test_offered_again_they_are_the_same(harness: Harness) -> None:
     entry = line()
     await feed(harness, entry)
@@ -119,7 +105,6 @@ async def test_offered_again_they_are_the_same(harness: Harness) -> None:
     holds(await harness.broker.claim(slot("gpu-1"), AT_ONCE))
 
 
-@story
 @pytest.mark.parametrize("cause", [Cause.RAISED, Cause.CRASHED, Cause.REMOTE])
 async def test_a_batch_that_fails_with_them_is_forgiven_the_others(harness: Harness, cause: Cause) -> None:
     lines = await feed(harness, line(), line())
@@ -135,14 +120,12 @@ async def test_a_batch_that_fails_with_them_is_forgiven_the_others(harness: Harn
     assert all(reply.output is not None for reply in (await drained(harness)).values())
 
 
-@story
 async def test_what_never_ran_goes_first(harness: Harness) -> None:
     lines = await feed(harness, *(line() for _ in range(3)))
     await harness.broker.release(await harness.claim(limit=2))
     assert ids((await harness.claim()).entries) == lines
 
 
-@story
 async def test_those_that_ride_apart_ride_with_their_shape_alone(harness: Harness) -> None:
     lines = await feed(harness, line(shape=1), line(shape=2), line(), line(shape=1))
     await harness.broker.enqueue([ask()])
@@ -153,7 +136,6 @@ async def test_those_that_ride_apart_ride_with_their_shape_alone(harness: Harnes
     assert ids((await harness.claim()).entries) == [lines[0], lines[3]]
 
 
-@story
 async def test_they_can_be_withdrawn(harness: Harness) -> None:
     first, apart, last = entries = [line(), line(shape=1), line()]
     await feed(harness, *entries)
@@ -163,7 +145,6 @@ async def test_they_can_be_withdrawn(harness: Harness) -> None:
     assert await harness.broker.state(last.tenant, last.id) is EntryState.PROCESSING
 
 
-@story
 async def test_they_leave_no_letter_and_no_trace_in_what_decides(harness: Harness) -> None:
     await feed(harness, *(line() for _ in range(5)))
     assert not any(one.depth for one in await harness.broker.depths())
@@ -171,7 +152,6 @@ async def test_they_leave_no_letter_and_no_trace_in_what_decides(harness: Harnes
     assert (load.depth, load.rate) == (0, 0.0)
 
 
-@story
 async def test_one_whose_output_was_left_out_is_told_so_and_leaves_no_letter(harness: Harness) -> None:
     [fits, crowded] = await feed(harness, line(), line())
     [asked] = entries = [ask()]
@@ -186,7 +166,6 @@ async def test_one_whose_output_was_left_out_is_told_so_and_leaves_no_letter(har
     assert not await harness.dead.count()
 
 
-@story
 async def test_a_request_whose_output_was_left_out_runs_again_and_lines_beside_it_do_not(harness: Harness) -> None:
     [fits, crowded] = await feed(harness, line(), line())
     [asked] = entries = [ask()]
@@ -203,13 +182,11 @@ async def test_a_request_whose_output_was_left_out_runs_again_and_lines_beside_i
     assert (await drained(harness))[asked.id].output == output(asked.input)
 
 
-@story
 async def test_the_run_time_of_what_rides_apart_says_nothing_of_others(harness: Harness) -> None:
     for shape, known in ((1, False), (0, True)):
         await feed(harness, line(shape=shape))
         lease = await harness.claim()
         await harness.advance(0.2)
         await harness.answer(lease)
-        learnt = max(load.alpha for load in (await harness.broker.loads()).values())
-        assert (learnt > 0.0) is known
+        assert (max(load.alpha for load in (await harness.broker.loads()).values()) > 0.0) is known
         await harness.advance(QUIET)

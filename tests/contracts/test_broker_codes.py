@@ -1,12 +1,10 @@
 """Promises of every broker on workers whose code changes: who asks once new code is there gets nothing in common with old code."""
 
-from __future__ import annotations
-
 import pytest
 
 from headway.core.health import DEGRADED_AFTER
 from headway.model import DedupKind, EntryState, ItemResult, Lease, ModelReport, Reply, Slot, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, failed, story
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, failed
 from tests.contracts.dedup_keys import admit, came_by, key, refused, renewing, same, sharing, task
 
 VERSIONS = ["", "3"]
@@ -25,12 +23,10 @@ async def claim(harness: Harness, code: str, version: str = "") -> Lease:
 
 
 async def complete(harness: Harness, lease: Lease, code: str) -> None:
-    """Answer a lease as this code does."""
     await harness.broker.complete(lease, [ItemResult(code) for _ in lease.entries])
 
 
 async def run(harness: Harness, code: str, version: str = "") -> None:
-    """Have a worker of this code answer what waits."""
     await complete(harness, await claim(harness, code, version), code)
 
 
@@ -46,10 +42,7 @@ async def waits(harness: Harness, id: str) -> bool:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@story
-async def test_what_old_code_has_answered_is_nothing_to_who_asks_once_new_code_is_there(
-    harness: Harness, version: str
-) -> None:
+async def test_answers_of_old_code_are_not_given_once_new_code_is_there(harness: Harness, version: str) -> None:
     await beat(harness, "gpu-0", "old", version)
     await admit(harness, sharing("first", same(f"s@{version}"), version=version))
     await run(harness, "old", version)
@@ -62,7 +55,6 @@ async def test_what_old_code_has_answered_is_nothing_to_who_asks_once_new_code_i
     assert told == {"first": ("old", False), "second": ("old", True), "third": ("new", False), "fourth": ("new", True)}
 
 
-@story
 async def test_while_old_workers_serve_only_outputs_of_the_newest_code_are_kept(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await beat(harness, "gpu-1", "new")
@@ -79,7 +71,6 @@ async def test_while_old_workers_serve_only_outputs_of_the_newest_code_are_kept(
 
 
 @pytest.mark.parametrize("leaves", ["offline", "silently"])
-@story
 async def test_code_that_is_taken_back_leaves_the_answers_of_the_code_before(harness: Harness, leaves: str) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, sharing("first", same()))
@@ -98,7 +89,6 @@ async def test_code_that_is_taken_back_leaves_the_answers_of_the_code_before(har
     assert (await answers(harness, "third")) == {"third": ("old", True)}
 
 
-@story
 async def test_what_is_kept_stays_while_no_worker_is_there_and_for_one_with_the_same_code(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, sharing("first", same()))
@@ -110,7 +100,6 @@ async def test_what_is_kept_stays_while_no_worker_is_there_and_for_one_with_the_
     assert await answers(harness, "second", "third") == {"second": ("old", True), "third": ("old", True)}
 
 
-@story
 async def test_new_code_of_a_cold_worker_makes_who_asks_wait_for_it_once_no_worker_is_healthy(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await beat(harness, "gpu-1", "new", status="cold")
@@ -133,7 +122,6 @@ async def test_new_code_of_a_cold_worker_makes_who_asks_wait_for_it_once_no_work
     assert await answers(harness, "sixth") == {"sixth": ("old", True)}
 
 
-@story
 async def test_nobody_joins_what_began_before_new_code_was_there(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, sharing("first", same()))
@@ -149,7 +137,6 @@ async def test_nobody_joins_what_began_before_new_code_was_there(harness: Harnes
     assert told == {"first": ("old", False), "follower": ("old", False), "later": ("new", False), "last": ("new", True)}
 
 
-@story
 async def test_followers_of_one_that_is_too_late_ask_new_code(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, sharing("first", same(), timeout=1.0, queue_timeout=1.0), sharing("second", same()))
@@ -162,7 +149,6 @@ async def test_followers_of_one_that_is_too_late_ask_new_code(harness: Harness) 
     assert came_by(replies["third"]) == (DedupKind.SAME, False)
 
 
-@story
 async def test_a_task_and_an_idempotency_key_stand_for_their_submission_whatever_the_code(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, sharing("first", task("first"), key()))
@@ -176,7 +162,6 @@ async def test_a_task_and_an_idempotency_key_stand_for_their_submission_whatever
 
 
 @pytest.mark.parametrize("joins", [False, True])
-@story
 async def test_who_renews_gets_an_answer_of_its_own_that_is_kept_instead(harness: Harness, joins: bool) -> None:
     await beat(harness, "gpu-0", "code")
     await admit(harness, sharing("first", same(joins=joins)))
@@ -188,7 +173,6 @@ async def test_who_renews_gets_an_answer_of_its_own_that_is_kept_instead(harness
     assert told == {"first": ("before", False), "second": ("after", False), "third": ("after", True)}
 
 
-@story
 async def test_who_renews_joins_nobody(harness: Harness) -> None:
     await beat(harness, "gpu-0", "code")
     await admit(harness, sharing("first", same()), sharing("second", renewing()), sharing("third", same()))
@@ -205,10 +189,7 @@ async def run_alone(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("change", ["other code", "a worker more", "the old worker leaves"])
-@story
-async def test_an_input_that_raised_in_old_code_runs_again_once_the_workers_change(
-    harness: Harness, change: str
-) -> None:
+async def test_an_input_that_raised_in_old_code_runs_again_in_new_code(harness: Harness, change: str) -> None:
     bad = {"caller": "bob", "input": "poison"}
     await beat(harness, "gpu-0", "old")
     if change == "the old worker leaves":
@@ -224,7 +205,6 @@ async def test_an_input_that_raised_in_old_code_runs_again_once_the_workers_chan
     await admit(harness, ask(**bad))  # type: ignore[arg-type]
 
 
-@story
 async def test_a_run_that_began_on_old_code_says_nothing_of_new_code(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, ask("poison", caller="bob"))

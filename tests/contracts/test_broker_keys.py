@@ -1,7 +1,5 @@
 """A key belongs to a model and a tenant: whichever version is chosen when it comes again, there is one run and one answer."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -21,7 +19,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, holds, ids, output, slot, story
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, holds, ids, output, slot
 from tests.contracts.dedup_keys import TTL, admit, came_by, key, nothing_runs, refused, same, sharing, task
 
 MOVES = [("3", "4"), ("", "4"), ("3", "")]
@@ -48,10 +46,7 @@ async def heard(harness: Harness, gateway: str = "g", after: int = 0) -> dict[st
 
 
 @pytest.mark.parametrize(("first", "then"), MOVES)
-@story
-async def test_a_key_that_comes_again_joins_the_first_whichever_version_is_chosen(
-    harness: Harness, first: str, then: str
-) -> None:
+async def test_a_repeated_key_joins_the_first_in_whichever_version(harness: Harness, first: str, then: str) -> None:
     await admit(harness, sharing("first", key(), version=first))
     await admit(harness, sharing("waiting", key(), version=then))
     lease = await harness.claim(model=queue_of(first))
@@ -72,7 +67,6 @@ async def test_a_key_that_comes_again_joins_the_first_whichever_version_is_chose
 
 
 @pytest.mark.parametrize(("first", "then"), MOVES)
-@story
 async def test_a_key_that_is_over_begins_anew_where_it_is_sent(harness: Harness, first: str, then: str) -> None:
     await admit(harness, sharing("first", key(), version=first))
     await run_first(harness, first, "first")
@@ -85,10 +79,7 @@ async def test_a_key_that_is_over_begins_anew_where_it_is_sent(harness: Harness,
 
 
 @pytest.mark.parametrize(("first", "then"), MOVES)
-@story
-async def test_another_request_under_the_same_key_is_misuse_in_every_version(
-    harness: Harness, first: str, then: str
-) -> None:
+async def test_another_request_under_the_key_is_misuse_in_any_version(harness: Harness, first: str, then: str) -> None:
     await admit(harness, sharing("first", key(digest=b"one"), version=first))
     assert (await refused(harness, sharing("a", key(digest=b"two"), version=then))).code == errors.IDEMPOTENCY_MISUSE
     await run_first(harness, first, "first")
@@ -96,17 +87,14 @@ async def test_another_request_under_the_same_key_is_misuse_in_every_version(
     await nothing_runs(harness, queue_of(then))
 
 
-@story
 async def test_keys_of_two_models_and_of_two_tenants_have_nothing_in_common(harness: Harness) -> None:
     await admit(harness, sharing("first", key(), version="3"))
     await admit(harness, sharing("model", key(digest=b"else"), model="other"), sharing("x", key(), tenant="u"))
     await run_first(harness, "3", "first")
     await run_first(harness, "", "x")
-    lease = await harness.claim(model="other")
-    assert ids(lease.entries) == ["model"]
+    assert ids((await harness.claim(model="other")).entries) == ["model"]
 
 
-@story
 async def test_several_keys_in_one_call_go_each_where_it_lives(harness: Harness) -> None:
     await admit(harness, sharing("one", key("1"), version="3"), sharing("two", key("2"), version="4"))
     again = [sharing(f"again {number}", key(number), version="5") for number in ("1", "2", "3")]
@@ -117,7 +105,6 @@ async def test_several_keys_in_one_call_go_each_where_it_lives(harness: Harness)
     assert set(await heard(harness)) == {"one", "two", "again 1", "again 2", "again 3", "plain"}
 
 
-@story
 async def test_what_has_joined_elsewhere_stands_is_sent_again_and_is_withdrawn_like_any_other(harness: Harness) -> None:
     await admit(harness, sharing("first", key(), version="3"))
     second = sharing("second", key(), version="4")
@@ -130,13 +117,11 @@ async def test_what_has_joined_elsewhere_stands_is_sent_again_and_is_withdrawn_l
     assert set(await heard(harness)) == {"first"}
 
 
-@story
 async def test_who_has_joined_elsewhere_runs_when_the_first_was_too_late(harness: Harness) -> None:
     await admit(harness, sharing("first", key(), version="3", queue_timeout=1.0, timeout=1.0))
     await admit(harness, sharing("second", key(), version="4"))
     await harness.reaping(1.2)
-    replies = await heard(harness)
-    assert set(replies) == {"first"}
+    assert set(await heard(harness)) == {"first"}
     for version in ("3", "4"):
         claimed = await harness.broker.claim(slot(model=queue_of(version)), AT_ONCE)
         if isinstance(claimed, Lease):
@@ -145,7 +130,6 @@ async def test_who_has_joined_elsewhere_runs_when_the_first_was_too_late(harness
     assert (await heard(harness, after=1))["second"].output == output("asked")
 
 
-@story
 async def test_an_id_that_its_client_chose_is_known_in_every_version(harness: Harness) -> None:
     await admit(harness, sharing("job", task("job", digest=b"asked"), version="3"))
     other = ask("asked", id="job", version="4", gateway="h", digest=b"asked", nonce=1)
@@ -160,10 +144,7 @@ async def test_an_id_that_its_client_chose_is_known_in_every_version(harness: Ha
 
 
 @pytest.mark.parametrize("over", [True, False])
-@story
-async def test_a_tasks_id_decides_before_its_key_in_whichever_version_either_is_known(
-    harness: Harness, over: bool
-) -> None:
+async def test_a_tasks_id_decides_before_its_key_in_any_version(harness: Harness, over: bool) -> None:
     await admit(harness, sharing("first", key(digest=b"keyed"), version="3"))
     await run_first(harness, "3", "first")
     await admit(harness, sharing("job", task("job", digest=b"other"), version="4"))
@@ -177,12 +158,10 @@ async def test_a_tasks_id_decides_before_its_key_in_whichever_version_either_is_
 
 
 def job(model: str, gateway: str = "g", nonce: int = 1) -> Entry:
-    """A task whose client chose the id."""
     asked = sharing("job", task("job", digest=model.encode()), model=model, gateway=gateway, nonce=nonce)
     return replace(asked, claims=True)
 
 
-@story
 async def test_an_id_that_a_client_chose_for_a_task_is_one_models(harness: Harness) -> None:
     first, second = job("m"), job("other", "h", 2)
     await admit(harness, first)
@@ -202,7 +181,6 @@ async def test_an_id_that_a_client_chose_for_a_task_is_one_models(harness: Harne
     await admit(harness, replace(second, tenant="u"))
 
 
-@story
 async def test_an_id_is_free_for_another_model_once_its_task_is_forgotten(harness: Harness) -> None:
     await admit(harness, job("m"))
     await harness.broker.cancel_task("t", "job")
@@ -210,11 +188,9 @@ async def test_an_id_is_free_for_another_model_once_its_task_is_forgotten(harnes
     await harness.advance(30.0)
     await admit(harness, job("other", "h", 2))
     assert (await refused(harness, job("m", nonce=3))).code == errors.IDEMPOTENCY_CONFLICT
-    lease = await harness.claim(model="other")
-    assert ids(lease.entries) == ["job"]
+    assert ids((await harness.claim(model="other")).entries) == ["job"]
 
 
-@story
 async def test_of_tasks_of_several_models_that_come_at_once_under_one_id_one_is_let_in(harness: Harness) -> None:
     brokers = (harness.broker, harness.peer()) * 3
     asked = [job(("m", "other")[number % 2], f"g{number}", number + 1) for number in range(6)]
@@ -223,7 +199,6 @@ async def test_of_tasks_of_several_models_that_come_at_once_under_one_id_one_is_
     assert sorted(codes) == ["", *[errors.IDEMPOTENCY_CONFLICT] * 5]
 
 
-@story
 async def test_one_that_is_refused_does_not_cut_short_the_claim_of_the_task_that_was_let_in(harness: Harness) -> None:
     both = [job("m", gateway, number) for number, gateway in enumerate(("g", "h"), 1)]
     told = await asyncio.gather(harness.broker.enqueue(both[:1]), harness.peer().enqueue(both[1:]))
@@ -235,7 +210,6 @@ async def test_one_that_is_refused_does_not_cut_short_the_claim_of_the_task_that
     assert (await refused(harness, job("other", "i", 4))).code == errors.IDEMPOTENCY_MISUSE
 
 
-@story
 async def test_a_task_that_is_refused_leaves_its_id_to_others(harness: Harness) -> None:
     limit = (Limit("l", "key", 1.0, 1.0),)
     await admit(harness, ask(limits=limit))
@@ -246,7 +220,6 @@ async def test_a_task_that_is_refused_leaves_its_id_to_others(harness: Harness) 
     await admit(harness, job("other", nonce=2))
 
 
-@story
 async def test_a_task_is_waited_for_by_who_looks_in_another_version(harness: Harness) -> None:
     await admit(harness, sharing("job", task("job"), version="3"))
     await admit(harness, ask(version="4"))
@@ -256,7 +229,6 @@ async def test_a_task_is_waited_for_by_who_looks_in_another_version(harness: Har
     assert (await heard(harness, "g2"))["waits"].output == output("asked")
 
 
-@story
 async def test_identical_requests_share_answers_of_one_version_only_also_by_way_of_a_key(harness: Harness) -> None:
     await admit(harness, sharing("first", key(), same("asked@3"), version="3"))
     await admit(harness, sharing("second", key(), same("asked@4"), version="4"))
@@ -267,7 +239,6 @@ async def test_identical_requests_share_answers_of_one_version_only_also_by_way_
     assert [came_by(replies[id]) for id in ("second", "third")] == [(DedupKind.KEY, False), (None, False)]
 
 
-@story
 async def test_a_process_that_has_not_heard_of_a_version_finds_the_key_there(harness: Harness) -> None:
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, version="3"))
     await admit(harness, sharing("first", key(), version="3"))
@@ -287,10 +258,7 @@ async def run_elsewhere(harness: Harness, waits_for: str, runs: str) -> None:
     await harness.answer(lease)
 
 
-@story
-async def test_what_another_version_has_run_is_told_under_its_key_and_never_to_identical_requests(
-    harness: Harness,
-) -> None:
+async def test_outputs_of_other_versions_are_for_their_key_and_not_for_identical_requests(harness: Harness) -> None:
     await admit(harness, sharing("first", key(), task("first"), same("asked@3"), version="3"))
     await admit(harness, sharing("meanwhile", same("asked@3"), version="3"))
     await run_elsewhere(harness, "3", "4")
@@ -311,7 +279,6 @@ async def test_what_another_version_has_run_is_told_under_its_key_and_never_to_i
     assert isinstance(await harness.broker.outcome("t", "first"), Reply)
 
 
-@story
 async def test_an_answer_of_any_version_is_kept_for_those_who_take_one_of_it(harness: Harness) -> None:
     for number, (label, runs, kept) in enumerate([("3", "3", True), ("3", "4", False), ("3,4", "4", True)]):
         await admit(harness, sharing(f"first {number}", same(f"{number}@{label}")))
@@ -320,7 +287,6 @@ async def test_an_answer_of_any_version_is_kept_for_those_who_take_one_of_it(har
         assert isinstance(await harness.broker.state("t", f"later {number}"), EntryState) is not kept
 
 
-@story
 async def test_who_joins_by_a_key_keeps_no_answer_of_another_version_for_identical_requests(harness: Harness) -> None:
     await admit(harness, sharing("first", key(), same("asked@4")))
     await admit(harness, sharing("second", key(), same("asked@3")))

@@ -1,7 +1,5 @@
 """Batches of 4,096 inputs, and batches that run for ten minutes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,7 +8,7 @@ from headway.config.settings import MAX_BATCH
 from headway.core.queue_limits import QueueLimits
 from headway.errors import DEADLINE_EXCEEDED, NO_WORKERS, REJECTED_BY_MODEL
 from headway.model import Entry, Reply
-from tests.contracts.brokers import Harness, MemoryHarness, RedisHarness, ask, drained, failed, leave, output, story
+from tests.contracts.brokers import Harness, MemoryHarness, RedisHarness, ask, drained, failed, leave, output
 from tests.servers.redis import SharedServers
 
 LIMITS = QueueLimits(tiers=3, max_batch=MAX_BATCH, reserved_share=0.25, max_queue=20_000)
@@ -43,7 +41,6 @@ async def replies_to(harness: Harness, entries: list[Entry]) -> list[Reply]:
     return [by_id[entry.id] for entry in entries]
 
 
-@story
 async def test_a_batch_of_4096_comes_back_whole_and_in_order(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     entries = crowd()
@@ -54,7 +51,6 @@ async def test_a_batch_of_4096_comes_back_whole_and_in_order(harness: Harness) -
     assert [reply.output for reply in await replies_to(harness, entries)] == [output(entry.input) for entry in entries]
 
 
-@story
 async def test_tiers_share_a_batch_of_4096(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     for tier in range(3):
@@ -71,7 +67,6 @@ async def test_tiers_share_a_batch_of_4096(harness: Harness) -> None:
     assert sum(depth.depth for depth in await harness.broker.depths()) == 0
 
 
-@story
 async def test_one_culprit_among_4096_is_found_and_the_others_are_answered(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     entries = crowd()
@@ -92,7 +87,6 @@ async def test_one_culprit_among_4096_is_found_and_the_others_are_answered(harne
     assert runs <= 30, "the search halves"
 
 
-@story
 async def test_4096_that_wait_too_long_are_all_told_so(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     entries = crowd(queue_timeout=0.5)
@@ -102,7 +96,6 @@ async def test_4096_that_wait_too_long_are_all_told_so(harness: Harness) -> None
     assert codes == [DEADLINE_EXCEEDED] * MAX_BATCH
 
 
-@story
 async def test_4096_suspects_that_run_out_of_time_are_all_told_so(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     entries = crowd(timeout=1.0)
@@ -115,7 +108,6 @@ async def test_4096_suspects_that_run_out_of_time_are_all_told_so(harness: Harne
     assert sum(depth.depth for depth in await harness.broker.depths()) == 0
 
 
-@story
 async def test_4096_may_be_withdrawn(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     entries = crowd()
@@ -124,7 +116,6 @@ async def test_4096_may_be_withdrawn(harness: Harness) -> None:
     assert sum(depth.depth for depth in await harness.broker.depths()) == 0
 
 
-@story
 async def test_a_batch_may_run_for_ten_minutes_while_its_gateway_is_silent(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     entry = ask(queue_timeout=BATCH_SECONDS, timeout=BATCH_SECONDS + 10)
@@ -142,7 +133,6 @@ async def test_a_batch_may_run_for_ten_minutes_while_its_gateway_is_silent(harne
     assert (await drained(harness))[entry.id].output == output(entry.input)
 
 
-@story
 async def test_who_has_waited_for_minutes_in_silence_is_told_that_it_is_too_late(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     entry = ask(queue_timeout=BATCH_SECONDS, timeout=BATCH_SECONDS)

@@ -5,8 +5,6 @@ fall silent; clients leave; time passes; some inputs fail as often as they run, 
 true. At the end everything is drained: nothing is left, and each entry that was let in has had its one outcome.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -16,13 +14,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headway import errors
 from headway.core.bulk import BATCHES_WAITING, QUIET
@@ -87,7 +79,6 @@ EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)
 class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     made: Callable[[], Harness]
     last: Sequence[str] = ("last",)
-    """Workers that run what is left."""
 
     def __init__(self) -> None:
         BrokerModel.__init__(self)
@@ -99,7 +90,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.look_every = 1 if isinstance(self.harness, MemoryHarness) else 4
 
     def host(self, worker: str) -> Broker:
-        """Process of a worker."""
         return self.broker
 
     def door(self, gateway: str, peer: bool = False) -> Broker:
@@ -118,7 +108,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
                 yield from zip(some, self.do(call(some)), strict=True)
 
     def ask(self, *what: Any, **how: Any) -> Entry:
-        """Make an entry."""
         return ask(*what, **how)
 
     def do(self, act: Coroutine[Any, Any, T]) -> T:
@@ -291,7 +280,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.claimed(claimed, model, limit, now, self.harness.lease_seconds)
 
     def answer(self, held: Held) -> None:
-        """Complete a lease with the right outputs."""
         lease = held.lease
         items = [ItemResult(output(rider.input)) for rider in lease.entries]
         assert not self.do(self.host(lease.slot.worker).complete(lease, items)).fenced
@@ -373,7 +361,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def hold(self, worker: str) -> None:
-        """An operator drains a worker, whose batches still end."""
         self.do(self.host(worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.DRAINED)))
         self.culprits.workers_changed()
 
@@ -424,7 +411,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), peer=st.booleans())
     def withdraw(self, data: st.DataObject, gateway: str, peer: bool) -> None:
-        """Law 8: only what `gateway` holds, and only the submission named."""
         chosen = data.draw(st.lists(st.sampled_from(list(self.let_in)), max_size=4, unique=True))
         self.let_go([*chosen, ("nobody", "nothing", 0)], gateway, peer)
 
@@ -545,8 +531,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
 
 class BulkLaws(BrokerLaws):
-    """Bulk entries wait, too."""
-
     @rule(
         tenant=st.sampled_from(TENANTS),
         model=st.sampled_from(NAMED_QUEUES),

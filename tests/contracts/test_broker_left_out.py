@@ -1,12 +1,10 @@
 """Promises of every broker on outputs that were left out of their batch, as all are too large together: nobody else's are, and those run again."""
 
-from __future__ import annotations
-
 from headway.core.culprits import APART_SECONDS, LONE_ROOM
 from headway.core.departure import APART, RETRY
 from headway.core.queue import MIXED_SECONDS
 from headway.model import MOST_OUTPUT, Entry, ItemResult, Lease, NoWork
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, leave, output, slot, story
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, leave, output, slot
 from tests.contracts.dedup_keys import admit, same
 
 SIZE = 5 << 20
@@ -21,7 +19,6 @@ def is_large(entry: Entry) -> bool:
 
 
 async def left_out(harness: Harness, lease: Lease) -> None:
-    """Complete a lease without its large outputs."""
     items = [
         ItemResult(None, left_out=SIZE) if is_large(one) else ItemResult(output(one.input)) for one in lease.entries
     ]
@@ -29,7 +26,6 @@ async def left_out(harness: Harness, lease: Lease) -> None:
     assert (settled.answered, settled.departed) == (sum(not is_large(one) for one in lease.entries), 0)
 
 
-@story
 async def test_the_others_are_answered_and_those_left_out_run_again_apart(harness: Harness) -> None:
     entries = [ask(), large(), large("mallory"), large()]
     await harness.broker.enqueue(entries)
@@ -51,7 +47,6 @@ async def test_the_others_are_answered_and_those_left_out_run_again_apart(harnes
     assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
 
 
-@story
 async def test_whose_outputs_were_left_out_rides_apart_for_a_while_as_many_as_have_room(harness: Harness) -> None:
     await harness.broker.enqueue([large(), ask()])
     await left_out(harness, await harness.claim())
@@ -68,7 +63,6 @@ async def test_whose_outputs_were_left_out_rides_apart_for_a_while_as_many_as_ha
     assert len((await harness.claim()).entries) == 2
 
 
-@story
 async def test_what_waits_of_that_caller_rides_apart_too(harness: Harness) -> None:
     await harness.broker.enqueue([large(), ask()])
     lease = await harness.claim()
@@ -84,7 +78,6 @@ async def test_what_waits_of_that_caller_rides_apart_too(harness: Harness) -> No
     assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
 
 
-@story
 async def test_who_is_alone_has_larger_batches(harness: Harness) -> None:
     await harness.broker.enqueue([large()])
     await left_out(harness, await harness.claim())
@@ -95,7 +88,6 @@ async def test_who_is_alone_has_larger_batches(harness: Harness) -> None:
     assert len((await harness.claim()).entries) == MAX_BATCH <= LONE_ROOM // SIZE
 
 
-@story
 async def test_their_time_is_nobody_elses_pace(harness: Harness) -> None:
     await harness.broker.enqueue([ask()])
     lease = await harness.claim()
@@ -113,7 +105,6 @@ async def test_their_time_is_nobody_elses_pace(harness: Harness) -> None:
     assert [load.alpha for load in (await harness.broker.loads()).values()] == before
 
 
-@story
 async def test_one_that_was_withdrawn_does_not_run_again(harness: Harness) -> None:
     gone = large()
     await harness.broker.enqueue([gone, ask()])
@@ -125,7 +116,6 @@ async def test_one_that_was_withdrawn_does_not_run_again(harness: Harness) -> No
     assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
 
 
-@story
 async def test_one_that_has_its_deadline_behind_it_is_told_so(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     late = large(timeout=1.0, queue_timeout=1.0)
@@ -136,7 +126,6 @@ async def test_one_that_has_its_deadline_behind_it_is_told_so(harness: Harness) 
     assert failure is not None and failure.code == "DEADLINE_EXCEEDED"
 
 
-@story
 async def test_who_waits_for_the_same_answer_gets_it_from_the_run_again(harness: Harness) -> None:
     first, second = (large(dedup_keys=(same(),)) for _ in range(2))
     await admit(harness, first)

@@ -1,7 +1,5 @@
 """Promises of every broker on rate limits: exact across gateways, all charged or none, and only for admitted entries."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 
@@ -12,16 +10,7 @@ from headway import errors
 from headway.core.budget import GREED
 from headway.core.ratelimit import counting_as
 from headway.model import DedupKey, DedupKind, Entry, Failure, Limit
-from tests.contracts.brokers import (
-    MAX_BATCH,
-    MAX_QUEUE,
-    Harness,
-    ask,
-    drained,
-    ids,
-    leave,
-    story,
-)
+from tests.contracts.brokers import MAX_BATCH, MAX_QUEUE, Harness, ask, drained, ids, leave
 
 KEY = Limit("key:k", "key", 600.0, 5.0)
 """One each 0.1 s, and five at once."""
@@ -51,7 +40,6 @@ def same(key: str = "s", digest: bytes = b"") -> tuple[DedupKey, ...]:
     return (DedupKey(DedupKind.SAME, key, digest, 60.0),)
 
 
-@story
 async def test_a_limit_for_a_model_takes_nothing_of_other_models_and_callers(harness: Harness) -> None:
     brokers = harness.broker, harness.peer()
     for turn in range(4):
@@ -65,14 +53,12 @@ async def test_a_limit_for_a_model_takes_nothing_of_other_models_and_callers(har
     assert list(await brokers[0].enqueue([counted(*other, tenant="u") for _ in range(2)])) == [None] * 2
 
 
-@story
 async def test_limits_come_before_room(harness: Harness) -> None:
     await harness.broker.enqueue([counted() for _ in range(5)])
     await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE - 5)])
     over((await harness.broker.enqueue([counted()]))[0])
 
 
-@story
 async def test_who_is_refused_for_want_of_room_is_not_charged(harness: Harness) -> None:
     await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE)])
     for verdict in await harness.broker.enqueue([counted() for _ in range(8)]):
@@ -83,7 +69,6 @@ async def test_who_is_refused_for_want_of_room_is_not_charged(harness: Harness) 
     assert [one is None for one in await harness.broker.enqueue([counted() for _ in range(6)])] == [True] * 5 + [False]
 
 
-@story
 async def test_limits_come_before_shares(harness: Harness) -> None:
     await harness.broker.enqueue([ask(dedup_keys=same())])
     await harness.broker.enqueue([counted() for _ in range(5)])
@@ -95,7 +80,6 @@ async def test_limits_come_before_shares(harness: Harness) -> None:
     over((await harness.broker.enqueue([counted(dedup_keys=same())]))[0])  # Though it is kept.
 
 
-@story
 async def test_a_changed_rate_holds_at_once_for_what_is_owed_by_the_old_one(harness: Harness) -> None:
     await harness.broker.enqueue([counted() for _ in range(5)])
     slower = Limit(KEY.id, KEY.name, 60.0, 5.0)
@@ -106,7 +90,6 @@ async def test_a_changed_rate_holds_at_once_for_what_is_owed_by_the_old_one(harn
     assert over(verdict) == pytest.approx(4.1, abs=EXACT)
 
 
-@story
 async def test_what_is_owed_is_told_by_who_charged_and_never_too_much(harness: Harness) -> None:
     assert (harness.broker.rate_limit_debt(KEY), harness.peer().rate_limit_debt(KEY)) == (0.0, 0.0)
     for made in range(1, 4):
@@ -123,14 +106,12 @@ async def test_what_is_owed_is_told_by_who_charged_and_never_too_much(harness: H
     assert (harness.broker.rate_limit_debt(KEY), harness.peer().rate_limit_debt(KEY)) == (0.0, 0.0)
 
 
-@story
 async def test_what_is_owed_is_learned_from_a_refusal_too(harness: Harness) -> None:
     await harness.broker.enqueue([counted() for _ in range(5)])
     over((await harness.peer().enqueue([counted()]))[0])
     assert harness.peer().rate_limit_debt(KEY) == pytest.approx(0.5, abs=EXACT)
 
 
-@story
 async def test_the_rate_is_exact_over_minutes(harness: Harness) -> None:
     """Two processes, four gateways, more than is allowed at every instant: burst + rate · time, to the request."""
     limit = Limit("user:u", "user", 1000.0, 50.0)
@@ -158,7 +139,6 @@ def several(count: int, *limits: Limit, **how: object) -> list[Entry]:
     return [first, *(msgspec.structs.replace(part, payer=payer) for part in parts[1:])]
 
 
-@story
 async def test_what_one_pays_for_is_let_in_with_it_or_not_at_all(harness: Harness) -> None:
     await harness.broker.enqueue([counted(), counted()])
     refused = several(4, KEY)
@@ -174,7 +154,6 @@ async def test_what_one_pays_for_is_let_in_with_it_or_not_at_all(harness: Harnes
     assert set(ids((await harness.claim()).entries)) == set(ids(refused))
 
 
-@story
 async def test_what_is_offered_again_without_the_one_that_paid_is_let_in(harness: Harness) -> None:
     parts = several(3, KEY)
     assert list(await harness.broker.enqueue(parts)) == [None] * 3
@@ -182,7 +161,6 @@ async def test_what_is_offered_again_without_the_one_that_paid_is_let_in(harness
     assert list(await harness.broker.enqueue(several(3)[1:])) == [None] * 2
 
 
-@story
 async def test_who_has_taken_most_of_a_queue_is_let_in_again_as_far_as_its_entries_have_left(harness: Harness) -> None:
     crowded = MAX_QUEUE * GREED // (GREED + 1)
     verdicts = await harness.broker.enqueue([ask(tenant="hog") for _ in range(crowded + 1)])

@@ -1,7 +1,5 @@
 """The laws, of models that pad and whose calls have parameters: who rides with whom, whose turn it is, and who pays."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -155,11 +153,9 @@ class NearestLaws(BulkLaws):
         return submission not in self.outcomes and not known.cancelled and (entry.tenant, entry.caller) not in callers
 
     def waits(self, submission: Submission) -> bool:
-        """Whether an entry still waits."""
         return self.do(self.broker.state(*submission[:2])) is EntryState.QUEUED
 
     def judge(self, riders: Sequence[Waiting], left: Mapping[Submission, Waiting], limit: int, model: str) -> None:
-        """Check who rides, and who is left."""
         first = riders[0]
         self.has_its_turn(first, left)
         if self.bounds[model.partition("@")[0]].max_weight == 0:
@@ -302,7 +298,6 @@ class NearestLaws(BulkLaws):
         assert max(waited.values()) <= (2 + cost(dear) / cost(cheap)) * FAIR_WAIT
 
     def run_next(self) -> Lease | None:
-        """Run the next batch of the first model."""
         before = len(self.leases)
         self.claim(WORKERS[0], "m", MAX_BATCH, patient=False)
         if len(self.leases) == before:

@@ -1,7 +1,5 @@
 """Promises of every broker on models that take tensors: an entry of k rows counts as k, from the heartbeat of their first worker on."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any
@@ -12,18 +10,7 @@ import pytest
 from headway.core.ratelimit import all_counting_as
 from headway.core.rows import weight
 from headway.core.tensors import rows_of
-from headway.model import (
-    Cause,
-    Entry,
-    ItemResult,
-    Lease,
-    Limit,
-    Slot,
-    Value,
-    ValueKind,
-    WorkerInfo,
-    WorkerStatus,
-)
+from headway.model import Cause, Entry, ItemResult, Lease, Limit, Slot, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from headway.runtime.counters import DepartureLog
 from tests.contracts.brokers import (
@@ -39,7 +26,6 @@ from tests.contracts.brokers import (
     measure,
     output,
     slot,
-    story,
     tensors,
 )
 
@@ -77,7 +63,6 @@ async def run_all(harness: Harness, limit: int = MAX_BATCH) -> list[list[int]]:
     return batches
 
 
-@story
 async def test_a_batch_has_as_many_rows_as_it_may_have_entries(harness: Harness) -> None:
     await told(harness)
     for broker in (harness.broker, harness.peer()):
@@ -88,7 +73,6 @@ async def test_a_batch_has_as_many_rows_as_it_may_have_entries(harness: Harness)
         assert await run_all(harness) == [[1]]
 
 
-@story
 async def test_rows_count_in_the_queues_of_versions_too(harness: Harness) -> None:
     await takes(harness.broker, version="3")
     await harness.broker.enqueue([rows(6, version="3"), rows(6, version="3"), rows(6), rows(6)])
@@ -97,7 +81,6 @@ async def test_rows_count_in_the_queues_of_versions_too(harness: Harness) -> Non
             assert [entry.weight for entry in (await harness.claim(model=model)).entries] == [6]
 
 
-@story
 async def test_other_bounds_of_a_model_leave_its_rows_counted(harness: Harness) -> None:
     await told(harness)
     for broker in (harness.broker, harness.peer()):
@@ -106,7 +89,6 @@ async def test_other_bounds_of_a_model_leave_its_rows_counted(harness: Harness) 
     assert await run_all(harness) == [[6], [6]]
 
 
-@story
 async def test_without_a_word_of_tensors_entries_are_counted(harness: Harness) -> None:
     await takes(harness.broker, ValueKind.TEXT)
     await harness.peer().workers()
@@ -114,13 +96,11 @@ async def test_without_a_word_of_tensors_entries_are_counted(harness: Harness) -
     assert await run_all(harness) == [[3] * MAX_BATCH]
 
 
-@story
 async def test_a_rollout_from_texts_to_tensors_and_back_breaks_nothing(harness: Harness) -> None:
     """Both kinds of workers claim from one queue, and texts wait beside tensors."""
     here, there = harness.broker, harness.peer()
     await takes(here, ValueKind.TEXT, "old")
-    texts = [ask(f"text {number}") for number in range(5)]
-    assert not any(await here.enqueue(texts))
+    assert not any(await here.enqueue([ask(f"text {number}") for number in range(5)]))
     await takes(there, ValueKind.TENSORS, "new")
     await here.workers()
     assert not any(await there.enqueue([rows(5), rows(8)]))
@@ -147,7 +127,6 @@ def _judged(worker: str, value: Value) -> ItemResult:
     return ItemResult(None, "expected a text") if wrong else ItemResult(output(value))
 
 
-@story
 async def test_a_batch_is_of_one_shape_also_when_it_runs_again(harness: Harness) -> None:
     await told(harness)
     numbers = (7, 1 << 39, 7, 9, 1 << 39, 7)
@@ -162,7 +141,6 @@ async def test_a_batch_is_of_one_shape_also_when_it_runs_again(harness: Harness)
     assert batches == [[f"shape-{at}" for at in one] for one in ((0, 2, 5), (0, 2, 5), (1, 4), (3,))]
 
 
-@story
 async def test_shapes_of_a_tier_leave_the_tiers_below_their_share(harness: Harness) -> None:
     await told(harness)
     numbers, rode = itertools.count(1), Counter[int]()
@@ -181,7 +159,6 @@ async def test_shapes_of_a_tier_leave_the_tiers_below_their_share(harness: Harne
     assert 4 <= rode[2] <= 6
 
 
-@story
 async def test_tenants_share_rows(harness: Harness) -> None:
     await told(harness)
     rode = Counter[str]()
@@ -196,7 +173,6 @@ async def test_tenants_share_rows(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])
-@story
 async def test_as_many_rows_are_admitted_in_whatever_requests(harness: Harness, count: int) -> None:
     """Batches of 8 rows take 1 s, so that 5 s are enough for about 4 of them ahead."""
     await told(harness)
@@ -207,7 +183,6 @@ async def test_as_many_rows_are_admitted_in_whatever_requests(harness: Harness, 
     assert 3 * MAX_BATCH <= admitted <= 5 * MAX_BATCH
 
 
-@story
 async def test_a_limit_counts_rows_at_all_gateways(harness: Harness) -> None:
     await told(harness)
     limit = Limit("key:k", "key", 60.0, 8.0)
@@ -224,7 +199,6 @@ async def test_a_limit_counts_rows_at_all_gateways(harness: Harness) -> None:
     assert verdict is not None
 
 
-@story
 async def test_the_size_of_a_lease_is_its_rows(harness: Harness) -> None:
     await told(harness)
     await harness.broker.enqueue([rows(3), rows(1)])
@@ -239,7 +213,6 @@ async def test_the_size_of_a_lease_is_its_rows(harness: Harness) -> None:
     await harness.broker.release(lease, failed(Cause.RAISED))
 
 
-@story
 async def test_the_load_tells_the_mean_rows_of_a_request(harness: Harness) -> None:
     await told(harness)
     await harness.healthy("gpu-0")

@@ -3,8 +3,6 @@
 A naive model of what was let in, with a bucket for a limit that everybody counts towards.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter
@@ -64,17 +62,14 @@ QUEUES = ("m", "m@3")
 
 
 def said(lease: Lease) -> list[ItemResult]:
-    """The right outputs, each with the code that gave it."""
     return [ItemResult(f"{output(rider.input)!s}|{lease.slot.runs.target}") for rider in lease.entries]
 
 
 def _key_of(entry: Entry) -> Key | None:
-    """Its tenant and its idempotency key, if it has one."""
     return next(((entry.tenant, one.key) for one in entry.dedup_keys if one.kind is DedupKind.KEY), None)
 
 
 def _kinds(asked: Entry) -> set[DedupKind]:
-    """Kinds of answers that it may have in common with others."""
     return {share.kind for share in asked.dedup_keys}
 
 
@@ -88,7 +83,6 @@ class SharingLaws(RuleBasedStateMachine):
         self.do(self._hear_of_the_version())
         self.let_in: dict[Key, Entry] = {}
         self.texts: dict[Key, str] = {}
-        """What each waits for the answer to."""
         self.gone: set[Key] = set()
         self.deleted: set[Key] = set()
         self.outcomes: dict[Key, Reply] = {}

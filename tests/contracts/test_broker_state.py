@@ -1,11 +1,12 @@
-"""What every broker tells of itself: stages, depths, workers, loads and its epoch."""
+"""What every broker tells of itself: stages, depths, contenders for a GPU, workers, loads and its epoch."""
 
-from __future__ import annotations
+import math
 
 import pytest
 
 from headway.core.departure import Load, Rule
-from headway.model import EntryState, Lease, QueueName, WeightLine, WorkerInfo, WorkerStatus
+from headway.core.locality.turns import FairOrder
+from headway.model import EntryState, Lease, QueueName, Slot, WeightLine, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -18,12 +19,10 @@ from tests.contracts.brokers import (
     measure,
     output,
     slot,
-    story,
-)  # fmt: skip
+)
 from tests.contracts.dedup_keys import admit, run_alone
 
 
-@story
 async def test_the_state_of_an_entry_goes_from_queued_to_processing_and_ends(harness: Harness) -> None:
     stage = harness.broker.state
     assert await stage("t", "a") is None
@@ -42,7 +41,6 @@ async def test_the_state_of_an_entry_goes_from_queued_to_processing_and_ends(har
     assert await stage(None, "a") is None
 
 
-@story
 async def test_an_entry_is_found_without_its_tenant_among_many_at_any_process(harness: Harness) -> None:
     await harness.broker.enqueue(
         [ask(id=f"{number}", tenant=f"tenant {number}", model=MODELS[number % 2]) for number in range(12)]
@@ -52,7 +50,6 @@ async def test_an_entry_is_found_without_its_tenant_among_many_at_any_process(ha
     assert await harness.peer().state(None, "1?") is None
 
 
-@story
 async def test_depths_and_oldest_ages_are_told_by_model_and_tier(harness: Harness) -> None:
     await harness.broker.enqueue([ask(tier=0), ask(tier=2)])
     await harness.advance(1.5)
@@ -74,7 +71,6 @@ async def test_depths_and_oldest_ages_are_told_by_model_and_tier(harness: Harnes
     assert sum(one.depth for one in await harness.broker.depths()) == 4
 
 
-@story
 async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None:
     await harness.broker.heartbeat(
         WorkerInfo(
@@ -105,7 +101,6 @@ async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None
     assert {one.worker_id: one.status.value for one in await harness.broker.workers()}["gpu-0"] == "healthy"
 
 
-@story
 async def test_only_healthy_workers_are_capacity(harness: Harness) -> None:
     told = []
 
@@ -131,7 +126,6 @@ async def test_only_healthy_workers_are_capacity(harness: Harness) -> None:
     assert await slots() == 0
 
 
-@story
 async def test_what_policies_go_by_is_told_to_all(harness: Harness) -> None:
     idle = await harness.peer().loads()
     assert set(idle) == {*map(QueueName, MODELS)}
@@ -149,7 +143,6 @@ async def test_what_policies_go_by_is_told_to_all(harness: Harness) -> None:
     assert (other.rate, other.slots, other.depth, other.departures) == (0.0, 0, 0, 0)
 
 
-@story
 async def test_the_epoch_stands_while_nothing_is_lost(harness: Harness) -> None:
     seen = set()
     for _ in range(3):
@@ -162,7 +155,6 @@ async def test_the_epoch_stands_while_nothing_is_lost(harness: Harness) -> None:
     assert seen != {""}
 
 
-@story
 async def test_before_any_batch_the_pace_is_that_of_the_warm_up(harness: Harness) -> None:
     runs = ((1, 0.02), (MAX_BATCH, 0.09))
     for name, warm_up in (("gpu-0", runs), ("gpu-1", ((1, 9.0), (MAX_BATCH, 9.0)))):
@@ -179,7 +171,6 @@ async def test_before_any_batch_the_pace_is_that_of_the_warm_up(harness: Harness
     assert (await harness.peer().loads())[QueueName("m")].batch_seconds(MAX_BATCH) == pytest.approx(0.09, rel=0.1)
 
 
-@story
 async def test_requests_are_admitted_by_the_share_of_its_gpu_that_a_slot_can_have(harness: Harness) -> None:
     async def admitted(*shares: float, status: WorkerStatus = WorkerStatus.HEALTHY) -> int:
         """Entries let in of many, which are withdrawn again."""
@@ -208,7 +199,6 @@ async def test_requests_are_admitted_by_the_share_of_its_gpu_that_a_slot_can_hav
     assert (await harness.broker.loads())[QueueName("m")].slots == 1
 
 
-@story
 async def test_a_probe_finds_a_broker_that_takes_changes_and_makes_none(harness: Harness) -> None:
     await admit(harness, ask("asked", id="first", gateway="g"))
     await harness.broker.probe("g")
@@ -216,3 +206,58 @@ async def test_a_probe_finds_a_broker_that_takes_changes_and_makes_none(harness:
     assert await harness.broker.state("t", "first") is EntryState.QUEUED
     await run_alone(harness, "first")
     assert [reply.output for reply in (await drained(harness)).values()] == [output("asked")]
+
+
+SLOTS = Slot("m/gpu-0", "m", MAX_BATCH), Slot("other/gpu-0", "other", MAX_BATCH)
+
+
+async def warm(harness: Harness, m: float = 0.1, other: float = 0.1) -> None:
+    for one, seconds in zip(SLOTS, (m, other), strict=True):
+        runs = ((1, seconds), (MAX_BATCH, seconds))
+        info = WorkerInfo(worker_id=one.worker, model=one.model, status=WorkerStatus.HEALTHY, warm_up=runs)
+        await harness.broker.heartbeat(info)
+
+
+async def order(harness: Harness) -> list[str]:
+    return FairOrder().order(await harness.broker.contenders(SLOTS))
+
+
+async def test_a_model_for_which_nothing_waits_is_asked_last(harness: Harness) -> None:
+    await warm(harness)
+    nothing = await harness.broker.contenders(SLOTS)
+    assert [(one.model, one.slack, one.waits) for one in nothing] == [
+        ("m", math.inf, False),
+        ("other", math.inf, False),
+    ]
+    await admit(harness, ask(model="other"))
+    assert [one.waits for one in await harness.broker.contenders(SLOTS)] == [False, True]
+    assert await order(harness) == ["other", "m"]
+
+
+async def test_the_model_goes_first_whose_first_entry_is_due_first(harness: Harness) -> None:
+    await warm(harness)
+    await admit(harness, ask(timeout=9.0, queue_timeout=9.0), ask(model="other", timeout=5.0, queue_timeout=5.0))
+    await harness.advance(1.0)
+    found = await harness.broker.contenders(SLOTS)
+    assert [one.slack for one in found] == pytest.approx([8.0, 4.0], abs=0.01)
+    assert await order(harness) == ["other", "m"]
+    await admit(harness, ask(timeout=2.0, queue_timeout=2.0))
+    assert await order(harness) == ["m", "other"], "whoever came first"
+
+
+async def test_slack_counts_in_run_times_of_the_next_batch(harness: Harness) -> None:
+    await warm(harness, m=1.0, other=0.1)
+    await admit(harness, ask(timeout=6.0, queue_timeout=6.0), ask(model="other", timeout=4.0, queue_timeout=4.0))
+    found = await harness.broker.contenders(SLOTS)
+    assert [one.seconds for one in found] == pytest.approx([1.0, 0.1], rel=0.01)
+    assert await order(harness) == ["m", "other"], "6 run times are less than 40"
+
+
+async def test_what_has_left_is_not_due_any_more(harness: Harness) -> None:
+    await warm(harness)
+    await admit(harness, ask(timeout=1.0, queue_timeout=1.0), ask(model="other", timeout=5.0, queue_timeout=5.0))
+    assert await order(harness) == ["m", "other"]
+    lease = await harness.claim(SLOTS[0].worker)
+    assert [entry.model for entry in lease.entries] == ["m"]
+    assert await order(harness) == ["other", "m"]
+    await harness.answer(lease)

@@ -1,21 +1,10 @@
 """Promises of every broker on tasks that are asked anew or cancelled, and on followers whose time, or whose original's, is over."""
 
-from __future__ import annotations
-
 import pytest
 
 from headway import errors
 from headway.model import DedupKind, ItemResult, Reply
-from tests.contracts.brokers import (
-    MAX_QUEUE,
-    Harness,
-    ask,
-    drained,
-    failed,
-    ids,
-    leave,
-    story,
-)
+from tests.contracts.brokers import MAX_QUEUE, Harness, ask, drained, failed, ids, leave
 from tests.contracts.dedup_keys import (
     admit,
     came_by,
@@ -31,7 +20,6 @@ from tests.contracts.dedup_keys import (
 )
 
 
-@story
 async def test_a_task_asked_anew_after_its_answer_was_read_is_answered_by_what_was_kept(harness: Harness) -> None:
     await admit(harness, sharing("first", task("first")))
     await run_alone(harness, "first")
@@ -43,7 +31,6 @@ async def test_a_task_asked_anew_after_its_answer_was_read_is_answered_by_what_w
 
 
 @pytest.mark.parametrize("running", [False, True])
-@story
 async def test_a_task_that_is_cancelled_is_forgotten_and_who_waits_is_told(harness: Harness, running: bool) -> None:
     await admit(harness, sharing("first", task("first")), poll("poll", "first"))
     lease = await harness.claim() if running else None
@@ -63,10 +50,7 @@ async def test_a_task_that_is_cancelled_is_forgotten_and_who_waits_is_told(harne
 
 
 @pytest.mark.parametrize("running", [False, True])
-@story
-async def test_a_cancelled_task_tells_its_gateway_and_runs_on_for_others_under_its_key(
-    harness: Harness, running: bool
-) -> None:
+async def test_a_cancelled_task_tells_its_gateway_and_runs_for_its_key(harness: Harness, running: bool) -> None:
     led, plain = sharing("led", task("led"), key(), nonce=7), ask(id="plain")
     await admit(harness, led, plain, sharing("joined", key()))
     lease = await harness.claim() if running else None
@@ -88,10 +72,7 @@ async def test_a_cancelled_task_tells_its_gateway_and_runs_on_for_others_under_i
     await nothing_runs(harness)
 
 
-@story
-async def test_a_task_whose_original_was_too_late_and_that_finds_no_room_fails_for_who_waits_too(
-    harness: Harness,
-) -> None:
+async def test_a_task_without_room_after_a_late_original_fails_for_who_waits(harness: Harness) -> None:
     await admit(harness, sharing("first", same(), timeout=1.0), sharing("second", task("second"), same()))
     lease = await harness.claim()
     await admit(harness, *(ask(tenant=f"tenant {number}") for number in range(MAX_QUEUE)), poll("poll", "second"))
@@ -104,7 +85,6 @@ async def test_a_task_whose_original_was_too_late_and_that_finds_no_room_fails_f
     assert code(replies["second"]) == code(replies["poll"]) == code(kept) == errors.SERVICE_OVERLOADED
 
 
-@story
 async def test_who_is_offered_anew_waits_for_no_longer_than_it_would_have_waited_in_the_queue(harness: Harness) -> None:
     await admit(harness, sharing("first", same(), timeout=1.0), sharing("second", same(), queue_timeout=2.0))
     lease = await harness.claim()
@@ -116,7 +96,6 @@ async def test_who_is_offered_anew_waits_for_no_longer_than_it_would_have_waited
     await nothing_runs(harness)
 
 
-@story
 async def test_the_last_follower_that_is_late_takes_its_original_away(harness: Harness) -> None:
     first = sharing("first", same())
     await admit(harness, first, sharing("hasty", same(), timeout=1.0))

@@ -1,13 +1,11 @@
 """Promises of every broker on models whose calls have parameters: requests of other ones never ride together, and harm nobody."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
 from headway.core import call_parameters
 from headway.model import ALL_PARAMETERS, Cause, CostLine, CostShape, Entry, Lease, PerCall, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, MAX_QUEUE, Harness, ask, failed, ids, slot, story
+from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, MAX_QUEUE, Harness, ask, failed, ids, slot
 
 PADS = CostLine(CostShape.PADDED, 0.01, 0.001, 4.0)
 
@@ -30,7 +28,6 @@ def asking(value: object, names: PerCall = ("t",), weight: int = 1, **how: objec
 
 
 async def claimed(harness: Harness) -> list[Lease]:
-    """What waits, batch by batch, answered."""
     leases = []
     while isinstance(lease := await harness.broker.claim(slot(), AT_ONCE), Lease):
         leases.append(lease)
@@ -44,10 +41,7 @@ def are_alike(leases: list[Lease]) -> bool:
 
 @pytest.mark.parametrize("cost", [None, PADS], ids=["constant", "padded"])
 @pytest.mark.parametrize("names", [("t",), ALL_PARAMETERS], ids=str)
-@story
-async def test_only_requests_of_equal_parameters_ride_together(
-    harness: Harness, names: PerCall, cost: CostLine | None
-) -> None:
+async def test_only_equal_parameters_ride_together(harness: Harness, names: PerCall, cost: CostLine | None) -> None:
     await told(harness, names, cost)
     for broker in (harness.broker, harness.peer()):
         for count in (1, 2):  # Fewer than a batch holds, and more.
@@ -59,7 +53,6 @@ async def test_only_requests_of_equal_parameters_ride_together(
             assert len(leases) <= 2 * count
 
 
-@story
 async def test_without_a_word_of_them_all_ride_together(harness: Harness) -> None:
     await told(harness, ())
     await harness.broker.enqueue([asking(at, ()) for at in range(MAX_BATCH)])
@@ -67,7 +60,6 @@ async def test_without_a_word_of_them_all_ride_together(harness: Harness) -> Non
 
 
 @pytest.mark.parametrize("cost", [None, PADS], ids=["constant", "padded"])
-@story
 async def test_those_that_run_again_ride_with_their_like(harness: Harness, cost: CostLine | None) -> None:
     """Batches that were put together before it was known: they fail, and are halved."""
     entries = [asking(at % 3) for at in range(MAX_BATCH)]
@@ -91,7 +83,6 @@ async def test_those_that_run_again_ride_with_their_like(harness: Harness, cost:
 
 
 @pytest.mark.parametrize("cost", [None, PADS], ids=["constant", "padded"])
-@story
 async def test_bulk_entries_ride_with_their_like(harness: Harness, cost: CostLine | None) -> None:
     await told(harness, cost=cost)
     how = {"tier": LIMITS.tiers, "gateway": "feeder", "queue_timeout": 3600.0, "timeout": 3600.0}
@@ -112,7 +103,6 @@ async def test_bulk_entries_ride_with_their_like(harness: Harness, cost: CostLin
 
 
 @pytest.mark.parametrize("cost", [None, PADS], ids=["constant", "padded"])
-@story
 async def test_a_tenant_of_a_thousand_values_harms_nobody(harness: Harness, cost: CostLine | None) -> None:
     """Its batches have one request each, and those of a neighbour leave in every other one, all that wait."""
     await told(harness, cost=cost)

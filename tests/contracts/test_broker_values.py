@@ -1,7 +1,5 @@
 """Promises of every broker on values that are no texts: they come out as they went in, wherever they are kept."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from headway.brokers.redis import entry_wire
 from headway.model import DedupKind, Entry, ItemResult, Octets, Reply, TokenCount, Value
-from tests.contracts.brokers import EXAMPLES, Harness, ask, drained, failed, output, story, tensors
+from tests.contracts.brokers import EXAMPLES, Harness, ask, drained, failed, output, tensors
 from tests.contracts.dedup_keys import TTL, admit, came_by, key, poll, task
 from tests.core.test_values import TREES
 
@@ -20,7 +18,6 @@ ASKED = '{"a":[1,"é",null]}'.encode()
 
 
 @pytest.mark.parametrize("harness", (*EXAMPLES, "apart"), indirect=True)
-@story
 async def test_a_json_value_goes_to_the_worker_and_its_answer_back(harness: Harness) -> None:
     inputs: list[Value] = [ASKED, b"[]", "text", '"quoted"', b'"quoted"', b"x" * 100_000, OCTETS, TENSORS]
     entries = [ask(value, id=f"id-{place}") for place, value in enumerate(inputs)]
@@ -32,7 +29,6 @@ async def test_a_json_value_goes_to_the_worker_and_its_answer_back(harness: Harn
     assert [replies[entry.id].output for entry in entries] == [output(value) for value in inputs]
 
 
-@story
 async def test_a_json_answer_is_kept_shared_and_asked_for_by_any_gateway(harness: Harness) -> None:
     first = ask(ASKED, id="first", dedup_keys=(task("first"), key()))
     await admit(harness, first, ask(ASKED, id="follower", dedup_keys=(key(),)), poll("poll", "first"))
@@ -50,10 +46,8 @@ async def test_a_json_answer_is_kept_shared_and_asked_for_by_any_gateway(harness
     assert await harness.broker.outcome("t", "first") is None
 
 
-@story
 async def test_a_json_input_that_fails_alone_is_a_dead_letter_and_known(harness: Harness) -> None:
-    bad = ask(ASKED, id="bad", caller="ada")
-    await harness.broker.enqueue([bad])
+    await harness.broker.enqueue([ask(ASKED, id="bad", caller="ada")])
     for _ in range(2):
         await harness.broker.release(await harness.claim(), failed())
         await harness.advance(1.0)
@@ -66,7 +60,6 @@ async def test_a_json_input_that_fails_alone_is_a_dead_letter_and_known(harness:
 
 @pytest.mark.parametrize("harness", (*EXAMPLES, "apart"), indirect=True)
 @pytest.mark.parametrize("value", [OCTETS, TENSORS, tensors(5, bytes(2_000))], ids=["octets", "tensors", "large"])
-@story
 async def test_octets_are_kept_shared_and_a_dead_letter_as_they_are(harness: Harness, value: Octets) -> None:
     first = ask(value, id="first", dedup_keys=(task("first"), key()))
     await admit(harness, first, ask(value, id="follower", dedup_keys=(key(),)), poll("poll", "first"))
@@ -85,7 +78,6 @@ async def test_octets_are_kept_shared_and_a_dead_letter_as_they_are(harness: Har
     assert [failure is not None for failure in await harness.broker.enqueue([ask(value, caller="ada")])] == [True]
 
 
-@story
 async def test_the_tokens_of_a_run_go_with_its_answer_to_all_who_share_it(harness: Harness) -> None:
     first = ask("a", id="first", dedup_keys=(task("first"), key()))
     await admit(

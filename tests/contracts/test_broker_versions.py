@@ -1,7 +1,5 @@
 """Versions of a model: each has a queue of its own, beside the one for any, and all is the model's for who asks."""
 
-from __future__ import annotations
-
 import asyncio
 
 from msgspec.structs import replace
@@ -19,12 +17,11 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, MAX_QUEUE, Harness, ask, drained, holds, output, story
+from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, MAX_QUEUE, Harness, ask, drained, holds, output
 from tests.contracts.dedup_keys import admit, task
 
 
 def slot_of(version: str, worker: str = "gpu-0", *, helps: str | None = None) -> Slot:
-    """A slot of one version, or one of another version that helps out."""
     if helps is None:
         return Slot(worker, "m", MAX_BATCH, 0, ModelReport(version), version)
     return Slot(worker, "m", MAX_BATCH, 0, ModelReport(helps), version, helps=True)
@@ -42,7 +39,6 @@ async def claimed(harness: Harness, slot: Slot) -> Lease:
     return lease
 
 
-@story
 async def test_a_slot_gets_what_waits_for_its_version_and_nothing_else(harness: Harness) -> None:
     await healthy(harness, "3", "old")
     await healthy(harness, "4", "new")
@@ -59,7 +55,6 @@ async def test_a_slot_gets_what_waits_for_its_version_and_nothing_else(harness: 
     assert {key: depth for key, depth in waiting.items() if depth} == {("m", ""): 1}
 
 
-@story
 async def test_what_waits_is_told_by_version_and_another_process_sees_it_by_the_workers(harness: Harness) -> None:
     await healthy(harness, "3")
     await admit(harness, ask(version="3"))
@@ -69,7 +64,6 @@ async def test_what_waits_is_told_by_version_and_another_process_sees_it_by_the_
     assert {"m", "m@3"} <= set(map(str, await peer.loads()))
 
 
-@story
 async def test_an_idle_slot_is_woken_by_what_comes_for_its_version(harness: Harness) -> None:
     await healthy(harness, "3")
     slot = slot_of("3")
@@ -85,7 +79,6 @@ async def test_an_idle_slot_is_woken_by_what_comes_for_its_version(harness: Harn
     assert sleeper.done()
 
 
-@story
 async def test_a_slot_of_another_version_helps_where_nobody_is_left(harness: Harness) -> None:
     await healthy(harness, "4")
     free, pinned = ask("free", version="3"), ask("pinned", version="3", pinned=True)
@@ -103,27 +96,20 @@ async def test_a_slot_of_another_version_helps_where_nobody_is_left(harness: Har
     assert isinstance(await harness.broker.claim(slot_of("3", helps="4"), AT_ONCE), NoWork)
 
 
-@story
 async def test_a_task_is_followed_and_ended_whatever_its_version(harness: Harness) -> None:
     await healthy(harness, "3")
-    entry = ask("a", version="3", dedup_keys=(task("job"),), id="job")
-    await admit(harness, entry)
+    await admit(harness, ask("a", version="3", dedup_keys=(task("job"),), id="job"))
     assert await harness.broker.outcome("t", "job") is EntryState.QUEUED
-    following = [
-        follower("unknown", "job", "t", "g2", 60.0, 1),
-        follower("known", "job", "t", "g2", 60.0, 2, "m", "3"),
-    ]
+    following = [follower("unknown", "job", "t", "g2", 60.0, 1), follower("known", "job", "t", "g2", 60.0, 2, "m", "3")]
     assert await harness.broker.enqueue(following) == [None, None]
     await harness.answer(await claimed(harness, slot_of("3")))
     replies = await drained(harness, "g2")
     assert {id: reply.output for id, reply in replies.items()} == dict.fromkeys(("known", "unknown"), output("a"))
-    other = ask("b", version="3", dedup_keys=(task("other"),), id="other")
-    await admit(harness, other)
+    await admit(harness, ask("b", version="3", dedup_keys=(task("other"),), id="other"))
     await harness.broker.cancel_task("t", "other")
     assert isinstance(await harness.broker.claim(slot_of("3"), AT_ONCE), NoWork)
 
 
-@story
 async def test_a_version_of_an_unknown_model_is_refused(harness: Harness) -> None:
     [refusal] = await harness.broker.enqueue([ask(model="strange", version="3")])
     assert refusal is not None
@@ -131,14 +117,12 @@ async def test_a_version_of_an_unknown_model_is_refused(harness: Harness) -> Non
     assert isinstance(await harness.broker.claim(replace(slot_of("3"), model="strange"), AT_ONCE), NoWork)
 
 
-@story
 async def test_the_bounds_of_a_model_are_those_of_its_versions(harness: Harness) -> None:
     await healthy(harness, "3")
     verdicts = await harness.broker.enqueue([ask(version="3", tenant=f"t{number}") for number in range(100)])
     assert verdicts.count(None) == MAX_QUEUE
 
 
-@story
 async def test_a_queue_that_comes_while_figures_are_asked_for_is_in_the_next_ones(harness: Harness) -> None:
     broker = harness.broker
     unknown = follower("sub", "no such", "t", "g2", 60.0, 1)

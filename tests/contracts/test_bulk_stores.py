@@ -1,9 +1,8 @@
 """Promises of every store of bulk jobs: quotas hold, a job has one holder, and who held it before changes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from headway.runtime.request_id import new_id
 from headway.storage.postgres.bulk import PostgresBulkStore
 from headway.storage.sqlite.bulk import SqliteBulkStore
 from tests.contracts.ledgers import DATABASES
-from tests.scenes import scene_in
+from tests.scenes import Played
 from tests.servers.postgres import SharedPostgres
 
 AT = 1_790_000_000.25
@@ -26,7 +25,6 @@ Make = Callable[[], BulkStore]
 
 @pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Make:
-    """Maker of stores in one fresh database."""
     url = DATABASES[request.param](tmp_path, postgres).url
     return lambda: KINDS[request.param](url)
 
@@ -43,7 +41,9 @@ def opened(make: Make, story: Callable[[BulkStore], Coroutine[Any, Any, None]]) 
     asyncio.run(main())
 
 
-on_store = scene_in("make", opened)
+@pytest.fixture
+def store(make: Make) -> Played:
+    return Played(partial(opened, make))
 
 
 def job(tenant: str = "acme", **changes: Any) -> BulkJob:
@@ -56,7 +56,6 @@ def file(tenant: str = "acme", size: int = 10, at: float = AT) -> BulkFile:
     return BulkFile("file-" + new_id().replace("-", ""), tenant, "ünits.jsonl", size, "batch", at)
 
 
-@on_store
 async def test_a_job_comes_back_as_it_was(store: BulkStore) -> None:
     one = job(
         models=("a", "b"),
@@ -71,7 +70,6 @@ async def test_a_job_comes_back_as_it_was(store: BulkStore) -> None:
     assert await store.job("other", one.id) is None
 
 
-@on_store
 async def test_a_tenants_bytes_are_bounded_and_a_file_is_there_once(store: BulkStore) -> None:
     first, second = file(size=60), file(size=41)
     assert await store.add_file(first, Stored(100, 9))
@@ -92,7 +90,6 @@ async def test_a_tenants_bytes_are_bounded_and_a_file_is_there_once(store: BulkS
     assert not await store.remove_file("other", output.id)
 
 
-@on_store
 async def test_lists_are_read_page_by_page_newest_first(store: BulkStore) -> None:
     jobs, files = [job() for _ in range(5)], [file() for _ in range(5)]
     for one, other in zip(jobs, files, strict=True):
@@ -107,7 +104,6 @@ async def test_lists_are_read_page_by_page_newest_first(store: BulkStore) -> Non
     assert list(await store.jobs("other", "", 9)) == []
 
 
-@on_store
 async def test_open_jobs_of_a_tenant_are_bounded(store: BulkStore) -> None:
     assert await store.add_job(job(), 1)
     assert not await store.add_job(job(), 1)
@@ -119,7 +115,6 @@ async def test_open_jobs_of_a_tenant_are_bounded(store: BulkStore) -> None:
     assert await store.counts() == {"completed": 1, "validating": 2}
 
 
-@on_store
 async def test_a_tenant_keeps_its_newest_jobs_that_have_ended(store: BulkStore) -> None:
     ids = []
     for _ in range(4):
@@ -134,7 +129,6 @@ async def test_a_tenant_keeps_its_newest_jobs_that_have_ended(store: BulkStore) 
     assert [one.id for one in await store.jobs("acme", "", 9)] == [running.id, ids[3], ids[2]]
 
 
-@on_store
 async def test_all_open_jobs_and_all_files_are_read_page_by_page(store: BulkStore) -> None:
     jobs, files = [job("acme"), job("other"), job("acme")], [file("acme"), file("other"), file("acme")]
     for one, other in zip(jobs, files, strict=True):
@@ -148,7 +142,6 @@ async def test_all_open_jobs_and_all_files_are_read_page_by_page(store: BulkStor
     assert list(await store.file_ids(files[1].id, 9)) == [files[2].id]
 
 
-@on_store
 async def test_a_file_stays_that_a_job_reads(store: BulkStore) -> None:
     one = file()
     await store.add_file(one)
@@ -160,7 +153,6 @@ async def test_a_file_stays_that_a_job_reads(store: BulkStore) -> None:
     assert await store.remove_file("acme", one.id)
 
 
-@on_store
 async def test_a_job_has_one_holder_until_its_lease_ends(store: BulkStore) -> None:
     await store.add_job(job(), 1)
     first = await store.claim("a", 0.0, 9)
@@ -180,7 +172,6 @@ async def test_a_job_has_one_holder_until_its_lease_ends(store: BulkStore) -> No
     assert third is not None and (third.generation, third.completed) == (3, 5)
 
 
-@on_store
 async def test_a_tenant_holds_no_more_than_its_share(store: BulkStore) -> None:
     for tenant in ("acme", "acme", "acme", "other"):
         await store.add_job(job(tenant), 9)
@@ -188,7 +179,6 @@ async def test_a_tenant_holds_no_more_than_its_share(store: BulkStore) -> None:
     assert [one and one.tenant for one in held] == ["acme", "acme", "other", None]
 
 
-@on_store
 async def test_the_wish_to_cancel_survives_what_a_holder_writes(store: BulkStore) -> None:
     one = job()
     await store.add_job(one, 1)
@@ -205,7 +195,6 @@ async def test_the_wish_to_cancel_survives_what_a_holder_writes(store: BulkStore
     assert await store.keep(held, 30.0) is None, "what has ended stays as it is"
 
 
-@on_store
 async def test_a_job_that_has_ended_is_not_cancelled(store: BulkStore) -> None:
     await store.add_job(job(), 1)
     held = await store.claim("a", 30.0, 9)
@@ -215,13 +204,11 @@ async def test_a_job_that_has_ended_is_not_cancelled(store: BulkStore) -> None:
     assert found is not None and (found.cancelling_at, found.status) == (None, JobStatus.COMPLETED)
 
 
-@on_store
 async def test_old_files_and_jobs_go_but_not_those_in_use(store: BulkStore) -> None:
     read, old, new = file(at=AT - 9), file(at=AT - 8), file(at=AT)
     for one in (read, old, new):
         await store.add_file(one)
-    running = job(input_file=read.id, created_at=AT - 9)
-    await store.add_job(running, 9)
+    await store.add_job(job(input_file=read.id, created_at=AT - 9), 9)
     assert [one.id for one in await store.old_files(AT, 9)] == [old.id]
     assert await store.remove_jobs(AT, 9) == 0
     held = await store.claim("a", 30.0, 9)
@@ -231,22 +218,18 @@ async def test_old_files_and_jobs_go_but_not_those_in_use(store: BulkStore) -> N
     assert [one.id for one in await store.old_files(AT, 9)] == [read.id, old.id]
 
 
-def test_of_many_who_claim_one_job_one_gets_it(make: Make) -> None:
-    async def main() -> None:
-        stores = [make() for _ in range(4)]
-        try:
-            await asyncio.gather(*(store.open() for store in stores))
-            await stores[0].add_job(job(), 1)
-            held = await asyncio.gather(*(store.claim(str(at), 30.0, 9) for at, store in enumerate(stores)))
-            assert len([one for one in held if one is not None]) == 1
-        finally:
-            for store in stores:
-                await store.close()
-
-    asyncio.run(main())
+async def test_of_many_who_claim_one_job_one_gets_it(make: Make) -> None:
+    stores = [make() for _ in range(4)]
+    try:
+        await asyncio.gather(*(store.open() for store in stores))
+        await stores[0].add_job(job(), 1)
+        held = await asyncio.gather(*(store.claim(str(at), 30.0, 9) for at, store in enumerate(stores)))
+        assert len([one for one in held if one is not None]) == 1
+    finally:
+        for store in stores:
+            await store.close()
 
 
-@on_store
 async def test_ids_that_are_no_ids_are_unknown(store: BulkStore) -> None:
     """PostgreSQL has no texts with a NUL; SQLite has."""
     for id in ("a\0", "\0"):

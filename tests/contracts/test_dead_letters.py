@@ -1,12 +1,10 @@
 """Promises of all dead letters: bounded, newest first."""
 
-from __future__ import annotations
-
 import asyncio
 
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.model import Cause, DeadLetter, Entry
-from tests.contracts.brokers import MODELS, Harness, ask, failed, story
+from tests.contracts.brokers import MODELS, Harness, ask, failed
 
 
 def letter(id: str, size: int = 10, model: str = "m", died_at: float = 0.0, tenant: str = "t") -> DeadLetter:
@@ -14,7 +12,6 @@ def letter(id: str, size: int = 10, model: str = "m", died_at: float = 0.0, tena
     return DeadLetter(entry=entry, error="bad", cause="raised", attempts=3, worker="gpu-0", died_at=died_at)
 
 
-@story
 async def test_letters_are_kept_as_they_are_newest_first(harness: Harness) -> None:
     assert (list(await harness.dead.list()), await harness.dead.count()) == ([], 0)
     letters = [letter(f"id-{number}", model=MODELS[number % 2], died_at=1000.0 + number) for number in range(5)]
@@ -30,7 +27,6 @@ async def test_letters_are_kept_as_they_are_newest_first(harness: Harness) -> No
     assert list(await harness.dead.find("id-3", "another")) == []
 
 
-@story
 async def test_a_listing_has_all_of_a_letter_but_its_input(harness: Harness) -> None:
     """Large inputs would make the listing slow, and one tenant's would keep operators from seeing anybody's."""
     entry = Entry(
@@ -48,7 +44,6 @@ async def test_a_listing_has_all_of_a_letter_but_its_input(harness: Harness) -> 
     assert listed == letter.without_input()
 
 
-@story
 async def test_a_letter_is_purged_once(harness: Harness) -> None:
     for id in "ab":
         await harness.dead.add(letter(id))
@@ -60,7 +55,6 @@ async def test_a_letter_is_purged_once(harness: Harness) -> None:
     assert await harness.dead.count() == 1
 
 
-@story
 async def test_who_dies_again_has_one_letter_the_last(harness: Harness) -> None:
     entry = ask(id="a")
     await harness.dead.add(letter("a", died_at=1.0))
@@ -78,7 +72,6 @@ async def test_who_dies_again_has_one_letter_the_last(harness: Harness) -> None:
     assert await harness.dead.count() == 2
 
 
-@story
 async def test_letters_of_two_tenants_with_one_id_are_two(harness: Harness) -> None:
     letters = {tenant: letter("a", tenant=tenant, died_at=at) for at, tenant in enumerate(("t", "u", "v"))}
     for one in letters.values():
@@ -95,7 +88,6 @@ async def test_letters_of_two_tenants_with_one_id_are_two(harness: Harness) -> N
     assert [one.entry.id for one in await harness.dead.list()] == ["ba"]
 
 
-@story
 async def test_a_tenants_letters_cost_another_none_of_its(harness: Harness) -> None:
     await harness.dead.add(letter("mine", tenant="calm", died_at=1.0))
     for number in range(17):
@@ -115,7 +107,6 @@ async def _list(box: DeadLetterBox) -> list[DeadLetter]:
     return list(await box.list())
 
 
-@story
 async def test_they_are_counted_by_model(harness: Harness) -> None:
     for number in range(3):
         await harness.dead.add(letter(f"id-{number}", model=MODELS[number % 2]))
@@ -123,7 +114,6 @@ async def test_they_are_counted_by_model(harness: Harness) -> None:
     assert {model: number for model, number in counts.items() if number} == {"m": 2, "other": 1}
 
 
-@story
 async def test_those_that_were_removed_or_replaced_still_count_as_added(harness: Harness) -> None:
     assert not any((await harness.dead.totals()).values())
     for id, model in (("a", "m"), ("a", "m"), ("b", "m"), ("c", "other")):
@@ -179,7 +169,6 @@ def test_a_letter_that_comes_again_is_kept_once() -> None:
     assert kept(box) == ["a"]
 
 
-@story
 async def test_an_entry_that_died_again_in_another_queue_is_listed_once_by_its_last_death(harness: Harness) -> None:
     first, last = (letter("a", model=model, died_at=at) for model, at in zip(MODELS, (1000.0, 2000.0)))  # noqa: B905
     await harness.dead.add(first)

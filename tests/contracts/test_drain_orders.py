@@ -1,7 +1,5 @@
 """Two operators drain at once: whatever the order of their steps, the second sees the first, and a model keeps a worker."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +8,7 @@ from headway.admin.drains import routes
 from headway.errors import BadRequest
 from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
-from tests.contracts.brokers import Harness, story
+from tests.contracts.brokers import Harness
 
 NAMES = ("a", "b")
 STEPS = 5
@@ -43,7 +41,6 @@ class Interrupted:
 async def ordered(
     fleet: Fleet, name: str, before: int = -1, other: Callable[[], Awaitable[None]] | None = None
 ) -> bool:
-    """Whether an order to drain a process is taken."""
     view: Any = Interrupted(fleet, before, other)  # type: ignore[arg-type]
     start = routes(SimpleNamespace(fleet=view, broker=view))[1]  # type: ignore[arg-type]
     try:
@@ -54,7 +51,6 @@ async def ordered(
     return True
 
 
-@story
 async def test_of_two_orders_that_bare_a_model_just_one_is_taken(harness: Harness) -> None:
     for before in range(STEPS + 1):
         for name in NAMES:

@@ -1,7 +1,5 @@
 """Promises of every fleet: its processes, one leader at a time, and the last publication."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec
@@ -12,7 +10,7 @@ from headway.core.health import DEPARTED_SECONDS, MOST_DEPARTED, OFFLINE_AFTER, 
 from headway.model import Capacity, Departed, Drain, EndKind, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
 from headway.model.rollout import Block, Evidence
 from headway.ports import Fleet
-from tests.contracts.brokers import Harness, story
+from tests.contracts.brokers import Harness
 
 
 def member(id: str = "gateway-1", role: Role = Role.GATEWAY, pending: int = 0) -> ProcessInfo:
@@ -47,13 +45,11 @@ async def leads(fleet: Fleet, candidate: str, seconds: float) -> bool:
     return await fleet.acquire_leadership(candidate, seconds) == 0.0
 
 
-@story
 async def test_at_first_nobody_is_there_and_nothing_is_known(harness: Harness) -> None:
     assert await present(harness.fleet) == {}
     assert list(await harness.fleet.capacities()) == []
 
 
-@story
 async def test_everybody_sees_who_attends_and_when(harness: Harness) -> None:
     told = [member("gateway-1"), member("host-1", Role.WORKER), member("c", Role.CONTROLLER), member("s", Role.SERVE)]
     for one in told:
@@ -65,7 +61,6 @@ async def test_everybody_sees_who_attends_and_when(harness: Harness) -> None:
     assert len(seen) == len(told)
 
 
-@story
 async def test_what_a_member_said_last_counts(harness: Harness) -> None:
     await harness.fleet.heartbeat(member(pending=1))
     await harness.advance(2.0)
@@ -75,7 +70,6 @@ async def test_what_a_member_said_last_counts(harness: Harness) -> None:
     assert one.last_seen == pytest.approx(harness.now(), abs=harness.grain)
 
 
-@story
 async def test_who_falls_silent_is_forgotten_and_may_come_back(harness: Harness) -> None:
     await harness.fleet.heartbeat(member("silent"))
     await harness.fleet.heartbeat(member("talks"))
@@ -91,7 +85,6 @@ async def test_who_falls_silent_is_forgotten_and_may_come_back(harness: Harness)
     assert await present(harness.fleet) == {}
 
 
-@story
 async def test_who_leaves_is_forgotten_at_once(harness: Harness) -> None:
     await harness.fleet.heartbeat(member("a"))
     await harness.fleet.heartbeat(member("b"))
@@ -103,7 +96,6 @@ async def test_who_leaves_is_forgotten_at_once(harness: Harness) -> None:
     assert set(await present(harness.fleet_peer)) == {"a", "b"}
 
 
-@story
 async def test_it_is_known_for_minutes_how_a_process_has_ended(harness: Harness) -> None:
     fleet, peer = harness.fleet, harness.fleet_peer
     for id in ("told", "silent", "stays", "back"):
@@ -129,7 +121,6 @@ async def test_it_is_known_for_minutes_how_a_process_has_ended(harness: Harness)
     assert {one.id for one in await fleet.departed()} <= {"stays", "back"}
 
 
-@story
 async def test_a_bounded_number_of_ends_is_known_and_the_oldest_go_first(harness: Harness) -> None:
     for number in range(MOST_DEPARTED + 3):
         if number <= 3:
@@ -142,7 +133,6 @@ async def test_a_bounded_number_of_ends_is_known_and_the_oldest_go_first(harness
     assert known.isdisjoint({"p0", "p1", "p2"})
 
 
-@story
 async def test_drains_stand_until_they_are_ended_and_each_process_hears_of_them(harness: Harness) -> None:
     fleet, peer = harness.fleet, harness.fleet_peer
     assert not await fleet.heartbeat(member("a"))
@@ -163,7 +153,6 @@ async def test_drains_stand_until_they_are_ended_and_each_process_hears_of_them(
     assert not await peer.heartbeat(member("b"))
 
 
-@story
 async def test_a_drain_stands_only_where_no_other_came_since_the_look(harness: Harness) -> None:
     fleet, peer = harness.fleet, harness.fleet_peer
     one, two, three = (Drain(name=name, process=name, host="host-1") for name in ("a", "b", "c"))
@@ -177,7 +166,6 @@ async def test_a_drain_stands_only_where_no_other_came_since_the_look(harness: H
     assert len(await fleet.drains()) == 3
 
 
-@story
 async def test_one_leads_at_a_time(harness: Harness) -> None:
     asked = [leads((harness.fleet, harness.fleet_peer)[number % 2], f"c-{number}", 3.0) for number in range(8)]
     answers = await asyncio.gather(*asked)
@@ -187,7 +175,6 @@ async def test_one_leads_at_a_time(harness: Harness) -> None:
     assert not await leads(harness.fleet_peer, "another", 3.0)
 
 
-@story
 async def test_who_renews_goes_on_leading(harness: Harness) -> None:
     assert await leads(harness.fleet, "a", 3.0)
     for _ in range(5):
@@ -198,7 +185,6 @@ async def test_who_renews_goes_on_leading(harness: Harness) -> None:
     assert not await leads(harness.fleet_peer, "b", 3.0)
 
 
-@story
 async def test_another_takes_over_from_a_leader_who_falls_silent(harness: Harness) -> None:
     assert await leads(harness.fleet, "a", 3.0)
     await harness.advance(3.0 + harness.grain)
@@ -208,7 +194,6 @@ async def test_another_takes_over_from_a_leader_who_falls_silent(harness: Harnes
     assert await leads(harness.fleet, "a", 3.0)
 
 
-@story
 async def test_who_asks_in_vain_hears_for_how_long_another_leads(harness: Harness) -> None:
     assert await leads(harness.fleet, "a", 3.0)
     await harness.advance(1.0)
@@ -217,7 +202,6 @@ async def test_who_asks_in_vain_hears_for_how_long_another_leads(harness: Harnes
     assert await harness.fleet_peer.acquire_leadership("b", 3.0) == pytest.approx(3.0, abs=harness.grain)
 
 
-@story
 async def test_the_last_renewal_says_for_how_long(harness: Harness) -> None:
     assert await leads(harness.fleet, "a", 60.0)
     assert await leads(harness.fleet, "a", 1.0)
@@ -225,7 +209,6 @@ async def test_the_last_renewal_says_for_how_long(harness: Harness) -> None:
     assert await leads(harness.fleet_peer, "b", 1.0)
 
 
-@story
 async def test_a_leader_who_leaves_makes_way(harness: Harness) -> None:
     await harness.fleet.heartbeat(member("a", Role.CONTROLLER))
     assert await leads(harness.fleet, "a", 60.0)
@@ -233,7 +216,6 @@ async def test_a_leader_who_leaves_makes_way(harness: Harness) -> None:
     assert await leads(harness.fleet_peer, "b", 60.0)
 
 
-@story
 async def test_only_the_leader_makes_way_by_leaving(harness: Harness) -> None:
     for id in ("a", "b"):
         await harness.fleet.heartbeat(member(id, Role.CONTROLLER))
@@ -244,7 +226,6 @@ async def test_only_the_leader_makes_way_by_leaving(harness: Harness) -> None:
     assert await leads(harness.fleet_peer, "a", 60.0)
 
 
-@story
 async def test_the_capacity_of_a_model_is_what_was_published_last(harness: Harness) -> None:
     await harness.fleet.publish(capacity("m", healthy=2))
     await harness.advance(1.0)
@@ -260,7 +241,6 @@ async def test_the_capacity_of_a_model_is_what_was_published_last(harness: Harne
     assert msgspec.structs.replace(known["other"], measured_at=-1.0) == capacity("other")
 
 
-@story
 async def test_a_capacity_that_is_withdrawn_is_forgotten_at_once_and_may_come_back(harness: Harness) -> None:
     for model in ("m", "n"):
         await harness.fleet.publish(capacity(model))
@@ -272,7 +252,6 @@ async def test_a_capacity_that_is_withdrawn_is_forgotten_at_once_and_may_come_ba
     assert {one.model for one in await harness.fleet.capacities()} == {"m", "n"}
 
 
-@story
 async def test_a_capacity_that_is_published_no_more_is_forgotten(harness: Harness) -> None:
     await harness.fleet.publish(capacity("retired"))
     await harness.fleet.publish(capacity("m"))
@@ -283,7 +262,6 @@ async def test_a_capacity_that_is_published_no_more_is_forgotten(harness: Harnes
     assert {one.model for one in await harness.fleet.capacities()} == {"m"}
 
 
-@story
 async def test_a_rollout_is_kept_whole_and_changed_only_by_who_knows_the_last_revision(harness: Harness) -> None:
     assert list(await harness.fleet.rollouts()) == []
     new = VersionCounts(7, 2, {31: 7})
@@ -303,7 +281,6 @@ async def test_a_rollout_is_kept_whole_and_changed_only_by_who_knows_the_last_re
     assert kept == {"m": after, "n": msgspec.structs.replace(plan, model="n", revision=9)}
 
 
-@story
 async def test_one_process_at_a_time_may_load_a_model(harness: Harness) -> None:
     assert await harness.fleet.acquire_load("a", "host-1", 3.0)
     assert not await harness.fleet_peer.acquire_load("a", "host-2", 3.0)

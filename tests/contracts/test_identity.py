@@ -1,7 +1,5 @@
 """Promises of every Identity."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

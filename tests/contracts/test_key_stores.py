@@ -4,11 +4,10 @@ A new store is a line in STORES: what makes, from a folder and a server of Postg
 store of the same place each time it is called. Databases come from `tests.contracts.ledgers`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from headway.storage.sqlite import keys as sqlite_keys
 from tests.contracts.ledgers import DATABASES, Database
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of
-from tests.scenes import scene_in
+from tests.scenes import Played
 from tests.servers.postgres import SharedPostgres
 
 Maker = Callable[[], KeyStore]
@@ -67,8 +66,6 @@ def key(name: str, created_at: float = AT, **changed: Any) -> ApiKey:
 
 
 def opened(place: Maker, story: Callable[..., Awaitable[None]], count: int = 1) -> None:
-    """Run a story on so many open stores of one place."""
-
     async def main() -> None:
         stores = [place() for _ in range(count)]
         try:
@@ -82,11 +79,12 @@ def opened(place: Maker, story: Callable[..., Awaitable[None]], count: int = 1) 
     asyncio.run(main())
 
 
-on_store = scene_in("place", opened)
+@pytest.fixture
+def store(place: Maker) -> Played:
+    return Played(partial(opened, place))
 
 
 async def told(store: KeyStore, since: KeyMark) -> tuple[list[ApiKey], KeyMark]:
-    """Keys that have changed since a mark, and the last mark."""
     found = await store.changes(since, 1000)
     assert found is not None
     assert not found.more
@@ -126,7 +124,6 @@ def test_a_key_comes_back_as_it_was(place: Maker) -> None:
     opened(place, again)
 
 
-@on_store
 async def test_an_empty_store_has_no_keys_and_notices_its_first(store: KeyStore) -> None:
     assert list(await store.keys()) == []
     assert await store.get(id_of("a")) is None
@@ -137,7 +134,6 @@ async def test_an_empty_store_has_no_keys_and_notices_its_first(store: KeyStore)
     assert ids((await told(store, KeyMark()))[0]) == [id_of("a")]
 
 
-@on_store
 async def test_an_id_is_taken_once(store: KeyStore) -> None:
     await store.add(key("a"))
     with pytest.raises(ValueError, match=id_of("a")):
@@ -164,14 +160,12 @@ def test_of_two_rotations_at_once_one_wins(place: Maker) -> None:
     opened(place, story, count=2)
 
 
-@on_store
 async def test_keys_are_told_oldest_first(store: KeyStore) -> None:
     for name, created_at in (("c", AT + 2), ("a", AT + 1), ("b", AT)):
         await store.add(key(name, created_at))
     assert ids(await store.keys()) == [id_of("b"), id_of("a"), id_of("c")]
 
 
-@on_store
 async def test_an_end_may_only_come_nearer(store: KeyStore) -> None:
     await store.add(key("a"))
     for at, end in ((AT + 9, AT + 9), (AT + 5, AT + 5), (AT + 7, AT + 5), (0.0, 0.0)):
@@ -201,7 +195,6 @@ def test_changes_are_told_once_to_each(place: Maker) -> None:
     opened(place, story, count=3)
 
 
-@on_store
 async def test_changes_are_told_in_bites(store: KeyStore) -> None:
     names = ["a", "b", "c", "d", "e"]
     for number, name in enumerate(names):
@@ -218,7 +211,6 @@ async def test_changes_are_told_in_bites(store: KeyStore) -> None:
     assert upto == await store.latest()
 
 
-@on_store
 async def test_an_unknown_key_that_is_to_end_is_no_change(store: KeyStore) -> None:
     await store.add(key("a"))
     before = await store.latest()
@@ -228,7 +220,6 @@ async def test_an_unknown_key_that_is_to_end_is_no_change(store: KeyStore) -> No
     assert ids((await told(store, before))[0]) == [id_of("b")]
 
 
-@on_store
 async def test_long_ended_keys_are_removed_and_only_they(store: KeyStore) -> None:
     """A file keeps its ended keys: its owner wrote it."""
     now = time.time()
@@ -285,45 +276,45 @@ def in_database(database: Database, story: Callable[[KeyStore], Awaitable[None]]
     opened(lambda: database.keys(database.url), story)
 
 
-on_database = scene_in("database", in_database)
+@pytest.fixture
+def stored(database: Database) -> Played:
+    """A store in a database."""
+    return Played(partial(in_database, database))
 
 
-@on_database
-async def test_a_revision_that_is_used_again_is_another_change(store: KeyStore, database: Database) -> None:
+async def test_a_revision_that_is_used_again_is_another_change(stored: KeyStore, database: Database) -> None:
     """A failover loses the last change, of which a reader had heard."""
-    await store.add(key("a"))
-    early = await store.latest()
-    await store.add(key("b"))
-    late = await store.latest()
+    await stored.add(key("a"))
+    early = await stored.latest()
+    await stored.add(key("b"))
+    late = await stored.latest()
     for table in ("headway_keys", "headway_key_changes"):
         await asyncio.to_thread(database.query, f"DELETE FROM {table} WHERE revision = {late.revision}")
-    assert await store.changes(late, 10) is None
-    assert await told(store, early) == ([], early)
-    await store.expire(id_of("a"), 0.0)
-    assert (await store.latest()).revision == late.revision
-    assert await store.changes(late, 10) is None
-    assert ids((await told(store, early))[0]) == [id_of("a")]
+    assert await stored.changes(late, 10) is None
+    assert await told(stored, early) == ([], early)
+    await stored.expire(id_of("a"), 0.0)
+    assert (await stored.latest()).revision == late.revision
+    assert await stored.changes(late, 10) is None
+    assert ids((await told(stored, early))[0]) == [id_of("a")]
 
 
-@on_database
-async def test_a_removed_row_gives_its_revision_to_no_other(store: KeyStore) -> None:
-    await store.add(key("a", expires_at=AT + 1))
-    last = await store.latest()
-    assert await store.remove_ended(time.time() + 60, 10) == 1
-    await store.add(key("b"))
-    assert (await store.latest()).revision > last.revision
+async def test_a_removed_row_gives_its_revision_to_no_other(stored: KeyStore) -> None:
+    await stored.add(key("a", expires_at=AT + 1))
+    last = await stored.latest()
+    assert await stored.remove_ended(time.time() + 60, 10) == 1
+    await stored.add(key("b"))
+    assert (await stored.latest()).revision > last.revision
 
 
-@on_database
-async def test_a_reader_that_is_far_behind_reads_all(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_is_far_behind_reads_all(stored: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sqlite_keys, postgres_keys):
         monkeypatch.setattr(module, "MARKS", 2)
-    await store.add(key("a"))
-    marks = [await store.latest()]
+    await stored.add(key("a"))
+    marks = [await stored.latest()]
     for name in "bcd":
-        await store.add(key(name))
-        marks.append(await store.latest())
-    assert [await store.changes(mark, 10) is None for mark in marks] == [True, True, False, False]
+        await stored.add(key(name))
+        marks.append(await stored.latest())
+    assert [await stored.changes(mark, 10) is None for mark in marks] == [True, True, False, False]
 
 
 def test_keys_from_before_there_were_marks_are_told_and_kept(database: Database) -> None:

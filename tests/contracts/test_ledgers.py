@@ -1,11 +1,10 @@
 """Promises of every ledger: rows come whole, once, and are found by their id."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import uuid
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from headway.ports import Ledger
 from headway.runtime.request_id import new_id
 from headway.storage.schema import POSTGRES, SQLITE, VERSIONS
 from tests.contracts.ledgers import DATABASES, POOLED, Database
-from tests.scenes import scene_in
+from tests.scenes import Played
 from tests.servers.postgres import SharedPostgres
 
 AT = 1_790_000_000.25
@@ -55,8 +54,6 @@ def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **chang
 
 
 def opened(database: Database, story: Callable[[Ledger], Coroutine[Any, Any, None]]) -> None:
-    """Run a story on an open ledger."""
-
     async def main() -> None:
         ledger = database.ledger(database.url)
         try:
@@ -68,10 +65,11 @@ def opened(database: Database, story: Callable[[Ledger], Coroutine[Any, Any, Non
     asyncio.run(main())
 
 
-on_ledger = scene_in("database", opened)
+@pytest.fixture
+def ledger(database: Database) -> Played:
+    return Played(partial(opened, database))
 
 
-@on_ledger
 async def test_a_record_comes_back_as_it_was(ledger: Ledger) -> None:
     one = record()
     other = record(
@@ -120,7 +118,6 @@ def test_what_is_there_already_is_left_as_it_is(database: Database) -> None:
     assert database.query("SELECT count(*) FROM headway_requests")[0][0] == 3
 
 
-@on_ledger
 async def test_of_two_requests_with_one_id_each_has_a_record(ledger: Ledger) -> None:
     """A client chooses one id for two requests: once while the first waits, and once afterwards."""
     id = new_id()
@@ -133,7 +130,6 @@ async def test_of_two_requests_with_one_id_each_has_a_record(ledger: Ledger) -> 
     assert list(await ledger.find(id)) == [second]
 
 
-@on_ledger
 async def test_an_id_of_several_tenants_has_a_record_of_each_the_newest_first(ledger: Ledger) -> None:
     id = new_id()
     old, new = record(id, "acme"), record(id, "globex", AT + 1)
@@ -145,14 +141,12 @@ async def test_an_id_of_several_tenants_has_a_record_of_each_the_newest_first(le
 @pytest.mark.parametrize(
     "id", ["", "unknown", "'; DROP TABLE headway_requests; --", new_id()], ids=["none", "word", "sql", "uuid"]
 )
-@on_ledger
 async def test_an_unknown_id_has_no_record(ledger: Ledger, id: str) -> None:
     await ledger.write([record()])
     assert list(await ledger.find(id)) == []
 
 
 @pytest.mark.parametrize("wrong", [{"id": "no uuid"}, {"user": "lone \ud800 surrogate"}])
-@on_ledger
 async def test_records_are_written_all_or_none(ledger: Ledger, wrong: dict[str, Any]) -> None:
     good = [record() for _ in range(200)]
     with pytest.raises(ValueError):
@@ -162,7 +156,6 @@ async def test_records_are_written_all_or_none(ledger: Ledger, wrong: dict[str, 
     assert list(await ledger.find(good[0].id)) == good[:1]
 
 
-@on_ledger
 async def test_old_records_are_removed_in_bites_the_oldest_first(ledger: Ledger) -> None:
     records = [record(completed_at=AT + number) for number in range(10)]
     await ledger.write(records[::-1])
@@ -220,7 +213,6 @@ def waiting(id: str, tenant: str = "acme", created_at: float = AT, **changes: An
     return msgspec.structs.replace(plain, **changes)
 
 
-@on_ledger
 async def test_requests_without_an_outcome_are_found_until_they_are_forgotten(ledger: Ledger) -> None:
     id, other = new_id(), new_id()
     one, twin, further = waiting(id), waiting(id, "globex"), waiting(other)
@@ -233,7 +225,6 @@ async def test_requests_without_an_outcome_are_found_until_they_are_forgotten(le
     await ledger.note_open([], [])
 
 
-@on_ledger
 async def test_a_request_with_its_outcome_is_told_by_that_and_one_that_came_after_it_too(ledger: Ledger) -> None:
     ended = record()
     await ledger.write([ended])
@@ -244,7 +235,6 @@ async def test_a_request_with_its_outcome_is_told_by_that_and_one_that_came_afte
     assert list(await ledger.find(ended.id)) == [ended, again]
 
 
-@on_ledger
 async def test_requests_that_never_got_an_outcome_are_removed_by_their_age(ledger: Ledger) -> None:
     old, young = waiting(new_id()), waiting(new_id(), created_at=AT + 100.0)
     await ledger.note_open([old, young], [])
@@ -287,12 +277,9 @@ def test_a_database_of_a_later_version_is_refused(database: Database) -> None:
     assert [row[0] for row in database.query("SELECT version FROM headway_schema ORDER BY 1")] == [*STEPS, 99]
 
 
-def test_closing_is_safe_before_opening_and_twice(database: Database) -> None:
-    async def story() -> None:
-        ledger = database.ledger(database.url)
-        await ledger.close()
-        await ledger.open()
-        await ledger.close()
-        await ledger.close()
-
-    asyncio.run(story())
+async def test_closing_is_safe_before_opening_and_twice(database: Database) -> None:
+    ledger = database.ledger(database.url)
+    await ledger.close()
+    await ledger.open()
+    await ledger.close()
+    await ledger.close()

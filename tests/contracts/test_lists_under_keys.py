@@ -1,7 +1,5 @@
 """Lists of inputs under one idempotency key, at two gateways: the first of them wins whole, however its parts come."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +16,7 @@ from headway.runtime.counters import GatewayCounts
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
-from tests.contracts.brokers import AT_ONCE, Harness, output, slot, story
+from tests.contracts.brokers import AT_ONCE, Harness, output, slot
 
 ADA = Principal("ada", "acme", 1)
 
@@ -41,8 +39,6 @@ class Line(FairTurns):
 
 
 class Door:
-    """A gateway, and the lists that it was asked."""
-
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.line = gateway.turns = Line()
@@ -90,7 +86,6 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fan_out, "FEW", 2)
 
 
-@story
 async def test_of_two_lists_under_a_key_one_is_answered_and_nothing_of_the_other_runs(harness: Harness) -> None:
     async with doors(harness) as (one, other):
         wanted, late = [f"a{number}" for number in range(8)], [f"b{number}" for number in range(8)]
@@ -107,13 +102,11 @@ async def test_of_two_lists_under_a_key_one_is_answered_and_nothing_of_the_other
         assert (refused.failure.code, refused.failure.message.startswith("input")) == (errors.IDEMPOTENCY_MISUSE, False)
 
 
-@story
 async def test_a_list_that_comes_again_elsewhere_joins_its_first_and_later_gets_its_outputs(harness: Harness) -> None:
     async with doors(harness) as (one, other):
         wanted = [f"a{number}" for number in range(8)]
         both = [door.ask(wanted) for door in (one, other)]
-        ran = await worked_off(harness, *both, lines=[one.line, other.line])
-        assert sorted(map(str, ran)) == wanted
+        assert sorted(map(str, await worked_off(harness, *both, lines=[one.line, other.line]))) == wanted
         third = other.ask(wanted)
         assert await worked_off(harness, third, lines=[other.line]) == []
         for ended in (*both, third):
@@ -139,7 +132,6 @@ async def half_answered(harness: Harness, door: Door, texts: Sequence[str]) -> N
     assert reply.failure.code == errors.NO_WORKERS
 
 
-@story
 async def test_a_list_whose_first_input_failed_runs_only_that_when_it_comes_again(harness: Harness) -> None:
     async with doors(harness) as (one, other):
         await half_answered(harness, one, ["a0", "a1"])
@@ -148,10 +140,7 @@ async def test_a_list_whose_first_input_failed_runs_only_that_when_it_comes_agai
         assert [reply.output for reply in await again] == [output("a0"), output("a1")]
 
 
-@story
-async def test_a_list_other_than_one_whose_first_input_failed_is_refused_by_what_is_kept_of_that(
-    harness: Harness,
-) -> None:
+async def test_a_list_that_differs_from_one_whose_first_input_failed_is_refused(harness: Harness) -> None:
     async with doors(harness) as (one, other):
         await half_answered(harness, one, ["a0", "a1"])
         another = other.ask(["b0", "b1"])

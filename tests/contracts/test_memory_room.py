@@ -1,7 +1,5 @@
 """A broker bounds what waits in bytes, and tenant by tenant, and nothing of it is left behind."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -11,7 +9,7 @@ from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.core.memory_room import SMALL
 from headway.model import Entry, ItemResult, Limit
-from tests.contracts.brokers import MemoryHarness, NearBroker, RedisHarness, ask, drained, failed, leave, story
+from tests.contracts.brokers import MemoryHarness, NearBroker, RedisHarness, ask, drained, failed, leave
 from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
 from tests.servers.redis import SharedServers
 
@@ -22,7 +20,6 @@ MOST = 1_000_000
 
 @pytest.fixture(params=["memory", "near", "valkey", "apart"])
 def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Roomy]:
-    """Brokers with little room; in one inputs are stored apart, in one they are not."""
     made: Roomy
     if request.param in ("memory", "near"):
         made = MemoryHarness(queue_bytes=MOST, kind=MemoryBroker if request.param == "memory" else NearBroker)
@@ -39,7 +36,6 @@ def large(tenant: str, **how: object) -> Entry:
     return ask(LARGE, tenant=tenant, **how)  # type: ignore[arg-type]
 
 
-@story
 async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Roomy) -> None:
     limit = Limit("key:greedy", "key", 60.0, 51.0)
     for _ in range(50):
@@ -57,7 +53,6 @@ async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Room
 
 
 @pytest.mark.parametrize("name", ["", "\0", "a\0b", "ä"])
-@story
 async def test_a_tenant_fills_its_part_of_the_room_whatever_it_is_called(harness: Roomy, name: str) -> None:
     verdicts = await harness.broker.enqueue([large(name) for _ in range(60)])
     assert [verdict is None for verdict in verdicts[:50]] == [True] * 50
@@ -68,7 +63,6 @@ async def test_a_tenant_fills_its_part_of_the_room_whatever_it_is_called(harness
     assert harness.room == MOST
 
 
-@story
 async def test_all_queues_share_the_room(harness: Roomy) -> None:
     for _ in range(30):
         await admit(harness, large("greedy", model="other"))
@@ -79,7 +73,6 @@ async def test_all_queues_share_the_room(harness: Roomy) -> None:
     await admit(harness, large("another"))
 
 
-@story
 async def test_a_small_entry_gets_in_however_full_the_memory_is(harness: Roomy) -> None:
     for _ in range(50):
         await admit(harness, large("greedy"))
@@ -89,7 +82,6 @@ async def test_a_small_entry_gets_in_however_full_the_memory_is(harness: Roomy) 
     assert (await refused(harness, ask("x" * (SMALL + 1), tenant="greedy"))).reason == "memory"
 
 
-@story
 async def test_who_joins_another_takes_room_too(harness: Roomy) -> None:
     await admit(harness, *(sharing(f"{n}", same(), input=LARGE) for n in range(50)))
     assert (await refused(harness, sharing("more", same(), input=LARGE))).reason == "memory"
@@ -103,7 +95,6 @@ WAYS = ["answered", "dies", "late", "late on a GPU", "withdrawn", "withdrawn on 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-@story
 async def test_whatever_becomes_of_an_entry_its_room_is_free_again(harness: Roomy, way: str, shared: bool) -> None:
     entries: list[Entry] = [ask(LARGE, id="first", queue_timeout=5.0, timeout=20.0)]
     if shared:

@@ -1,7 +1,5 @@
 """Promises of a broker to a gateway in its own process: entries are taken at once, and replies are handed over."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +10,7 @@ from headway import errors
 from headway.core.memory_room import SMALL
 from headway.model import BatchFailure, Cause, Entry, EntryState, ItemResult, Limit, Reply, TokenCount
 from tests.contracts import dedup_keys as common
-from tests.contracts.brokers import MemoryHarness, ask, ids, output, story
+from tests.contracts.brokers import MemoryHarness, ask, ids, output
 
 
 @pytest.fixture
@@ -30,13 +28,11 @@ class Held:
 
 
 def several(*names: str) -> list[Held]:
-    """Entries of one request, the first of which pays for all."""
     made = [msgspec.structs.replace(ask(id=name, nonce=ord(name)), payer=ord(names[0])) for name in names]
     return [Held(msgspec.structs.replace(made[0], count=len(names))), *map(Held, made[1:])]
 
 
 def enter(harness: MemoryHarness, *held: Held) -> list[str | None]:
-    """Codes of the verdicts on entries; None for each that is let in."""
     verdicts = [harness.broker.enter(one, harness.now()) for one in held]
     return [None if verdict is None else verdict.code for verdict in verdicts]
 
@@ -59,7 +55,6 @@ def attached(harness: MemoryHarness) -> tuple[Settled, list[Sequence[Reply]]]:
     return settled, told
 
 
-@story
 async def test_a_reply_is_handed_over_once_on_a_later_turn_and_its_id_is_free(harness: MemoryHarness) -> None:
     _, told = attached(harness)
     first, second = ask(id="a"), ask(id="b")
@@ -75,7 +70,6 @@ async def test_a_reply_is_handed_over_once_on_a_later_turn_and_its_id_is_free(ha
     assert harness.broker.take(ask(id="a", nonce=7)) is None
 
 
-@story
 async def test_who_asks_for_replies_gets_those_of_other_gateways_only(harness: MemoryHarness) -> None:
     _, told = attached(harness)
     for gateway in ("g", "h"):
@@ -87,11 +81,9 @@ async def test_who_asks_for_replies_gets_those_of_other_gateways_only(harness: M
     assert [ids(replies) for replies in told] == [["g"]]
 
 
-@story
 async def test_what_is_cancelled_is_told_at_once_and_forgotten(harness: MemoryHarness) -> None:
     _, told = attached(harness)
-    task = ask(id="a", dedup_keys=(common.task("a"),))
-    assert harness.broker.take(task) is None
+    assert harness.broker.take(ask(id="a", dedup_keys=(common.task("a"),))) is None
     await harness.broker.cancel_task("t", "a")
     await harness.settle()
     [[reply]] = told
@@ -100,10 +92,7 @@ async def test_what_is_cancelled_is_told_at_once_and_forgotten(harness: MemoryHa
     assert await harness.broker.outcome("t", "a") is None
 
 
-@story
-async def test_another_submission_of_a_live_id_is_a_conflict_and_one_over_its_limit_is_refused(
-    harness: MemoryHarness,
-) -> None:
+async def test_a_second_submission_of_a_live_id_conflicts_and_one_over_its_limit_fails(harness: MemoryHarness) -> None:
     limit = Limit("user-1", "user", 60.0, 1.0)
     assert harness.broker.take(ask(id="a", limits=(limit,))) is None
     verdicts = [harness.broker.take(ask(id="a", nonce=9)), harness.broker.take(ask(id="b", limits=(limit,)))]
@@ -111,17 +100,12 @@ async def test_another_submission_of_a_live_id_is_a_conflict_and_one_over_its_li
     assert await harness.broker.state("t", "a") is EntryState.QUEUED
 
 
-@story
-async def test_a_large_input_may_get_the_answer_that_is_kept_or_follow_one_that_is_too_late(
-    harness: MemoryHarness,
-) -> None:
+async def test_a_large_input_may_get_a_kept_answer_or_follow_one_that_is_late(harness: MemoryHarness) -> None:
     _, told = attached(harness)
     large, free = "x" * (2 * SMALL), harness.room
-    first = common.sharing("first", common.key(), input=large)
-    assert harness.broker.take(first) is None
+    assert harness.broker.take(common.sharing("first", common.key(), input=large)) is None
     await harness.answer(await harness.claim())
-    again = common.sharing("again", common.key(), input=large)
-    assert harness.broker.take(again) is None
+    assert harness.broker.take(common.sharing("again", common.key(), input=large)) is None
     await harness.settle()
     assert [(reply.id, reply.kept) for replies in told for reply in replies] == [("first", False), ("again", True)]
     assert harness.room == free
@@ -136,7 +120,6 @@ async def test_a_large_input_may_get_the_answer_that_is_kept_or_follow_one_that_
     assert harness.room == free
 
 
-@story
 async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes(harness: MemoryHarness) -> None:
     _, told = attached(harness)
     for name, keys in (("alone", ()), ("shares", (common.same(),))):
@@ -148,7 +131,6 @@ async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes
         told.clear()
 
 
-@story
 async def test_a_batch_of_which_all_is_held_is_settled_as_one(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
     asked = [Held(ask(id=name, nonce=ord(name))) for name in "abc"]
@@ -163,7 +145,6 @@ async def test_a_batch_of_which_all_is_held_is_settled_as_one(harness: MemoryHar
     assert not harness.broker._entries
 
 
-@story
 async def test_replies_are_delivered_one_by_one_where_not_all_of_a_batch_is_held(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
     assert enter(harness, Held(ask(id="a"))) == [None]
@@ -176,7 +157,6 @@ async def test_replies_are_delivered_one_by_one_where_not_all_of_a_batch_is_held
 @pytest.mark.parametrize(
     "item", [ItemResult(None, "bad"), ItemResult("A", tokens=TokenCount(3, 3))], ids=["rejected", "tokens"]
 )
-@story
 async def test_what_is_more_than_an_output_is_delivered(harness: MemoryHarness, item: ItemResult) -> None:
     settled, told = attached(harness)
     assert enter(harness, *[Held(ask(id=name)) for name in "ab"]) == [None, None]
@@ -186,7 +166,6 @@ async def test_what_is_more_than_an_output_is_delivered(harness: MemoryHarness, 
     assert (settled, [ids(replies) for replies in told]) == ([], [["a", "b"]])
 
 
-@story
 async def test_entries_of_one_request_are_settled_as_one(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
     parts = several("a", "b", "c")
@@ -198,7 +177,6 @@ async def test_entries_of_one_request_are_settled_as_one(harness: MemoryHarness)
     assert not harness.broker._entries
 
 
-@story
 async def test_an_entry_without_a_queue_or_over_its_limit_is_refused(harness: MemoryHarness) -> None:
     limit = Limit("user-1", "user", 60.0, 1.0)
     assert enter(harness, Held(ask(id="a", model="nowhere"))) == [errors.NO_WORKERS]
@@ -206,7 +184,6 @@ async def test_an_entry_without_a_queue_or_over_its_limit_is_refused(harness: Me
     assert ids((await harness.claim()).entries) == ["b"]
 
 
-@story
 async def test_a_dedup_key_that_is_known_is_joined_whoever_entered_it(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
     first, second, later = (Held(ask(id=name, dedup_keys=(common.key(),))) for name in "abc")
@@ -223,7 +200,6 @@ async def test_a_dedup_key_that_is_known_is_joined_whoever_entered_it(harness: M
     assert not harness.broker._entries
 
 
-@story
 async def test_an_outcome_that_is_too_large_to_be_kept_is_delivered_by_itself(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
     assert enter(harness, Held(ask(id="a", dedup_keys=(common.task("a"),)))) == [None]
@@ -237,7 +213,6 @@ async def test_an_outcome_that_is_too_large_to_be_kept_is_delivered_by_itself(ha
 
 
 @pytest.mark.parametrize("tokens", [None, TokenCount(3, 3)], ids=["settled", "delivered"])
-@story
 async def test_what_is_held_is_let_go_of_with_the_output_however_long_the_queue_remembers_the_entry(
     harness: MemoryHarness, tokens: TokenCount | None
 ) -> None:
@@ -254,7 +229,6 @@ async def test_what_is_held_is_let_go_of_with_the_output_however_long_the_queue_
     assert told() is None
 
 
-@story
 async def test_who_has_left_is_no_part_of_what_is_delivered(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
     assert enter(harness, *[Held(ask(id=name)) for name in "ab"]) == [None, None]
@@ -265,10 +239,7 @@ async def test_who_has_left_is_no_part_of_what_is_delivered(harness: MemoryHarne
     assert (settled, [ids(replies) for replies in told]) == ([], [["b"]])
 
 
-@story
-async def test_a_batch_that_ran_again_is_settled_with_all_its_attempts_and_frees_its_room(
-    harness: MemoryHarness,
-) -> None:
+async def test_a_repeated_batch_is_settled_with_all_attempts_and_frees_its_room(harness: MemoryHarness) -> None:
     settled, _ = attached(harness)
     free = harness.room
     asked = [Held(ask("x", id="a")), Held(ask("x" * (2 * SMALL), id="b"))]

@@ -4,8 +4,6 @@ What is compared after each step: who is admitted and how long others are told t
 until when a claim has to wait, who is answered as too late, dead or out of tries, and all that policies go by.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import math
@@ -92,7 +90,6 @@ class Pair:
         self.healthy: dict[str, float] = {}
         """Instants of the last heartbeats of workers, while they are healthy."""
         self.bulk: set[str] = set()
-        """Ids of bulk entries."""
         self.ended: set[str] = set()
         self.told: set[str] = set()
         self.cursor = 0
@@ -102,7 +99,6 @@ class Pair:
         """Longest pause of a queue with bulk entries."""
 
     async def start_clocks(self) -> None:
-        """One entry of each tier: from the first one on, rates are measured."""
         await self.offer([ask(tier=tier) for tier in range(LIMITS.tiers)])
 
     async def enqueue(self) -> None:
@@ -275,7 +271,6 @@ class Pair:
             self.queue.set_slots(len(self.healthy), set(self.healthy), now=self.now())
 
     def note(self, members: list[QueuedEntry]) -> None:
-        """Note entries that have had their outcome, or will find none any more."""
         for member in members:
             if self.known.pop(member.entry.id, None) is not None:
                 self.ended.add(member.entry.id)
@@ -320,8 +315,7 @@ async def trace(pair: Pair) -> None:
         pauses += [*pauses, *pauses, pair.rest]
     await pair.start_clocks()
     for _ in range(STEPS):
-        step = rng.choice(steps)
-        await step()
+        await rng.choice(steps)()
         await pair.compare()
         await asyncio.sleep(rng.choice(pauses))
     pair.note(pair.queue.expire(pair.now()))

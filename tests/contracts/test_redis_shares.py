@@ -7,8 +7,6 @@ stands, what is kept of tasks, and in the end what every gateway has heard and w
 `tests.core.test_dedup_model` and the state machines of the laws tell what is right for the broker in the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
@@ -95,7 +93,6 @@ class Pair:
         self.cursors = dict.fromkeys(GATEWAYS, (0, 0))
         self.running: list[tuple[RedisBroker, Lease, Lease]] = []
         self.codes = dict.fromkeys(WORKERS, "old")
-        """Code that each worker runs."""
 
     def either(self) -> RedisBroker:
         return self.rng.choice(self.there)

@@ -3,8 +3,6 @@
 HEADWAY_TEST_ROLLOUT_SECONDS is how long each is asked, on the broker's clock; HEADWAY_TEST_ROLLOUT_SEED the seed of all dice.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter

@@ -1,14 +1,13 @@
 """Servers that these tests may do to what they like, and fleets over them."""
 
-from __future__ import annotations
-
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from tests.redis.stand import Stand
+from tests.redis.stand import Stand, run
 from tests.servers.redis import TESTED, RedisServer
 
 
@@ -52,3 +51,13 @@ def harness(kind: str, own: Callable[[str], RedisServer], shards: int, apart_fro
     endless = made.endless()
     made.close()
     assert endless == []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in real time, unless what it takes is on virtual time."""
+    test, given = pyfuncitem.obj, pyfuncitem.funcargs
+    if not inspect.iscoroutinefunction(test) or {"harness", "virtual_runner"} & given.keys():
+        return None
+    run(test(**{name: given[name] for name in inspect.signature(test).parameters}))
+    return True

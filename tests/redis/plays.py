@@ -1,7 +1,5 @@
 """Play over Redis: workers on two hosts that come and go, a gateway on each, and the one outcome of all that was let in."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable
@@ -19,18 +17,8 @@ GROUPS = (1, 1, 1, 3, 12)
 
 
 class Play:
-    """Play on the two hosts of a harness.
-
-    Arguments:
-        harness: the two hosts.
-        seed: seed of what happens by chance.
-        host_of: tells the number of a worker's host, 0 or 1, by the worker's name.
-
-    Attributes:
-        asked: entries that were let in, by id.
-        replies: by id.
-        disturbed: ids of those whose batch has failed or was given back.
-    """
+    """Play on the two hosts of a harness; `host_of` tells the number of a worker's host, and `disturbed` are ids whose batch has
+    failed."""
 
     def __init__(self, harness: RedisHarness, seed: int, host_of: Callable[[str], int]) -> None:
         self.harness = harness
@@ -51,18 +39,15 @@ class Play:
             self._workers[worker] = [asyncio.create_task(act(worker, host)) for act in (self._beat, self._work)]
 
     async def kill(self, *workers: str) -> None:
-        """Silence workers, whatever they do."""
         await _ended([task for worker in workers for task in self._workers.pop(worker)])
 
     async def ask(self, count: int) -> None:
-        """Offer requests together, at one of the gateways."""
         host = self.rng.randrange(2)
         entries = [ask(gateway=f"g-{host}", tenant=self.rng.choice("ab")) for _ in range(count)]
         verdicts = await self.hosts[host].enqueue(entries)
         self.asked |= {entry.id: entry for entry, verdict in zip(entries, verdicts, strict=True) if verdict is None}
 
     async def rush(self, seconds: float) -> None:
-        """Requests now and then, some alone and some in groups."""
         until = self.harness.now() + seconds
         while self.harness.now() < until:
             await self.harness.advance(self.rng.expovariate(50.0))

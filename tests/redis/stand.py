@@ -1,9 +1,6 @@
 """Stand of the Redis broker's tests: processes of one fleet, in real time or on virtual time."""
 
-from __future__ import annotations
-
 import asyncio
-import functools
 import itertools
 import math
 import random
@@ -30,13 +27,7 @@ from tests.servers.redis import RunningServer
 
 
 class Stand(RedisHarness):
-    """A fleet on virtual time, of two processes and any number more, over a server that can be looked into.
-
-    Arguments:
-        server: with nothing in it.
-        shards: of each model.
-        apart_from: bytes above which values are stored apart.
-    """
+    """A fleet on virtual time, of two processes and any number more, over a server with nothing in it that can be looked into."""
 
     def __init__(self, server: RunningServer, shards: int = 1, apart_from: float = math.inf) -> None:
         self.clock_error = 0.0
@@ -51,10 +42,7 @@ class Stand(RedisHarness):
         return super().now() + self.clock_error
 
     async def another(
-        self,
-        shards: int | None = None,
-        kept: KeptLimits = KEPT_LIMITS,
-        served: Sequence[str] = MODELS,
+        self, shards: int | None = None, kept: KeptLimits = KEPT_LIMITS, served: Sequence[str] = MODELS
     ) -> RedisBroker:
         """One more process, which may know of fewer shards or models, or have budgets of its own."""
         link = KnownServer(self.server.url, timeout=math.inf, clock=self.now)
@@ -67,7 +55,6 @@ class Stand(RedisHarness):
         return broker
 
     def key(self, name: str, shard: int = 0, model: str = "m") -> str:
-        """A key of a queue."""
         return f"headway:{{{model}:{shard}}}:{name}"
 
     @contextmanager
@@ -107,11 +94,9 @@ class Stand(RedisHarness):
         return {key.decode().removeprefix(prefix) for key in self.server.command("KEYS", f"{prefix}*")}
 
     def wakeups(self) -> str:
-        """The key of the first process's bell."""
         return self.key(f"b:{self._links[0].process}")
 
     def held(self, model: str = "m") -> list[int]:
-        """Payloads that each shard holds."""
         return [self.server.command("HLEN", self.key("p", shard, model)) for shard in range(self.shards)]
 
     def idle(self, shard: int = 0) -> int:
@@ -120,7 +105,6 @@ class Stand(RedisHarness):
         return found
 
     def at_home(self) -> list[set[str]]:
-        """The slots at home in each shard."""
         lists = [self.server.command("ZRANGE", self.key("h", shard), 0, -1) for shard in range(self.shards)]
         return [{name.decode() for name in names} for names in lists]
 
@@ -196,7 +180,6 @@ class Steady:
         return self._now
 
     def skip(self, seconds: float) -> None:
-        """Let so much time pass at once."""
         self._now += seconds
 
 
@@ -245,16 +228,6 @@ async def _hung_up(selector: selectors.BaseSelector) -> None:
         if len(selector.get_map()) == 1:  # The loop's own.
             return
         await asyncio.sleep(0.001)
-
-
-def real(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Makes a test in real time of a coroutine function."""
-
-    @functools.wraps(tell)
-    def test(**cases: Any) -> None:
-        run(tell(**cases))
-
-    return test
 
 
 async def refused(call: Awaitable[Any], timeout: float = TIMEOUT) -> BrokerUnavailable:

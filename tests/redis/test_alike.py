@@ -1,7 +1,5 @@
 """Entries of one call that have nothing rare about them are let in together; the outcome is that of one call for each."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -9,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from headway.model import Entry, Failure, ItemResult, Lease, Limit, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import AT_ONCE, ask, output, slot, story
+from tests.contracts.brokers import AT_ONCE, ask, output, slot
 from tests.redis.stand import Stand
 
 TOGETHER, ALONE = "m", "m@3"
@@ -59,7 +57,6 @@ async def left(harness: Stand, queue: str) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@story
 async def test_what_comes_together_fares_as_what_comes_one_by_one(harness: Stand, seed: int) -> None:
     rng, first = random.Random(seed), 0
     for queue in (TOGETHER, ALONE):
@@ -79,14 +76,12 @@ async def test_what_comes_together_fares_as_what_comes_one_by_one(harness: Stand
     assert await left(harness, TOGETHER) == await left(harness, ALONE)
 
 
-@story
 async def test_an_enqueue_makes_as_few_commands_for_many_tenants_as_for_one(harness: Stand) -> None:
     async def commands(tenants: int) -> int:
         entries = [ask(tenant=f"tenant-{number % tenants}") for number in range(8)]
         before = harness.server.command("INFO", "commandstats")
         assert await harness.broker.enqueue(entries) == [None] * 8
-        after = harness.server.command("INFO", "commandstats")
-        return count(after) - count(before)
+        return count(harness.server.command("INFO", "commandstats")) - count(before)
 
     def count(stats: Any) -> int:
         text = stats.decode() if isinstance(stats, bytes) else str(stats)

@@ -1,7 +1,5 @@
 """Changes of the server's clock: nothing is held up, and nothing is remembered wrongly for long."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from typing import Any
@@ -11,9 +9,10 @@ import pytest
 from headway import errors
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
+from headway.brokers.redis.steps import PUT_BACK, WINDOW, ServerClock
 from headway.core.departure import Rule
 from headway.model import Cause, EntryState, Lease, NoWork, ProcessInfo, QueueName, Role
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, ids, slot, story
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, ids, slot
 from tests.redis.stand import Stand
 
 HOUR = 3600.0
@@ -36,7 +35,6 @@ async def worked(harness: Stand, batches: int, each: int = 3) -> list[float]:
 
 
 @pytest.mark.parametrize("step", [-HOUR, -2.0, HOUR])
-@story
 async def test_departures_and_rates_go_on_as_before(harness: Stand, step: float) -> None:
     await harness.healthy("gpu-0")
     assert max(await worked(harness, 10)) <= 0.15
@@ -51,7 +49,6 @@ async def test_departures_and_rates_go_on_as_before(harness: Stand, step: float)
     assert after.alpha == pytest.approx(0.05, rel=0.2)
 
 
-@story
 async def test_a_lost_lease_is_taken_back_although_the_clock_was_put_back(harness: Stand) -> None:
     await harness.broker.enqueue([ask(id="a")])
     await harness.claim()
@@ -71,7 +68,6 @@ async def test_a_lost_lease_is_taken_back_although_the_clock_was_put_back(harnes
     assert set(await drained(harness)) == {"a", "b"}
 
 
-@story
 async def test_a_retry_is_paid_for_although_the_clock_was_put_back(harness: Stand) -> None:
     for id in ("a", "b"):
         await harness.broker.enqueue([ask(id=id)])
@@ -80,7 +76,6 @@ async def test_a_retry_is_paid_for_although_the_clock_was_put_back(harness: Stan
         harness.clock_error -= HOUR
 
 
-@story
 async def test_slots_that_are_gone_do_not_count_although_the_clock_was_put_back(harness: Stand) -> None:
     await harness.healthy("gone", "here")
     harness.clock_error -= HOUR
@@ -90,7 +85,6 @@ async def test_slots_that_are_gone_do_not_count_although_the_clock_was_put_back(
     assert (await harness.broker.loads())[QueueName("m")].slots == 1
 
 
-@story
 async def test_failed_batches_run_again_although_the_clock_was_put_back(harness: Stand) -> None:
     """The retry budget fills with time."""
     for _ in range(3):
@@ -105,11 +99,9 @@ async def test_failed_batches_run_again_although_the_clock_was_put_back(harness:
         harness.clock_error -= HOUR
 
 
-@story
 async def test_a_slot_that_listens_is_woken_whatever_the_clock_says(harness: Stand) -> None:
     patient = Fixed(Rule(size=MAX_BATCH, window=0.5, rate=1e6))
-    wait = await harness.broker.claim(slot(), patient)
-    assert wait == NoWork(None)
+    assert await harness.broker.claim(slot(), patient) == NoWork(None)
     listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
     await harness.settle()
     harness.clock_error -= HOUR
@@ -118,7 +110,6 @@ async def test_a_slot_that_listens_is_woken_whatever_the_clock_says(harness: Sta
     assert isinstance(await harness.broker.claim(slot(), patient), Lease)
 
 
-@story
 async def test_what_waits_when_the_clock_is_put_forward_is_told_that_it_is_late(harness: Stand) -> None:
     await harness.broker.enqueue([ask(id="a")])
     harness.clock_error += HOUR
@@ -132,7 +123,6 @@ async def test_what_waits_when_the_clock_is_put_forward_is_told_that_it_is_late(
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
 
 
-@story
 async def test_who_is_gone_is_not_believed_to_be_there_although_the_clock_was_put_back(harness: Stand) -> None:
     for id in ("gone", "here"):
         await harness.fleet.heartbeat(ProcessInfo(id=id, role=Role.GATEWAY, host="h", pid=1))
@@ -148,10 +138,7 @@ async def test_who_is_gone_is_not_believed_to_be_there_although_the_clock_was_pu
     assert await harness.fleet.acquire_leadership("here", 3.0) == 0.0
 
 
-@story
-async def test_no_rule_is_from_a_later_instant_than_that_of_its_claim(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_rule_is_newer_than_the_instant_of_its_claim(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     made_at: list[float] = []
     claim = RedisConnection.claim
 
@@ -167,3 +154,67 @@ async def test_no_rule_is_from_a_later_instant_than_that_of_its_claim(
     first, second = made_at
     assert first == 0.0, "no load is known yet"
     assert harness.now() - RULE_AGE <= second <= harness.now()
+
+
+class Two:
+    """Clock of this process, and an estimate of the server's, which is ahead by some seconds. The loop's turn began a while ago."""
+
+    def __init__(self) -> None:
+        self.here, self.ahead, self.turn_began = 10.0, 1000.0, 0.0
+        self.estimate = ServerClock(lambda: self.here - self.turn_began, lambda: self.here)
+
+    def answer(self, seconds: float = 0.0) -> None:
+        self.estimate.learn(self.here + self.ahead - seconds)
+
+    @property
+    def behind(self) -> float:
+        until = self.estimate.after(0.0)
+        assert until is not None
+        return self.here + self.ahead - until
+
+
+def test_nothing_is_known_before_the_first_answer() -> None:
+    two = Two()
+    assert two.estimate.after(1.0) is None
+    assert two.estimate.now() == two.here
+
+
+def test_an_answer_that_took_long_to_arrive_does_not_spoil_the_estimate() -> None:
+    two = Two()
+    for seconds in (0.2, 0.01, 0.9, 0.3):
+        two.answer(seconds)
+        two.here += 1.0
+    assert two.behind == pytest.approx(0.01)
+    assert two.estimate.after(1.0) == pytest.approx(two.here + two.ahead + 0.99)
+    two = Two()
+    two.answer(0.01)
+    two.here += WINDOW + 1.0
+    two.answer(0.9)
+    assert two.behind == pytest.approx(0.01)
+
+
+def test_an_answer_that_is_read_when_a_turn_of_the_loop_has_lasted_long_does_not_put_the_server_ahead() -> None:
+    two = Two()
+    two.turn_began = 0.5
+    two.answer(0.6)
+    two.turn_began = 0.0
+    assert two.behind == pytest.approx(0.6)
+
+
+def test_what_was_good_two_windows_ago_is_forgotten_as_clocks_drift() -> None:
+    two = Two()
+    two.answer()
+    two.ahead -= 0.1
+    for _ in range(2):
+        two.here += WINDOW + 1.0
+        two.answer()
+    assert two.behind == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, -PUT_BACK - 0.1, 0.5, 3600.0])
+def test_a_clock_that_is_put_to_another_instant_is_believed_at_the_next_answer(seconds: float) -> None:
+    two = Two()
+    two.answer(0.01)
+    two.ahead += seconds
+    two.answer(0.02)
+    assert two.behind == pytest.approx(0.02)

@@ -1,7 +1,5 @@
 """A Redis Cluster: shards on several nodes, and what becomes of the others when one is gone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +30,7 @@ from headway.model import (
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, failed, ids, output, slot
 from tests.contracts.dedup_keys import key, sharing, task
 from tests.e2e.client import wait_until
-from tests.redis.stand import Steady, brokers, hasty, opened, real, refused, until
+from tests.redis.stand import Steady, brokers, hasty, opened, refused, until
 from tests.servers.cluster import ClusterSetup
 from tests.servers.redis import TESTED, RedisServer
 
@@ -54,7 +52,6 @@ def clock() -> Steady:
 
 @pytest.fixture
 def cluster(running: ClusterSetup, monkeypatch: pytest.MonkeyPatch) -> ClusterSetup:
-    """Empty cluster. Workers are counted each time, so that no test waits for the next census."""
     monkeypatch.setattr(shard_router, "CENSUS_AGE", 0.0)
     for server in running.servers:
         server.command("FLUSHALL")
@@ -68,7 +65,6 @@ async def beaten(broker: RedisBroker) -> None:
 
 
 async def drained(broker: RedisBroker) -> list[Lease]:
-    """Claim and answer all that waits, by the slots of each shard."""
     leases = []
     for worker in WORKERS:
         while isinstance(claimed := await broker.claim(slot(worker), AT_ONCE), Lease):
@@ -82,14 +78,10 @@ async def claimed(broker: RedisBroker, worker: str) -> Lease | NoWork:
 
 
 def nodes_of(cluster: ClusterSetup) -> list[RedisServer]:
-    """The node of each shard."""
     return [cluster.of(f"headway:{{m:{shard}}}:") for shard in range(SHARDS)]
 
 
-@real
-async def test_keys_tasks_and_limits_are_those_of_all_processes_on_whatever_node_a_tenant_is(
-    cluster: ClusterSetup, clock: Steady
-) -> None:
+async def test_keys_tasks_and_limits_are_shared_whatever_a_tenants_node(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:
         for _ in range(2):
             for broker, workers in ((here, WORKERS[:12]), (there, WORKERS[12:])):
@@ -111,10 +103,7 @@ async def test_keys_tasks_and_limits_are_those_of_all_processes_on_whatever_node
         assert await there.outcome(tenants[0], "job") is EntryState.QUEUED
 
 
-@real
-async def test_entries_on_all_nodes_of_a_cluster_are_run_withdrawn_and_answered(
-    cluster: ClusterSetup, clock: Steady
-) -> None:
+async def test_entries_on_all_nodes_are_run_withdrawn_and_answered(cluster: ClusterSetup, clock: Steady) -> None:
     assert set(nodes_of(cluster)) == set(cluster.servers)
     async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:
         await beaten(there)
@@ -139,7 +128,6 @@ async def test_entries_on_all_nodes_of_a_cluster_are_run_withdrawn_and_answered(
         assert await here.reap() > 0.0
 
 
-@real
 async def test_the_fleet_and_dead_letters_work_on_a_cluster_too(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker], opened(cluster.url, clock=clock) as link:
         fleet, letters = RedisFleet(link), RedisDeadLetters(link, [QueueName("m")], SHARDS)
@@ -160,7 +148,6 @@ async def test_the_fleet_and_dead_letters_work_on_a_cluster_too(cluster: Cluster
         assert list(await letters.find(culprits[0].id)) == []
 
 
-@real
 async def test_a_node_that_lost_its_functions_gets_them_again(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
         await beaten(broker)
@@ -170,7 +157,6 @@ async def test_a_node_that_lost_its_functions_gets_them_again(cluster: ClusterSe
         assert sum(len(lease.entries) for lease in await drained(broker)) == 24
 
 
-@real
 async def test_a_slot_that_has_moved_is_followed(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
         await beaten(broker)
@@ -184,7 +170,6 @@ async def test_a_slot_that_has_moved_is_followed(cluster: ClusterSetup, clock: S
             assert sum(len(lease.entries) for lease in await drained(broker)) == 8
 
 
-@real
 async def test_a_slot_on_its_way_is_left_alone_until_it_has_arrived(cluster: ClusterSetup, clock: Steady) -> None:
     """A function would see half of what it needs."""
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
@@ -194,15 +179,13 @@ async def test_a_slot_on_its_way_is_left_alone_until_it_has_arrived(cluster: Clu
         source.command("CLUSTER", "SETSLOT", number, "MIGRATING", target.command("CLUSTER", "MYID"))
         try:
             entries = [ask() for _ in range(8)]
-            error = await refused(broker.enqueue(entries))
-            assert "are being moved to" in str(error)
+            assert "are being moved to" in str(await refused(broker.enqueue(entries)))
         finally:
             source.command("CLUSTER", "SETSLOT", number, "STABLE")
         assert await broker.enqueue(entries) == [None] * 8
         assert sum(len(lease.entries) for lease in await drained(broker)) == 8
 
 
-@real
 async def test_another_node_in_the_place_of_one_that_is_silent_is_found(cluster: ClusterSetup, clock: Steady) -> None:
     """A failover happens, of which the old primary says nothing."""
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
@@ -241,14 +224,10 @@ def moved(cluster: ClusterSetup, shard: int, source: RedisServer, target: RedisS
         wait_until(cluster.whole)
 
 
-@real
-async def test_a_node_that_is_silent_does_not_keep_the_others_from_their_work(
-    cluster: ClusterSetup, clock: Steady
-) -> None:
+async def test_a_silent_node_does_not_keep_the_others_from_their_work(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
         await beaten(broker)
-        entries = [ask() for _ in range(4 * SHARDS)]
-        await broker.enqueue(entries)
+        await broker.enqueue([ask() for _ in range(4 * SHARDS)])
         nodes = nodes_of(cluster)
         away = nodes[2]
         silent = [shard for shard, node in enumerate(nodes) if node is away]
@@ -274,7 +253,6 @@ async def test_a_node_that_is_silent_does_not_keep_the_others_from_their_work(
         wait_until(cluster.whole)
 
 
-@real
 async def test_the_others_are_reaped_while_a_node_is_silent(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
         await beaten(broker)
@@ -296,7 +274,6 @@ async def test_the_others_are_reaped_while_a_node_is_silent(cluster: ClusterSetu
             away.resume()
 
 
-@real
 async def test_every_node_must_keep_what_waits(cluster: ClusterSetup) -> None:
     for server in cluster.servers:
         server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
@@ -308,7 +285,6 @@ async def test_every_node_must_keep_what_waits(cluster: ClusterSetup) -> None:
             server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
-@real
 async def test_one_of_the_nodes_that_are_named_is_enough(cluster: ClusterSetup) -> None:
     there = [f"127.0.0.1:{server.port}" for server in cluster.servers]
     async with opened(f"redis+cluster://127.0.0.1:1,127.0.0.1:2,{there[2]}") as link:
@@ -318,7 +294,6 @@ async def test_one_of_the_nodes_that_are_named_is_enough(cluster: ClusterSetup) 
             pass
 
 
-@real
 async def test_a_cluster_and_a_server_are_told_apart(cluster: ClusterSetup, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"is a node of a cluster.*redis\+cluster://"):
         async with opened(cluster.url.replace("redis+cluster", "redis")):
@@ -328,7 +303,6 @@ async def test_a_cluster_and_a_server_are_told_apart(cluster: ClusterSetup, tmp_
             pass
 
 
-@real
 async def test_limits_and_answers_in_common_need_no_other_node(cluster: ClusterSetup, clock: Steady) -> None:
     limit, spread = Limit("key:k", "key", 0.6, 3.0), Limit("tier:1", "tier", 60.0, 400.0)
     async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:

@@ -1,20 +1,24 @@
-"""Connections of one process to a server: a few, however many queues there are."""
-
-from __future__ import annotations
+"""Connections of one process to a server: a few, however many queues there are, and answers in whatever pieces."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
+import hiredis
 import pytest
+from redis.exceptions import InvalidResponse, ResponseError
 
+from headway.brokers.redis import link
 from headway.brokers.redis.blocking import FEW, BlockingReads
 from headway.brokers.redis.connection import BOUNDS
+from headway.brokers.redis.link import BulkAnswer
 from headway.errors import BrokerUnavailable
 from headway.model import ItemResult, Lease
 from tests.contracts.brokers import AT_ONCE, LIMITS, ask, output, slot
 from tests.e2e.client import PATIENCE
-from tests.redis.stand import brokers, real
+from tests.redis.stand import brokers
 from tests.servers.redis import RunningServer, SharedServers
 
 MODELS = [f"m{number}" for number in range(30)]
@@ -23,10 +27,7 @@ BRIEF = 0.3
 Clock = Callable[[], float]
 
 
-@real
-async def test_a_gateway_waits_for_the_replies_of_all_queues_over_one_connection(
-    servers: SharedServers, kind: str
-) -> None:
+async def test_a_gateway_waits_for_all_queues_over_one_connection(servers: SharedServers, kind: str) -> None:
     server = servers.of(kind)
     async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
         broker._connection._block = BRIEF
@@ -49,7 +50,6 @@ async def test_a_gateway_waits_for_the_replies_of_all_queues_over_one_connection
         assert seen == Counter(entry.id for entry in entries)
 
 
-@real
 async def test_idle_slots_of_all_queues_wait_over_one_connection(servers: SharedServers, kind: str) -> None:
     server = servers.of(kind)
     async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
@@ -64,7 +64,6 @@ async def test_idle_slots_of_all_queues_wait_over_one_connection(servers: Shared
             await asyncio.gather(*woken)
 
 
-@real
 async def test_calls_of_all_queues_at_once_share_a_few_connections(servers: SharedServers, kind: str) -> None:
     server = servers.of(kind)
     async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
@@ -77,7 +76,6 @@ async def test_calls_of_all_queues_at_once_share_a_few_connections(servers: Shar
 
 
 async def blocked(server: RunningServer, count: int) -> None:
-    """Wait until the server has so many clients that wait for something."""
     for _ in range(int(PATIENCE / 0.02)):
         if (found := server.command("INFO", "clients")["blocked_clients"]) == count:
             return
@@ -193,3 +191,68 @@ async def test_a_place_that_is_waited_for_anew_gets_nothing_of_the_former_read(c
     assert not second.done()
     server.put("a", "2")
     assert await second == "2"
+
+
+def fed(*pieces: bytes) -> Any:
+    """What comes of these pieces; all but the last leave it open."""
+    answer = BulkAnswer()
+    *ahead, last = pieces
+    for piece in ahead:
+        assert answer.feed(piece) is link._MORE
+    return answer.feed(last)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\r", b"\r\n", b"abc\r\ndef"])
+def test_an_answer_is_whole_wherever_it_is_cut(content: bytes) -> None:
+    told = b"$%d\r\n%b\r\n" % (len(content), content)
+    assert fed(told) == content
+    assert fed(*(told[at : at + 1] for at in range(len(told)))) == content
+    for first in range(1, len(told)):
+        assert fed(told[:first], told[first:]) == content
+        for second in range(first + 1, len(told)):
+            assert fed(told[:first], told[first:second], told[second:]) == content
+
+
+@pytest.mark.parametrize(("told", "answer"), [(b"$-1\r\n", None), (b"+OK\r\n", b"OK"), (b"-ERR no\r\n", "ERR no")])
+def test_short_answers_are_told_apart(told: bytes, answer: object) -> None:
+    assert fed(told) == answer
+    assert fed(told[:3], told[3:]) == answer
+
+
+@pytest.mark.parametrize("told", [b"*1\r\n$1\r\na\r\n", b"$x\r\n", b"$1\r\nab\r\nc", b"$2\r\nab\r\n+OK\r\n"])
+def test_anything_else_is_no_answer(told: bytes) -> None:
+    with pytest.raises(InvalidResponse):
+        fed(told)
+
+
+class _Transport:
+    """Transport to a server that answers each command with the next of these pieces, one by one."""
+
+    def __init__(self, answers: list[list[bytes]], received: Callable[[bytes], None]) -> None:
+        self.aborted = False
+        self._answers, self._received = answers, received
+
+    def write(self, command: bytes) -> None:
+        for piece in self._answers.pop(0):
+            asyncio.get_running_loop().call_soon(self._received, piece)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_a_link_reads_large_answers_and_goes_on_with_others() -> None:
+    parser = SimpleNamespace(parse_error=ResponseError)
+    made = link.Link(SimpleNamespace(_parser=parser))
+    made._answers = hiredis.Reader(notEnoughData=link._MORE)
+    answers = [[b"$4\r\nab", b"cd\r\n"], [b"+PONG\r\n"], [b"-ERR no\r\n"], [b"$-1\r\n"], [b"?\r\n"]]
+    transport: Any = _Transport(answers, made.data_received)
+    made._transport = transport
+    assert await made.ask_large(("GETRANGE", "key", 0, 3)) == b"abcd"
+    assert await made.ask(b"PING") == b"PONG"
+    with pytest.raises(ResponseError, match="ERR no"):
+        await made.ask_large(("GETRANGE", "key", 0, 3))
+    assert not transport.aborted
+    assert await made.ask_large(("GETRANGE", "key", 0, 3)) is None
+    with pytest.raises(InvalidResponse):
+        await made.ask_large(("GETRANGE", "key", 0, 3))
+    assert transport.aborted

@@ -1,7 +1,5 @@
 """Demands of the adapter on a server before it uses it, and its words when they are not met."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
@@ -52,35 +50,28 @@ def test_the_rights_that_are_asked_for_are_enough(tmp_path: Path) -> None:
         run(served(server.url_of()))
 
 
-def test_certificates_are_read_again_for_connections_made_from_then_on(tls: TlsServer, tmp_path: Path) -> None:
+async def test_certificates_are_read_again_for_connections_made_from_then_on(tls: TlsServer, tmp_path: Path) -> None:
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(tls.authority.certificate.read_bytes())
     url = f"{tls.url_of().partition('?')[0]}?ssl_ca_certs={trusted}"
-
-    async def main() -> None:
-        async with opened(url) as link:
-            trusted.write_text("no certificate")
-            with pytest.raises(SettingError, match="a file for TLS that cannot be used"):
-                await link.renew()
-            await link.call("leave", "headway:{fleet}:", "", "")
-            trusted.write_bytes(Authority(tmp_path / "other").certificate.read_bytes())
+    async with opened(url) as link:
+        trusted.write_text("no certificate")
+        with pytest.raises(SettingError, match="a file for TLS that cannot be used"):
             await link.renew()
-            with pytest.raises(BrokerUnavailable, match="certificate verify failed"):
-                await link.call("leave", "headway:{fleet}:", "", "")
-            trusted.write_bytes(tls.authority.certificate.read_bytes())
-            await link.renew()
+        await link.call("leave", "headway:{fleet}:", "", "")
+        trusted.write_bytes(Authority(tmp_path / "other").certificate.read_bytes())
+        await link.renew()
+        with pytest.raises(BrokerUnavailable, match="certificate verify failed"):
             await link.call("leave", "headway:{fleet}:", "", "")
+        trusted.write_bytes(tls.authority.certificate.read_bytes())
+        await link.renew()
+        await link.call("leave", "headway:{fleet}:", "", "")
 
-    run(main())
 
-
-def test_a_wrong_password_is_refused(tls: TlsServer) -> None:
+def test_a_wrong_password_is_refused_and_so_is_a_url_without_a_user_where_one_is_asked_for(tls: TlsServer) -> None:
     refused = refusal(tls.url_of().replace(":only", ":lonely"))
     assert "refuses this user: invalid username-password pair" in refused.reason
     assert "redis://USER:PASSWORD@" in refused.hint
-
-
-def test_a_url_without_a_user_is_refused_where_redis_asks_for_one(tls: TlsServer) -> None:
     url = tls.url_of()
     refused = refusal("rediss://" + url.partition("@")[2])
     assert "refuses this user: Authentication required" in refused.reason
@@ -140,14 +131,11 @@ def test_a_user_without_the_rights_is_refused(case: str, tmp_path: Path) -> None
         assert f"~headway:* {links.NEEDED}" in refused.hint
 
 
-def test_who_may_not_bring_the_library_uses_what_is_there(tmp_path: Path) -> None:
+def test_who_may_not_bring_the_library_or_see_the_policy_uses_what_is_there(tmp_path: Path) -> None:
     with TlsServer(tmp_path, rules=RIGHTS["nothing to bring"][0]) as server:
         run(served(server.url))
         run(served(server.url_of()))
-
-
-def test_who_may_not_see_the_policy_is_trusted_to_have_set_it(tmp_path: Path) -> None:
-    with TlsServer(tmp_path, rules=f"~headway:* {links.NEEDED} -config") as server:
+    with TlsServer(tmp_path / "another", rules=f"~headway:* {links.NEEDED} -config") as server:
         run(served(server.url_of()))
 
 
@@ -241,9 +229,7 @@ def test_a_server_that_is_not_there_may_come_yet(tmp_path: Path) -> None:
         ("something else", RuntimeError),
     ],
 )
-def test_a_write_to_a_connection_that_was_reset_just_before_is_an_outage(
-    said: str, told: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_after_a_reset_is_an_outage(said: str, told: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     link = RedisConnection("redis://127.0.0.1:1/0", timeout=1.0)
 
     async def reset(*_: object) -> None:

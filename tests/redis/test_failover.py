@@ -1,7 +1,5 @@
 """A failover on purpose is refused or given up in order: writes go on, and it says why."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess
@@ -21,7 +19,6 @@ from headway.brokers.redis.clients import nodes
 from headway.errors import FailoverAborted, SettingError
 from tests.e2e.client import PATIENCE, wait_until
 from tests.e2e.server import ROOT
-from tests.redis.stand import real
 from tests.servers.cluster import ClusterSetup
 from tests.servers.ports import LOOPBACK
 from tests.servers.redis import KINDS, RedisServer
@@ -44,14 +41,12 @@ def pair(tmp_path: Path, kind: str) -> Iterator[tuple[RedisServer, RedisServer]]
 
 
 def in_step(primary: RedisServer, replica: RedisServer) -> bool:
-    """Whether a replica has all that its primary has."""
     told, seen = primary.command("INFO", "replication"), replica.command("INFO", "replication")
     online = "online" in str(told.get("slave0")) and seen.get("master_link_status") == "up"
     return online and seen["slave_repl_offset"] >= told["master_repl_offset"]
 
 
 async def refused(url: str, within: float = 5.0, **how: str) -> tuple[str, list[str]]:
-    """Why a failover was not done, and what was said before."""
     said: list[str] = []
     with pytest.raises(FailoverAborted) as aborted:
         await failover.fail_over(nodes(url, 2.0), within, said.append, **how)
@@ -69,13 +64,11 @@ def suppress_where(word: str) -> Iterator[None]:
 
 
 def writes(server: RedisServer) -> bool:
-    """Whether a server takes a write at once."""
     begun = monotonic()
     server.command("SET", "probe", "1")
     return monotonic() - begun < 1.0
 
 
-@real
 async def test_without_a_replica_nothing_is_begun(tmp_path: Path, kind: str) -> None:
     with RedisServer(kind, tmp_path) as alone:
         why, said = await refused(alone.url)
@@ -86,7 +79,6 @@ async def test_without_a_replica_nothing_is_begun(tmp_path: Path, kind: str) -> 
         assert "may not do this" in why or "no replica" in why
 
 
-@real
 @pytest.mark.parametrize(("lacks", "at"), [("client|pause", 0), ("replicaof", 0), ("replicaof", 1)])
 async def test_a_user_without_the_rights_is_refused_before_writes_are_paused(
     pair: tuple[RedisServer, RedisServer], lacks: str, at: int
@@ -104,7 +96,6 @@ async def test_a_user_without_the_rights_is_refused_before_writes_are_paused(
     assert pair[1].command("ROLE")[0] == b"slave"
 
 
-@real
 async def test_a_replica_is_no_primary_and_another_one_cannot_be_chosen(pair: tuple[RedisServer, RedisServer]) -> None:
     primary, replica = pair
     why, _ = await refused(replica.url)
@@ -113,10 +104,7 @@ async def test_a_replica_is_no_primary_and_another_one_cannot_be_chosen(pair: tu
     assert why.startswith("10.9.9.9:1 is not a replica in sync")
 
 
-@real
-async def test_one_server_hands_over_to_its_replica_with_all_that_was_written(
-    pair: tuple[RedisServer, RedisServer],
-) -> None:
+async def test_one_server_hands_over_all_that_was_written(pair: tuple[RedisServer, RedisServer]) -> None:
     primary, replica = pair
     for number in range(100):
         primary.command("SET", f"k{number}", "x" * 1000)
@@ -129,10 +117,7 @@ async def test_one_server_hands_over_to_its_replica_with_all_that_was_written(
     assert said[-1].endswith(f"lead to {LOOPBACK}:{replica.port} now")
 
 
-@real
-async def test_a_replica_that_stands_still_from_the_start_is_named_as_the_replica(
-    pair: tuple[RedisServer, RedisServer],
-) -> None:
+async def test_a_replica_that_stands_still_at_first_is_named(pair: tuple[RedisServer, RedisServer]) -> None:
     primary, replica = pair
     replica.pause()
     try:
@@ -145,7 +130,6 @@ async def test_a_replica_that_stands_still_from_the_start_is_named_as_the_replic
     assert "; nothing was begun; look at the replica" in why
 
 
-@real
 async def test_one_server_goes_on_where_its_replica_stands_still(pair: tuple[RedisServer, RedisServer]) -> None:
     primary, replica = pair
     servers = nodes(primary.url, 2.0)
@@ -167,7 +151,6 @@ async def test_one_server_goes_on_where_its_replica_stands_still(pair: tuple[Red
     assert writes(primary)
 
 
-@real
 async def test_under_sentinels_the_pause_is_lifted_where_a_replica_does_not_catch_up(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +174,6 @@ async def test_under_sentinels_the_pause_is_lifted_where_a_replica_does_not_catc
         assert setup.primary is primary
 
 
-@real
 async def test_sentinels_that_refuse_or_do_not_know_the_primary_change_nothing(tmp_path: Path, kind: str) -> None:
     with SentinelSetup(kind, tmp_path) as setup:
         primary = setup.primary
@@ -205,7 +187,6 @@ async def test_sentinels_that_refuse_or_do_not_know_the_primary_change_nothing(t
         assert writes(primary)
 
 
-@real
 async def test_the_primaries_of_a_host_or_of_all_hand_over_in_a_cluster(tmp_path: Path, kind: str) -> None:
     with ClusterSetup(kind, tmp_path, replicas=True) as setup:
         first = setup.servers[0]
@@ -225,7 +206,6 @@ async def test_the_primaries_of_a_host_or_of_all_hand_over_in_a_cluster(tmp_path
         assert not said
 
 
-@real
 async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_heeded_after_it(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +295,6 @@ def test_writes_go_on_whatever_step_under_sentinels_a_kill_ends(tmp_path: Path, 
         setup.primary.command("SET", "k", "v")
 
 
-@real
 @pytest.mark.parametrize("stands_still", ["primary", "replica"])
 @pytest.mark.parametrize("before", ["CLIENT PAUSE", "REPLICAOF NO", "REPLICAOF"])
 async def test_writes_go_on_whichever_server_stands_still_at_any_step(
@@ -379,9 +358,7 @@ async def test_sentinels_or_a_cluster_that_give_up_are_asked_again(
         await failover._taken_over_part(servers, old, new, 3.0, clock())
 
 
-async def test_a_pause_is_renewed_until_its_last_instant_and_never_beyond(
-    kind: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pause_is_renewed_until_its_end(kind: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, float]] = []
 
     async def ask_beside(address: object, *command: Any) -> None:
@@ -397,15 +374,10 @@ async def test_a_pause_is_renewed_until_its_last_instant_and_never_beyond(
     ends = [end for _, end in asked]
     assert max(ends) == until and ends == sorted(ends)
     assert all(end - begun <= failover.PAUSE for begun, end in asked)
-    assert all(begun < end - 1.0 for (begun, _), end in zip(asked[1:], ends[:-5], strict=False)), (
-        "none runs out meanwhile"
-    )
+    assert all(begun < end - 1.0 for (begun, _), end in zip(asked[1:], ends[:-5], strict=False))
 
 
-@real
-async def test_a_server_that_refuses_the_user_or_is_not_there_is_named_with_the_mend(
-    pair: tuple[RedisServer, RedisServer], kind: str
-) -> None:
+async def test_a_server_that_refuses_or_is_away_is_named(pair: tuple[RedisServer, RedisServer], kind: str) -> None:
     at = f"{LOOPBACK}:{pair[0].port}"
     why, _ = await refused(f"redis://nobody:wrong@{at}")
     assert why.startswith(f"{at} refuses the user or the password")

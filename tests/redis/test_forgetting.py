@@ -1,7 +1,5 @@
 """Queues that nobody uses any more: a process forgets them, and finds what they hold for as long as they hold anything."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, ask, drained, output, story
+from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, ask, drained, output
 from tests.contracts.dedup_keys import task
 from tests.redis.stand import Stand
 
@@ -64,7 +62,6 @@ async def beat(broker: RedisBroker, version: str, model: str = "m") -> None:
 
 
 async def serve(harness: Stand, gateway: RedisBroker, version: str, model: str = "m", keep: float = 600.0) -> str:
-    """A version of a model comes, answers a task, and goes. Returns the task's id."""
     worker = await host(harness, version, model)
     await gateway.workers()
     gateway.know({model: LIMITS})
@@ -76,7 +73,6 @@ async def serve(harness: Stand, gateway: RedisBroker, version: str, model: str =
 
 
 async def run(gateway: RedisBroker, worker: RedisBroker, version: str, model: str = "m", **how: object) -> None:
-    """A request for a version is answered."""
     assert await gateway.enqueue([ask(model=model, version=version, **how)]) == [None]  # type: ignore[arg-type]
     lease = await worker.claim(slot_of(version, model), AT_ONCE)
     assert isinstance(lease, Lease)
@@ -87,7 +83,6 @@ _numbers = itertools.count()
 
 
 def reads() -> int:
-    """Blocking reads of all processes."""
     names = [getattr(one.get_coro(), "__qualname__", "") for one in asyncio.all_tasks()]
     return sum(name in {"Mailbox._read_on", "Wakeups._read_on"} for name in names)
 
@@ -99,7 +94,6 @@ async def read_on(gateway: RedisBroker, found: list[Reply]) -> None:
         found += replies
 
 
-@story
 async def test_versions_that_come_and_go_leave_nothing_in_a_process(harness: Stand) -> None:
     gateway, found = await harness.another(), list[Reply]()
     reading = asyncio.ensure_future(read_on(gateway, found))
@@ -118,7 +112,6 @@ async def test_versions_that_come_and_go_leave_nothing_in_a_process(harness: Sta
     reading.cancel()
 
 
-@story
 async def test_no_model_of_the_process_itself_is_forgotten_when_it_is_told_of_others(harness: Stand) -> None:
     gateway = await harness.another()
     await pass_time(harness, PAST, gateway)
@@ -127,14 +120,12 @@ async def test_no_model_of_the_process_itself_is_forgotten_when_it_is_told_of_ot
     assert sorted(map(str, gateway.queue_names)) == ["m", "other"]
 
 
-@story
 async def test_the_version_of_a_processs_own_slot_is_never_forgotten(harness: Stand) -> None:
     worker = await host(harness, "7")
     await pass_time(harness, PAST, worker)
     assert "m@7" in map(str, worker.queue_names)
 
 
-@story
 async def test_a_learnt_model_is_forgotten_and_served_again_when_it_comes_again(harness: Stand) -> None:
     gateway = await harness.another()
     for _ in range(2):
@@ -146,7 +137,6 @@ async def test_a_learnt_model_is_forgotten_and_served_again_when_it_comes_again(
 
 
 @pytest.mark.parametrize("model", ["m", "learnt"])
-@story
 async def test_what_is_kept_is_found_by_every_gateway_for_as_long_as_it_is_kept(harness: Stand, model: str) -> None:
     gateway = await harness.another()
     id = await serve(harness, gateway, "1", model, keep=5 * HOUR)
@@ -161,7 +151,6 @@ async def test_what_is_kept_is_found_by_every_gateway_for_as_long_as_it_is_kept(
     assert sorted(map(str, gateway.queue_names)) == sorted(map(str, late.queue_names)) == ["m", "other"]
 
 
-@story
 async def test_dead_letters_of_a_model_that_is_gone_are_found_by_a_gateway_that_starts_later(harness: Stand) -> None:
     gateway = await harness.another()
     await serve(harness, gateway, "1", "learnt")
@@ -172,19 +161,14 @@ async def test_dead_letters_of_a_model_that_is_gone_are_found_by_a_gateway_that_
     late, worker = await harness.another(), await harness.another()
     late.know({}, others=True)
     await pass_time(harness, 2 * STEP, late, worker)
-    assert sorted(map(str, worker.queue_names)) == ["m", "other"], (
-        "only a process that answers for all models needs to know"
-    )
+    assert sorted(map(str, worker.queue_names)) == ["m", "other"]
     assert [one.entry.id for one in await RedisDeadLetters(late._connection, late.queue_names).list()] == ["bad"]
     await letters.remove("bad")
     await pass_time(harness, PAST, gateway)
     assert sorted(map(str, gateway.queue_names)) == ["m", "other"]
 
 
-@story
-async def test_a_task_in_a_queue_that_others_use_anew_is_found_at_once_where_that_was_forgotten(
-    harness: Stand,
-) -> None:
+async def test_a_task_in_a_queue_that_others_reuse_is_found_at_once_after_it_was_forgotten(harness: Stand) -> None:
     first, second = await harness.another(), await harness.another()
     await serve(harness, first, "1")
     await pass_time(harness, PAST, first, second)
@@ -193,7 +177,6 @@ async def test_a_task_in_a_queue_that_others_use_anew_is_found_at_once_where_tha
     assert isinstance(await second.outcome("t", id), Reply)
 
 
-@story
 async def test_a_task_is_cancelled_from_a_gateway_that_has_not_heard_of_its_queue(harness: Stand) -> None:
     first, second = await harness.another(), await harness.another()
     id = await serve(harness, first, "1", keep=HOUR)
@@ -201,7 +184,6 @@ async def test_a_task_is_cancelled_from_a_gateway_that_has_not_heard_of_its_queu
     assert await first.outcome("t", id) is None
 
 
-@story
 async def test_a_task_is_followed_from_a_gateway_that_has_not_heard_of_its_queue(harness: Stand) -> None:
     first, second = await harness.another(), await harness.another()
     worker = await host(harness, "1")
@@ -217,7 +199,6 @@ async def test_a_task_is_followed_from_a_gateway_that_has_not_heard_of_its_queue
     assert (reply.id, reply.output) == ("sub", output("a"))
 
 
-@story
 async def test_a_gateway_gets_its_replies_out_of_a_queue_that_it_had_forgotten(harness: Stand) -> None:
     gateway, found = await harness.another(), list[Reply]()
     reading = asyncio.ensure_future(read_on(gateway, found))
@@ -233,7 +214,6 @@ async def test_a_gateway_gets_its_replies_out_of_a_queue_that_it_had_forgotten(h
     reading.cancel()
 
 
-@story
 async def test_what_runs_for_hours_keeps_its_queue_known(harness: Stand) -> None:
     """A slot that helps is at home elsewhere, and nothing else waits."""
     harness.lease_seconds = 15 * STEP
@@ -257,7 +237,6 @@ async def test_what_runs_for_hours_keeps_its_queue_known(harness: Stand) -> None
     assert isinstance(await late.outcome("t", "t"), Reply)
 
 
-@story
 async def test_a_process_that_helped_an_old_version_listens_there_no_longer(harness: Stand) -> None:
     gateway, helper = await harness.another(), await host(harness, "2")
     await pass_time(harness, STEP, gateway, helper)
@@ -275,7 +254,6 @@ async def test_a_process_that_helped_an_old_version_listens_there_no_longer(harn
     assert reads() == before
 
 
-@story
 async def test_a_queue_that_is_forgotten_is_no_loss(harness: Stand) -> None:
     """The epoch names what was lost, also in queues that are forgotten since."""
     gateway = await harness.another()
@@ -289,10 +267,7 @@ async def test_a_queue_that_is_forgotten_is_no_loss(harness: Stand) -> None:
     assert gateway.epoch == lost
 
 
-@story
-async def test_nothing_is_forgotten_by_what_servers_that_are_away_do_not_list(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_forgotten_while_servers_are_away(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = await harness.another(shards=2)
     await serve(harness, gateway, "1", keep=5 * HOUR)
     [away] = {queue for queue in gateway._queues[QueueName("m")] if not (await queue.siblings())[0]}

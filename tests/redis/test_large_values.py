@@ -1,7 +1,5 @@
 """Large values in the server: stored apart from their entries, and gone with them however these end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -18,7 +16,7 @@ from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.link import PIECE as ARGUMENT
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
-from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot, story
+from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot
 from tests.contracts.dedup_keys import admit, key, refused, same, sharing, task
 from tests.redis.stand import Stand
 
@@ -46,20 +44,17 @@ def names_of(harness: Stand, kind: str) -> list[str]:
 
 
 async def acknowledged(harness: Stand) -> None:
-    """Read all replies, and let the server know."""
     await drained(harness)
     _, cursor = await harness.broker.replies("g", 0)
     await drained(harness, after=cursor)
     await harness.advance(0.1)
 
 
-@story
 async def test_values_come_as_they_were_and_go_when_they_were_read(harness: Stand) -> None:
     entries = [ask(value, id=str(at)) for at, value in enumerate(VALUES)]
     await admit(harness, *entries)
     assert stored(harness) == ["P"] * len(VALUES)
-    payloads = harness.server.command("HVALS", harness.key("p"))
-    assert max(map(len, payloads)) < 300
+    assert max(map(len, harness.server.command("HVALS", harness.key("p")))) < 300
     lease = await harness.claim()
     assert list(lease.entries) == entries
     await harness.broker.complete(lease, [ItemResult(entry.input) for entry in lease.entries])
@@ -74,7 +69,6 @@ WAYS = ["late", "withdrawn", "withdrawn on a GPU", "spent", "cancelled"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@story
 async def test_an_input_goes_with_its_entry(harness: Stand, way: str) -> None:
     keys = (task("a"),) if way == "cancelled" else ()
     entry = ask(LARGE, id="a", queue_timeout=5.0, timeout=5.0, dedup_keys=keys)
@@ -102,7 +96,6 @@ def with_parameters(entry: Entry, parameters: bytes = PARAMETERS) -> Entry:
 
 
 @pytest.mark.parametrize("value", [*SMALL, LARGE])
-@story
 async def test_large_parameters_lie_apart_with_their_input_and_go_with_it(harness: Stand, value: Value) -> None:
     entry = with_parameters(ask(value, id="a"))
     await admit(harness, entry)
@@ -115,7 +108,6 @@ async def test_large_parameters_lie_apart_with_their_input_and_go_with_it(harnes
     assert stored(harness) == []
 
 
-@story
 async def test_a_dead_letter_and_a_known_culprit_have_their_large_parameters(harness: Stand) -> None:
     await die(harness, with_parameters(ask("text", id="a", caller="c")))
     [letter] = await harness.dead.find("a")
@@ -126,7 +118,6 @@ async def test_a_dead_letter_and_a_known_culprit_have_their_large_parameters(har
         await admit(harness, with_parameters(ask(value, caller="c"), parameters))
 
 
-@story
 async def test_a_body_that_was_gathered_as_it_came_is_stored_as_it_is(harness: Stand) -> None:
     await admit(harness, ask(GATHERED, id="a"))
     lease = await harness.claim()
@@ -135,7 +126,6 @@ async def test_a_body_that_was_gathered_as_it_came_is_stored_as_it_is(harness: S
     assert (await drained(harness))["a"].output == Octets(b"z" * 5000)
 
 
-@story
 async def test_an_output_that_nobody_waits_for_is_not_kept(harness: Stand) -> None:
     gone, there = ask(id="gone"), ask(id="there")
     await admit(harness, gone, there)
@@ -148,7 +138,6 @@ async def test_an_output_that_nobody_waits_for_is_not_kept(harness: Stand) -> No
     assert list(await drained(harness)) == ["there"]
 
 
-@story
 async def test_an_input_runs_on_for_others_when_its_own_client_has_left(harness: Stand) -> None:
     first, second = sharing("first", key(), input=LARGE), sharing("second", key(), input=LARGE)
     await admit(harness, first, second)
@@ -171,7 +160,6 @@ async def die(harness: Stand, entry: Entry) -> None:
         await harness.advance(1.0)
 
 
-@story
 async def test_a_dead_letter_has_its_input_until_it_is_purged(harness: Stand) -> None:
     for id, value in (("a", LARGE), ("b", Octets(b"y" * 5000))):
         await die(harness, ask(value, id=id))
@@ -188,18 +176,15 @@ async def test_a_dead_letter_has_its_input_until_it_is_purged(harness: Stand) ->
     assert harness.server.command("EXISTS", harness.key("ou")) == 0
 
 
-@story
 async def test_a_known_culprit_is_known_by_its_whole_input(harness: Stand) -> None:
     await die(harness, ask(LARGE, id="a", caller="c"))
-    verdict = await refused(harness, ask(LARGE, caller="c"))
-    assert verdict.code == errors.REJECTED_BY_MODEL
+    assert (await refused(harness, ask(LARGE, caller="c"))).code == errors.REJECTED_BY_MODEL
     assert stored(harness) == ["zp"]
     for other in (LARGE + "x", "y" + LARGE[1:], Octets(LARGE.encode())):
         await admit(harness, ask(other, caller="c"))
     assert len((await harness.claim()).entries) > 0
 
 
-@story
 async def test_what_is_refused_is_not_kept(harness: Stand) -> None:
     await admit(harness, ask(LARGE, id="a", nonce=1))
     assert (await refused(harness, ask(LARGE, id="a", nonce=2))).code == errors.IDEMPOTENCY_CONFLICT
@@ -211,7 +196,6 @@ async def test_what_is_refused_is_not_kept(harness: Stand) -> None:
     assert stored(harness) == ["R"]
 
 
-@story
 async def test_an_input_whose_entry_never_came_has_an_end(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lost(*_: object) -> None:
         raise BrokerUnavailable("lost")
@@ -230,7 +214,6 @@ def lose(harness: Stand, kind: str, count: int = 1) -> None:
         harness.server.command("DEL", name)
 
 
-@story
 async def test_a_lost_input_fails_its_entry_alone(harness: Stand) -> None:
     await admit(harness, *(ask(LARGE, id=f"{n}") for n in range(3)), ask(id="small"))
     lose(harness, "P")
@@ -249,7 +232,6 @@ async def test_a_lost_input_fails_its_entry_alone(harness: Stand) -> None:
     assert await harness.dead.count() == 0
 
 
-@story
 async def test_a_batch_that_has_lost_all_its_inputs_is_none(harness: Stand) -> None:
     await admit(harness, ask(LARGE, id="a"), ask(LARGE, id="b"))
     lose(harness, "P", 2)
@@ -259,7 +241,6 @@ async def test_a_batch_that_has_lost_all_its_inputs_is_none(harness: Stand) -> N
     assert ids((await harness.claim()).entries) == ["c"]
 
 
-@story
 async def test_a_lost_output_is_told(harness: Stand) -> None:
     await admit(harness, ask(id="a"))
     await harness.broker.complete(await harness.claim(), [ItemResult(LARGE)])
@@ -269,7 +250,6 @@ async def test_a_lost_output_is_told(harness: Stand) -> None:
     assert "lost its output" in told.message
 
 
-@story
 async def test_a_claim_goes_on_while_its_inputs_take_long(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease is renewed meanwhile, and no other worker gets the batch."""
     await admit(harness, ask(LARGE, id="a"))
@@ -291,10 +271,7 @@ async def test_a_claim_goes_on_while_its_inputs_take_long(harness: Stand, monkey
     await harness.answer(lease)
 
 
-@story
-async def test_a_claim_whose_inputs_could_not_be_read_is_repeated(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_is_repeated_after_unreadable_inputs(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     await admit(harness, ask(LARGE, id="a"))
 
     async def silent(*_: object) -> None:
@@ -309,10 +286,7 @@ async def test_a_claim_whose_inputs_could_not_be_read_is_repeated(
     await harness.answer(lease)
 
 
-@story
-async def test_without_room_for_it_an_output_goes_with_its_reply(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_room_an_output_goes_with_its_reply(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.brokers.redis.connection import OutOfMemory
 
     async def full(*_: object) -> None:
@@ -337,33 +311,30 @@ MOVES: dict[str, Callable[[LargeValues], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("way", MOVES)
-def test_values_of_one_tenant_keep_those_of_another_waiting_for_a_few_only(way: str) -> None:
-    async def main() -> None:
-        begun, go = list[str](), asyncio.Semaphore(0)
+async def test_values_of_one_tenant_keep_those_of_another_waiting_for_a_few_only(way: str) -> None:
+    begun, go = list[str](), asyncio.Semaphore(0)
 
-        class Slow:
-            async def fetch(self, key: str, length: int) -> bytes:
-                begun.append("greedy" if "greedy" in key else "modest")
-                await go.acquire()
-                return b"x" * length
+    class Slow:
+        async def fetch(self, key: str, length: int) -> bytes:
+            begun.append("greedy" if "greedy" in key else "modest")
+            await go.acquire()
+            return b"x" * length
 
-            async def fetch_text(self, key: str, length: int) -> str:
-                return (await self.fetch(key, length)).decode()
+        async def fetch_text(self, key: str, length: int) -> str:
+            return (await self.fetch(key, length)).decode()
 
-            async def store(self, key: str, value: bytes, seconds: int) -> None:
-                await self.fetch(key, len(value))
+        async def store(self, key: str, value: bytes, seconds: int) -> None:
+            await self.fetch(key, len(value))
 
-        values = LargeValues(Slow(), APART_FROM)  # type: ignore[arg-type]
-        greedy = [values.output_of("q:", f"tgreedy{number}", 5000, "greedy") for number in range(20)]
-        moving = asyncio.gather(*greedy, MOVES[way](values))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        for _ in range(21):
-            go.release()
-        await moving
-        assert begun.index("modest") == large_values.AT_ONCE + 1
-
-    asyncio.run(main())
+    values = LargeValues(Slow(), APART_FROM)  # type: ignore[arg-type]
+    greedy = [values.output_of("q:", f"tgreedy{number}", 5000, "greedy") for number in range(20)]
+    moving = asyncio.gather(*greedy, MOVES[way](values))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    for _ in range(21):
+        go.release()
+    await moving
+    assert begun.index("modest") == large_values.AT_ONCE + 1
 
 
 def held_up(monkeypatch: pytest.MonkeyPatch, way: str, kind: str) -> asyncio.Event:
@@ -380,10 +351,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch, way: str, kind: str) -> asyncio.Eve
 
 
 @pytest.mark.parametrize("way", ["store", "fetch_text"])
-@story
-async def test_no_reply_waits_for_the_bytes_of_another_ones_output(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+async def test_no_reply_waits_for_anothers_output(harness: Stand, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Neither those of the batch nor those of later batches wait, on both sides of the server."""
     moves = held_up(monkeypatch, way, "R")
     await admit(harness, ask(id="large 1"), ask(id="small 1"), ask(id="large 2"))
@@ -410,7 +378,6 @@ async def test_no_reply_waits_for_the_bytes_of_another_ones_output(
     assert harness.server.command("XLEN", harness.key("r:g")) == 0
 
 
-@story
 async def test_replies_that_come_again_after_a_loss_are_known_by_those_whose_outputs_are_on_their_way(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,10 +402,7 @@ async def test_replies_that_come_again_after_a_loss_are_known_by_those_whose_out
     assert told == ["next", "large"]
 
 
-@story
-async def test_outputs_that_nobody_waits_for_any_more_are_not_read_and_go_all_the_same(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_outputs_nobody_waits_for_are_not_read_and_go(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a list whose answer grew too large, with most of its outputs on their way."""
     moves, read = asyncio.Event(), list[str]()
     fetch = RedisConnection.fetch_text
@@ -466,10 +430,7 @@ async def test_outputs_that_nobody_waits_for_any_more_are_not_read_and_go_all_th
     assert stored(harness) == []
 
 
-@story
-async def test_an_output_is_read_as_long_as_one_of_several_waits_for_it(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_output_is_read_while_one_of_several_waits(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     moves = held_up(monkeypatch, "fetch_text", "R")
     busy = [ask(id=f"busy {number}") for number in range(large_values.AT_ONCE)]
     followers = [sharing(f"{number}", same(keep=0.0)) for number in range(4)]
@@ -488,10 +449,7 @@ async def test_an_output_is_read_as_long_as_one_of_several_waits_for_it(
     assert stored(harness) == []
 
 
-@story
-async def test_outputs_apart_take_nothing_of_the_room_of_replies(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_outputs_apart_take_no_room_of_replies(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.brokers.redis.completion.fitting", partial(fitting, most=7000))
     await admit(harness, *(ask(id=f"apart {number}") for number in range(5)), ask(id="small"))
     lease = await harness.claim()
@@ -500,10 +458,7 @@ async def test_outputs_apart_take_nothing_of_the_room_of_replies(
     assert [len(str(reply.output)) for reply in (await drained(harness)).values()].count(len(LARGE)) == 5
 
 
-@story
-async def test_of_outputs_that_the_server_cannot_store_replies_carry_what_fits(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replies_carry_what_fits_where_storing_fails(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.brokers.redis.completion.fitting", partial(fitting, most=7000))
     monkeypatch.setattr(harness._links[0], "store", AsyncMock(side_effect=OutOfMemory("no room")))
     await admit(harness, *(ask(id=f"apart {number}") for number in range(3)))
@@ -514,10 +469,7 @@ async def test_of_outputs_that_the_server_cannot_store_replies_carry_what_fits(
     assert {reply.failure.reason for reply in replies if reply.failure is not None} == {"item"}
 
 
-@story
-async def test_a_large_value_comes_in_pieces_and_one_that_goes_meanwhile_is_missing(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_value_comes_in_pieces_or_is_missing(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the server would do nothing else for as long as it takes to make one answer of it."""
     link, name, value = harness._links[0], harness.key("R:1:g:a"), bytes(range(256)) * 5000
     await link.store(name, value, 60)
@@ -543,10 +495,7 @@ async def test_a_large_value_comes_in_pieces_and_one_that_goes_meanwhile_is_miss
 
 
 @pytest.mark.parametrize("text", ["x" * PIECE, "é€" * PIECE, "x\ud800\U0001f600" * PIECE])
-@story
-async def test_a_large_text_is_decoded_piece_by_piece(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+async def test_a_large_text_is_decoded_in_pieces(harness: Stand, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Else a gateway would do nothing else for as long as it takes to decode all of it: 5 ms for 8 MB."""
     make, decoded = connection._text_decoder, list[int]()
 
@@ -566,10 +515,7 @@ async def test_a_large_text_is_decoded_piece_by_piece(
     assert sum(decoded) == len(text.encode("utf-8", "surrogatepass"))
 
 
-@story
-async def test_an_input_of_a_dead_letter_is_never_mixed_with_that_of_the_next_of_its_id(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_inputs_of_two_letters_of_one_id_are_never_mixed(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The input lies under the id, so that of a later letter may take its place between two pieces."""
     link, first = harness._links[0], "x" * (3 * PIECE)
     await die(harness, ask(first, id="dead"))
@@ -587,10 +533,7 @@ async def test_an_input_of_a_dead_letter_is_never_mixed_with_that_of_the_next_of
     await harness.dead.remove("dead")
 
 
-@story
-async def test_a_large_value_is_written_piece_by_piece_and_the_loop_has_a_turn_after_each(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_value_is_written_in_pieces_by_turns(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the process would do nothing else for as long as it takes to encode and write all of it."""
     link, written, turn = harness._links[0], dict[int, int](), 0
     write = asyncio.StreamWriter.write

@@ -1,18 +1,36 @@
-"""Leftovers in the server when everything has been answered, and when processes vanish; and the cost of waiting."""
-
-from __future__ import annotations
+"""Nothing stays in the server for ever: what is left when all is answered or processes vanish, and the ends of all that is stored."""
 
 import asyncio
+import re
+from collections.abc import Callable
 
 import pytest
 
 from headway.brokers.redis import function_library
+from headway.brokers.redis.board import RedisBoard
 from headway.core.departure import Rule
+from headway.core.departure_board import RECENT_BYTES
 from headway.core.health import DEGRADED_AFTER
-from headway.model import DeadLetter, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, slot, story
+from headway.model import (
+    Capacity,
+    Cause,
+    DeadLetter,
+    DedupKey,
+    DedupKind,
+    ItemResult,
+    Lease,
+    Limit,
+    NoWork,
+    ProcessInfo,
+    Role,
+    WorkerInfo,
+    WorkerStatus,
+)
+from headway.model.board import BatchDeparture, Notice, RequestFlow
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, output, slot
+from tests.contracts.dedup_keys import key, same, sharing, task
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS
+from tests.servers.redis import KINDS, RedisServer
 
 FIGURES = {"q", "qs"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp", "hc", "hd", "hn"}
@@ -21,7 +39,6 @@ LETTERS = {"ql", "z", "zl", "o", "on", "oc", "ou", "o:t"}
 
 
 async def acknowledged(harness: Stand, gateway: str = "g") -> int:
-    """Read and acknowledge all replies there are; how many."""
     cursor = 0
     while True:
         reading = asyncio.ensure_future(harness.broker.replies(gateway, cursor))
@@ -33,7 +50,6 @@ async def acknowledged(harness: Stand, gateway: str = "g") -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@story
 async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stand) -> None:
     await harness.healthy("gpu-0", "gpu-1")
     listening = asyncio.create_task(harness.broker.wait_for_work(slot("gpu-1"), None))
@@ -69,7 +85,6 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
     assert harness.keys() <= FIGURES | {"m", "f", "c", "hn"}
 
 
-@story
 async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> None:
     await harness.broker.enqueue([ask(id="a"), ask(id="b")])
     while any(one.depth for one in await harness.broker.depths()):
@@ -87,7 +102,6 @@ async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> 
     assert harness.keys() <= FIGURES | HOUSEKEEPING | culprits | {"on", "ql", "i", "r:g"}
 
 
-@story
 async def test_letters_of_a_tenant_that_has_had_none_for_long_make_room_for_others(harness: Stand) -> None:
     """The list of its letters has ended before those that all letters have in common."""
     for tenant, count in (("a", 12), ("b", 8)):
@@ -112,7 +126,6 @@ async def rest(harness: Stand, seconds: float) -> None:
     await harness.reaping(0.2)
 
 
-@story
 async def test_a_gateway_that_vanished_is_swept_away_with_its_replies(harness: Stand) -> None:
     """The gateway asked, and never read."""
     await harness.broker.enqueue([ask(gateway="gone"), ask(gateway="here")])
@@ -130,7 +143,6 @@ async def test_a_gateway_that_vanished_is_swept_away_with_its_replies(harness: S
     assert "e" not in left
 
 
-@story
 async def test_what_a_vanished_gateway_asked_for_leaves_nothing_either(harness: Stand) -> None:
     """All processes are gone for minutes; when some are back, it takes time until the entry is at its end."""
     await harness.broker.enqueue([ask(gateway="gone", queue_timeout=1000.0, timeout=1000.0)])
@@ -145,7 +157,6 @@ async def test_what_a_vanished_gateway_asked_for_leaves_nothing_either(harness: 
     assert harness.keys() <= FIGURES | {"m", "f", "c", "i"}
 
 
-@story
 async def test_a_gateway_that_asks_seldom_is_not_swept_away(harness: Stand) -> None:
     for number in range(3):
         await rest(harness, 90.0)
@@ -156,7 +167,6 @@ async def test_a_gateway_that_asks_seldom_is_not_swept_away(harness: Stand) -> N
         assert f"id {number}" in await drained(harness)
 
 
-@story
 async def test_slots_of_a_dead_host_do_not_keep_requests_waiting(harness: Stand) -> None:
     """Each of them would be rung for first, and waited for."""
     dead = [f"dead-{number}" for number in range(8)]
@@ -173,7 +183,6 @@ async def test_slots_of_a_dead_host_do_not_keep_requests_waiting(harness: Stand)
     assert listening.done()
 
 
-@story
 async def test_a_slot_that_was_only_late_with_its_heartbeat_claims_again(harness: Stand) -> None:
     await harness.healthy("late")
     assert await harness.broker.claim(slot("late"), AT_ONCE) == NoWork(None)
@@ -185,7 +194,6 @@ async def test_a_slot_that_was_only_late_with_its_heartbeat_claims_again(harness
     assert harness.idle() == 0
 
 
-@story
 async def test_workers_that_vanished_leave_the_registry(harness: Stand) -> None:
     await harness.healthy("gone", "here")
     for _ in range(125):
@@ -203,7 +211,6 @@ def calls(harness: Stand) -> dict[str, int]:
     return {name.removeprefix("cmdstat_"): found[name]["calls"] for name in ours if name in found}
 
 
-@story
 async def test_a_fleet_at_rest_asks_nothing_but_who_reaps(harness: Stand) -> None:
     listeners = []
     for number in range(5):
@@ -218,13 +225,12 @@ async def test_a_fleet_at_rest_asks_nothing_but_who_reaps(harness: Stand) -> Non
     # One for each model.
     assert set(calls(harness)) == {"fcall"}
     assert calls(harness)["fcall"] <= 2 * (10.0 / function_library.REAP_EVERY + 2)
-    assert not any(task.done() for task in (*listeners, *readers))
-    for task in (*listeners, *readers):
-        task.cancel()
+    assert not any(one.done() for one in (*listeners, *readers))
+    for one in (*listeners, *readers):
+        one.cancel()
     await asyncio.gather(*listeners, *readers, return_exceptions=True)
 
 
-@story
 async def test_a_batch_that_is_held_wakes_one_slot(harness: Stand) -> None:
     patient = Fixed(Rule(size=MAX_BATCH, window=5.0, rate=1e6))
     await harness.broker.enqueue([ask()])
@@ -247,3 +253,209 @@ async def test_a_batch_that_is_held_wakes_one_slot(harness: Stand) -> None:
     for listener in listeners:
         listener.cancel()
     await asyncio.gather(*listeners, return_exceptions=True)
+
+
+FLOW = RequestFlow(1.0, {"paid": 2}, ended={"m": 2}, latencies={"paid": {3: 2}})
+
+
+async def test_a_board_that_is_new_has_lost_nothing(harness: Stand) -> None:
+    for board in (harness.board, harness.board_peer):
+        await board.post(Notice("a", flow=FLOW))
+        assert (await board.history())[1].lost_at == 0.0
+
+
+@pytest.mark.parametrize("first", ["one that knew it", "a new one"])
+async def test_a_loss_of_the_brokers_data_is_told_with_its_instant(harness: Stand, first: str) -> None:
+    await harness.board.post(Notice("a", flow=FLOW))
+    await harness.advance(60)
+    harness.server.command("FLUSHALL")
+    posts = [harness.board, harness.board_peer]  # The peer has not known the board that was lost.
+    lost = harness.now()
+    for board in posts if first == "one that knew it" else reversed(posts):
+        await board.post(Notice("b", flow=FLOW))
+    await harness.advance(5)
+    await harness.board.post(Notice("a", flow=FLOW))
+    for board in (*posts, RedisBoard(harness._links[1])):
+        rows, news = await board.history()
+        assert news.lost_at == pytest.approx(lost, abs=harness.grain)
+        assert len(rows) == 2
+        assert (await board.read("0-0")).lost_at == news.lost_at
+
+
+async def test_whole_notices_take_bounded_memory(harness: Stand) -> None:
+    batch = BatchDeparture("host/gpu-0", "m", "1", 7.25, 3, 0.75, "headway", (1, 0, 2))
+    large = Notice("a", (batch,) * 200)
+    for _ in range(3 * RECENT_BYTES // 10_000):
+        await harness.board.post(large)
+    taken = int(harness.server.command("MEMORY", "USAGE", "headway:{fleet}:board"))
+    assert RECENT_BYTES / 2 < taken < 1.3 * RECENT_BYTES
+    assert not harness.endless()
+
+
+NUMBERS = function_library._NUMBERS
+
+
+def longest(key: str) -> float:
+    """Seconds after which a key has to be gone when nobody has come since."""
+    name = re.sub(r"^headway:\{[^}]*\}:", "", key)
+    if name.startswith("k:"):
+        return 600.0
+    if name.startswith("r:"):
+        return NUMBERS["STREAM_SECONDS"]
+    if name == "q":
+        return NUMBERS["FIGURES_SECONDS"]
+    if name.partition(":")[0] in {"z", "zl", "o", "on", "oc", "ou", "ql"}:
+        return NUMBERS["LETTER_SECONDS"]
+    if re.fullmatch(r"k[bund]|ko:.*|qs", name):
+        return NUMBERS["ACCOUNT_SECONDS"]
+    if name == "w" and "{limits}" in key:
+        return NUMBERS["LIFE_SECONDS"] + 3700.0
+    return NUMBERS["LIFE_SECONDS"]
+
+
+async def everything(harness: Stand) -> None:
+    """Use all that there is, and leave it as it is: waiting, running, failed, joined, unread, kept, dead, owed."""
+    limit = Limit("key:k", "key", 1.0, 60.0)
+    await harness.healthy("gpu-0", "gpu-1")
+    for worker in ("gpu-0", "gpu-1"):
+        await harness.broker.claim(slot(worker), AT_ONCE)
+    await harness.broker.enqueue([ask("dies", id="dies", tenant="poison", gateway="gone")])
+    while await harness.broker.state("poison", "dies") is not None:
+        await harness.broker.release(await harness.claim(), failed())
+        await harness.advance(1.0)
+    await harness.broker.enqueue(
+        [sharing("kept", task("kept", 600.0), key("kept", keep=600.0), same("kept", 600.0), limits=(limit,) * 1)]
+    )
+    lease = await harness.claim()
+    await harness.broker.complete(lease, [ItemResult("an output") for _ in lease.entries])
+    await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(50)])
+    await harness.broker.enqueue([sharing(id, task(id), key("k"), gateway="joins") for id in ("leads", "follows")])
+    await harness.broker.withdraw([("t", "leads", 0)], "joins")
+    await harness.broker.enqueue([ask(gateway="unread") for _ in range(10)])  # So full that tenants are counted.
+    await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
+    await harness.claim("gpu-1")
+    await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier, tenant="in time") for tier in (0, 1, 2)])
+    await harness.broker.enqueue([ask(tenant="poison")])
+    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await harness.fleet.acquire_leadership("a", 1.0)
+    await harness.fleet.publish(Capacity(model="m", healthy=1, degraded=0, items_per_second=1, usable_per_second=1))
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="other", status=WorkerStatus.HEALTHY))
+
+
+async def test_all_keys_end_when_all_processes_are_gone(harness: Stand) -> None:
+    names: set[str] = set()
+    for how in (everything, lambda harness: harness.reaping(11.0)):
+        await how(harness)
+        ends = harness.server.ends()
+        assert {key: left for key, left in ends.items() if not 0 <= left <= longest(key)} == {}
+        names |= {key.partition("}:")[2].partition(":")[0] for key in ends}
+    assert names >= {"q", "e", "p", "l1", "a1", "t1", "tw", "d", "x", "y", "s", "n", "h", "r", "g", "m", "v"}
+    assert names >= {"vs", "vd", "k", "kb", "kd", "kn", "ko", "z", "o", "on", "oc", "ou", "w", "j", "capacity"}
+
+
+async def test_whoever_is_there_keeps_what_is_stored(harness: Stand) -> None:
+    await everything(harness)
+    for name in harness.server.ends():
+        if longest(name) != 600.0:
+            harness.server.command("EXPIRE", name, 30)
+    await harness.reaping(21.0)
+    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+    left = {name.partition("}:")[2].partition(":")[0] for name, left in harness.server.ends().items() if left <= 30}
+    renewed_by_others = {"b", "z", "zl", "o", "on", "oc", "ou", "ql", "ko", "kc", "w", "j", "capacity"}
+    # Followers of a flight are at their end long before their list. Queues are listed while they are used.
+    assert left <= renewed_by_others | {"v", "qs"}
+
+
+async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> None:
+    """Leftovers, which end later, are not taken for what waits now."""
+    await harness.broker.enqueue([ask(id=f"old {number}") for number in range(3)])
+    await harness.claim(limit=1)
+    harness.server.command("DEL", harness.key("q"))
+    assert await harness.broker.enqueue([ask(id="new", dedup_keys=(DedupKey(DedupKind.KEY, "k", b"", 1.0),))]) == [None]
+    assert [entry.id for entry in (await harness.claim()).entries] == ["new"]
+    assert [one.depth for one in await harness.broker.depths() if one.model == "m"] == [0, 0, 0]
+
+
+ENDS = ("LIFE_SECONDS", "FIGURES_SECONDS", "STREAM_SECONDS", "ACCOUNT_SECONDS", "LETTER_SECONDS", "BELL_SECONDS")
+
+
+@pytest.fixture
+def short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all that is stored end after two seconds."""
+    for name in ENDS:
+        monkeypatch.setitem(function_library._NUMBERS, name, 2)
+    monkeypatch.setattr(function_library, "_BODY", function_library._body())
+    monkeypatch.setattr(function_library, "VERSION", "short_lived")
+
+
+@pytest.mark.usefixtures("short_lived")
+def test_when_the_last_process_is_long_gone_nothing_is_left(kind: str, own: Callable[[str], RedisServer]) -> None:
+    server = own(kind)
+    harness = Stand(server)
+
+    async def used() -> None:
+        await harness.healthy("gpu-0")
+        await harness.broker.claim(slot(), AT_ONCE)
+        await harness.broker.enqueue([sharing(id, task(id, 1.0), key(keep=1.0)) for id in ("kept", "joined")])
+        claimed = await harness.broker.claim(slot(), AT_ONCE)
+        if isinstance(claimed, Lease):
+            await harness.broker.complete(claimed, [ItemResult(None, "no") for _ in claimed.entries])
+        await harness.broker.enqueue([ask(limits=(Limit("key:k", "key", 600.0, 60.0),)) for _ in range(2)])
+        await harness.broker.claim(slot(limit=1), AT_ONCE)
+        await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+
+    harness.run(used())
+    harness.close()
+    for _ in range(100):
+        if not server.ends():
+            break
+        server.command("BLPOP", "nothing", "0.1")  # Nothing comes: it is the server's own time that has to pass.
+    assert server.ends() == {}
+
+
+async def test_the_account_of_what_is_kept_ends_with_the_last_outcome(harness: Stand) -> None:
+    for id in ("a", "b"):
+        await harness.broker.enqueue([sharing(id, key(id, keep=2.0))])
+        await harness.answer(await harness.claim())
+    account = {"kb", "kd", "kn", "ko"}
+    assert account <= {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}
+    await harness.reaping(5.0)
+    assert not account & {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}
+
+
+def expires(harness: Stand) -> int:
+    calls: int = harness.server.command("INFO", "commandstats").get("cmdstat_expire", {}).get("calls", 0)
+    return calls
+
+
+def commands(harness: Stand) -> dict[str, int]:
+    stats = harness.server.command("INFO", "commandstats")
+    return {name.removeprefix("cmdstat_"): told["calls"] for name, told in stats.items()}
+
+
+async def test_who_joins_the_same_answer_costs_no_end_of_its_own(harness: Stand) -> None:
+    await harness.broker.enqueue([sharing("first", key())])
+    few = expires(harness)
+    await harness.broker.enqueue([sharing(f"one {number}", key()) for number in range(4)])
+    few = expires(harness) - few
+    many = expires(harness)
+    await harness.broker.enqueue([sharing(f"other {number}", key()) for number in range(200)])
+    assert expires(harness) - many <= few
+
+
+async def test_who_gets_a_kept_answer_costs_a_look_at_its_key_and_one_piece_of_replies(harness: Stand) -> None:
+    await harness.broker.enqueue([sharing("first", key()), sharing("another", key("k2"))])
+    await harness.answer(await harness.claim())
+    _, read = await harness.broker.replies("g", 0)
+    begun = commands(harness)
+    joining = [sharing(f"one {number}", key(("k", "k2")[number % 2])) for number in range(64)]
+    assert await harness.broker.enqueue(joining) == [None] * 64
+    done = {name: calls - begun.get(name, 0) for name, calls in commands(harness).items()}
+    assert done["xadd"] == 2
+    assert done["hget"] <= 3 * 64
+    assert sum(calls for name, calls in done.items() if name != "hget") <= 32
+    answers: dict[str, object] = {}
+    while len(answers) < 64:
+        replies, read = await harness.broker.replies("g", read)
+        answers |= {reply.id: reply.output for reply in replies}
+    assert answers == {entry.id: output("asked") for entry in joining}

@@ -1,7 +1,5 @@
 """Rate limits as they are counted in the server: over several processes, when the clock is set, and what is left."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -10,14 +8,13 @@ from headway import errors
 from headway.brokers.redis import entry_wire
 from headway.brokers.redis.broker import RedisBroker
 from headway.model import Limit
-from tests.contracts.brokers import ask, leave, output, story
+from tests.contracts.brokers import ask, leave, output
 from tests.redis.stand import Stand
 
 KEY = Limit("key:k", "key", 600.0, 50.0)
 COUNTS = "headway:{limits}:w"
 
 
-@story
 async def test_four_processes_share_one_rate_limit(harness: Stand) -> None:
     brokers = [harness.broker, harness.peer(), await harness.another(), await harness.another()]
     admitted = 0
@@ -31,7 +28,6 @@ async def test_four_processes_share_one_rate_limit(harness: Stand) -> None:
     assert admitted == 50 + 99
 
 
-@story
 async def test_nothing_is_left_when_nothing_is_owed(harness: Stand) -> None:
     others = [Limit(f"user:{number}", "user", 60.0, 5.0) for number in range(20)]
     entries = [ask(limits=(KEY, other)) for other in others]
@@ -45,7 +41,6 @@ async def test_nothing_is_left_when_nothing_is_owed(harness: Stand) -> None:
 
 
 @pytest.mark.parametrize("step", [-3600.0, -1.0, -0.1])
-@story
 async def test_the_clock_is_put_back_and_nobody_is_locked_out(harness: Stand, step: float) -> None:
     await harness.broker.enqueue([ask(limits=(KEY,)) for _ in range(50)])
     harness.clock_error += step
@@ -57,7 +52,6 @@ async def test_the_clock_is_put_back_and_nobody_is_locked_out(harness: Stand, st
     assert [verdict is None for verdict in verdicts] == [True] * 10 + [False] * 2
 
 
-@story
 async def test_limits_do_not_travel_with_what_is_stored(harness: Stand) -> None:
     await harness.broker.enqueue([ask("text", id="a", limits=(KEY,))])
     [payload] = harness.server.command("HVALS", harness.key("p"))
@@ -67,7 +61,6 @@ async def test_limits_do_not_travel_with_what_is_stored(harness: Stand) -> None:
     assert output(lease.entries[0].input) == output("text")
 
 
-@story
 async def test_what_is_owed_is_forgotten_with_the_servers_state(harness: Stand) -> None:
     await harness.broker.enqueue([ask(limits=(KEY,)) for _ in range(50)])
     assert harness.broker.rate_limit_debt(KEY) == pytest.approx(5.0)
@@ -95,10 +88,7 @@ class Shard:
         return self._rate_limit_cache
 
 
-@story
-async def test_what_is_owed_to_a_tier_is_the_mean_over_its_counts_and_to_others_the_most(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tier_is_owed_its_mean_and_others_the_most(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
     monkeypatch.setattr(harness.broker, "_queues", {"m": [Shard(3.0), Shard(1.0)]})
     owed = partial(RedisBroker.rate_limit_debt, harness.broker)  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """The server's memory runs out: nothing new is taken in, and all that was taken in comes to its end."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +27,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, slot, story
+from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, slot
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
@@ -56,7 +54,6 @@ def fill(server: RedisServer, share: float) -> None:
 
 
 async def offered(harness: Stand, *entries: Entry) -> Sequence[Failure | None]:
-    """The verdicts when the server's memory has been looked at."""
     await harness.advance(1.1)
     await harness.broker.enqueue([])
     await harness.broker.enqueue(entries[:1])
@@ -72,7 +69,6 @@ def for_memory(failure: Failure | None) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [0.9, 2.0])
-@story
 async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisServer, share: float) -> None:
     known = [ask(id=f"id {number}") for number in range(6)]
     await harness.broker.enqueue(known[:3])
@@ -111,7 +107,6 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
     assert await harness.broker.enqueue([new]) == [None]
 
 
-@story
 async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisServer) -> None:
     """No look was taken before the first request."""
     fill(server, 2.0)
@@ -121,7 +116,6 @@ async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisS
     assert await harness.broker.state("t", entry.id) is None
 
 
-@story
 async def test_who_asks_for_it_is_told_that_memory_is_scarce(harness: Stand, server: RedisServer) -> None:
     """A controller, say, that offers nothing itself."""
 
@@ -141,10 +135,7 @@ async def test_who_asks_for_it_is_told_that_memory_is_scarce(harness: Stand, ser
     assert not harness.broker.memory_pressure
 
 
-@story
-async def test_a_shortage_that_is_over_refuses_nobody_however_long_nobody_has_looked(
-    harness: Stand, server: RedisServer
-) -> None:
+async def test_a_past_shortage_refuses_nobody_even_before_a_look(harness: Stand, server: RedisServer) -> None:
     fill(server, 0.9)
     assert for_memory((await offered(harness, ask(), ask()))[1])
     fill(server, 0.0)
@@ -152,13 +143,11 @@ async def test_a_shortage_that_is_over_refuses_nobody_however_long_nobody_has_lo
     assert await harness.broker.enqueue([ask()]) == [None]
 
 
-@story
 async def test_four_fifths_are_no_reason_to_refuse(harness: Stand, server: RedisServer) -> None:
     fill(server, 0.7)
     assert await offered(harness, ask()) == [None]
 
 
-@story
 async def test_who_is_refused_for_memory_is_not_charged_and_joins_nobody(harness: Stand, server: RedisServer) -> None:
     limit = Limit("key:k", "key", 60.0, 1.0)
     share = DedupKey(DedupKind.KEY, "k", b"", 60.0)
@@ -175,17 +164,13 @@ async def test_who_is_refused_for_memory_is_not_charged_and_joins_nobody(harness
 
 
 async def keep(harness: Stand, id: str, tenant: str, output: str) -> None:
-    """Run a task of a tenant with a key."""
     shares = (DedupKey(DedupKind.TASK, id, b"", 600.0), DedupKey(DedupKind.KEY, id, b"", 600.0))
     await harness.broker.enqueue([ask(id=id, tenant=tenant, gateway="keeps", dedup_keys=shares)])
     lease = await harness.claim()
     await harness.broker.complete(lease, [ItemResult(output)])
 
 
-@story
-async def test_what_a_free_tenant_keeps_refuses_nobody_and_costs_nobody_a_task(
-    harness: Stand, server: RedisServer
-) -> None:
+async def test_what_a_free_tenant_keeps_costs_nobody_else(harness: Stand, server: RedisServer) -> None:
     """90 answers of 1 MB under keys of their own, where they would fill the server."""
     server.command("CONFIG", "SET", "maxmemory", 64 << 20)
     harness.broker = await harness.another(kept=KEPT)
@@ -209,10 +194,7 @@ async def test_what_a_free_tenant_keeps_refuses_nobody_and_costs_nobody_a_task(
     assert (await drained(harness))["again"].kept
 
 
-@story
-async def test_an_eviction_policy_that_is_changed_at_run_time_is_told_by_who_reaps(
-    harness: Stand, server: RedisServer
-) -> None:
+async def test_a_changed_eviction_policy_is_told_by_who_reaps(harness: Stand, server: RedisServer) -> None:
     async def told(event: str) -> int:
         with capture_logs() as logs:
             for _ in range(3):
@@ -231,10 +213,7 @@ async def test_an_eviction_policy_that_is_changed_at_run_time_is_told_by_who_rea
     assert await told(right) == 1
 
 
-@story
-async def test_an_eviction_policy_that_keeps_a_process_out_is_told_by_its_start_alone(
-    harness: Stand, server: RedisServer
-) -> None:
+async def test_an_eviction_policy_that_forbids_a_start_is_told_there(harness: Stand, server: RedisServer) -> None:
     server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     link = RedisConnection(server.url, timeout=math.inf, clock=harness.now)
     harness._links.append(link)

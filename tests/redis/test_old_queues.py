@@ -1,6 +1,4 @@
-"""Queues of versions that nobody runs any more: what waits and what is kept in one is found by whoever comes."""
-
-from __future__ import annotations
+"""Queues of versions and models that nobody runs any more: whoever comes finds what waits and what is kept."""
 
 from unittest.mock import AsyncMock
 
@@ -22,7 +20,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, output, story
+from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, ask, output, slot
 from tests.contracts.dedup_keys import admit, task
 from tests.redis.stand import Stand
 
@@ -33,7 +31,6 @@ HOUR = 3600.0
 
 
 def slot_of(version: str, *, helps: str = "") -> Slot:
-    """A slot of a version, or one of another version that helps out."""
     return Slot("gpu", "m", MAX_BATCH, 0, ModelReport(helps or version), version, helps=bool(helps))
 
 
@@ -64,7 +61,6 @@ async def restarted(harness: Stand, version: str) -> RedisBroker:
     return broker
 
 
-@story
 async def test_what_waits_for_a_version_of_before_a_restart_is_found_and_run(harness: Stand) -> None:
     await beat(harness.broker, "1")  # type: ignore[arg-type]
     waiting = ask("a", version="1", dedup_keys=(task("t"),), id="t", timeout=LONG, queue_timeout=LONG)
@@ -80,7 +76,6 @@ async def test_what_waits_for_a_version_of_before_a_restart_is_found_and_run(har
     assert found.output == output("a")
 
 
-@story
 async def test_what_nobody_runs_after_a_restart_ends_in_its_time(harness: Stand) -> None:
     await beat(harness.broker, "1")  # type: ignore[arg-type]
     waiting = ask("a", version="1", pinned=True, dedup_keys=(task("t"),), id="t", timeout=200.0, queue_timeout=200.0)
@@ -93,7 +88,6 @@ async def test_what_nobody_runs_after_a_restart_ends_in_its_time(harness: Stand)
     assert found.failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
 
 
-@story
 async def test_outcomes_and_dead_letters_of_before_a_restart_are_found(harness: Stand) -> None:
     await beat(harness.broker, "1")  # type: ignore[arg-type]
     await admit(harness, ask("good", version="1", dedup_keys=(task("good", keep=HOUR),), id="good", timeout=60.0))
@@ -117,7 +111,6 @@ async def test_outcomes_and_dead_letters_of_before_a_restart_are_found(harness: 
     assert "m@1" not in map(str, (await restarted(harness, "3")).queue_names)
 
 
-@story
 async def test_a_queue_without_anything_is_not_found_an_hour_after_its_last_use(harness: Stand) -> None:
     """However long others are there that know it, and reap it: versions that come and go do not add up."""
     await beat(harness.broker, "1")  # type: ignore[arg-type]
@@ -137,10 +130,7 @@ async def test_a_queue_without_anything_is_not_found_an_hour_after_its_last_use(
     )
 
 
-@story
-async def test_of_servers_that_answer_queues_are_found_and_reaped_while_another_does_not(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queues_are_reaped_while_a_server_is_away(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     await beat(harness.broker, "1")  # type: ignore[arg-type]
     await harness.advance(FORGOTTEN)
     broker = await harness.another(shards=2)
@@ -149,3 +139,42 @@ async def test_of_servers_that_answer_queues_are_found_and_reaped_while_another_
     await broker.reap()
     assert "m@1" in map(str, broker.queue_names)
     assert {*broker._reaping._due_at} >= {away, there}
+
+
+GONE = "gone"
+LOOKED = 12
+"""Seconds within which a process has told the server that something is known in a queue of a model."""
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_what_waits_outlives_a_full_restart_and_ends_in_time(harness: Stand, comes_back: bool) -> None:
+    before = await harness.another()
+    before.know({GONE: LIMITS})
+    await before.heartbeat(WorkerInfo(worker_id="gpu", model=GONE, status=WorkerStatus.HEALTHY))
+    kept = ask("a", model=GONE, dedup_keys=(task("t"),), id="t", timeout=300.0, queue_timeout=300.0)
+    assert await before.enqueue([kept, ask("b", model=GONE, id="b", timeout=300.0, queue_timeout=300.0)]) == [None] * 2
+    for _ in range(LOOKED):
+        await harness.advance(1.0)
+        await before.workers()
+        await before.reap()
+    await before.close()
+    await harness.advance(FORGOTTEN)
+
+    after = await harness.another()
+    after.know({}, others=True)
+    await pass_time(harness, after, 100.0)
+    if comes_back:
+        again = await harness.another()
+        again.know({GONE: LIMITS})
+        lease = await again.claim(slot("gpu", GONE), AT_ONCE)
+        assert isinstance(lease, Lease)
+        assert {one.id for one in lease.entries} == {"t", "b"}
+        return
+    await pass_time(harness, after, 100.0)
+    found = await after.outcome("t", "t")
+    assert isinstance(found, Reply)
+    replies, _ = await after.replies("g", 0)
+    assert {reply.id for reply in replies} >= {"b"}
+    for reply in (found, *replies):
+        assert reply.failure is not None
+        assert reply.failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)

@@ -1,8 +1,7 @@
-"""Data that other releases have written, and data that none should have."""
-
-from __future__ import annotations
+"""Releases side by side: data that others have written, functions of two, and data that none should have."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +10,14 @@ import pytest
 
 from headway import errors
 from headway.brokers.redis import entry_wire, function_library, wire
+from headway.brokers.redis.connection import RedisConnection
 from headway.model import (
     Capacity,
     DedupKey,
     DedupKind,
     Entry,
     Failure,
+    ItemResult,
     Lease,
     NoWork,
     Octets,
@@ -25,7 +26,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot, story
+from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot
 from tests.redis.stand import Stand
 
 pack_entry = entry_wire.pack_entry
@@ -87,7 +88,6 @@ def test_the_places_that_the_server_is_told_are_those_of_the_members() -> None:
 
 
 async def settled(harness: Stand, *entries: Entry) -> None:
-    """Serve until everything has its outcome."""
     for _ in range(60):
         if not any(one.depth for one in await harness.broker.depths()):
             return
@@ -99,7 +99,6 @@ async def settled(harness: Stand, *entries: Entry) -> None:
     raise AssertionError("it goes on and on")
 
 
-@story
 async def test_an_entry_of_the_next_release_is_served(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_wire, "pack_small", packing(of_release(1)))
     entry = ask("text", id="a")
@@ -115,7 +114,6 @@ async def test_an_entry_of_the_next_release_is_served(harness: Stand, monkeypatc
     [of_release(2), lambda _: b"", lambda _: b"\xc1", lambda _: b"\x91\x01"],
     ids=["later", "empty", "unknown", "short"],
 )
-@story
 async def test_an_entry_that_cannot_be_read_costs_nobody_else_the_answer(
     harness: Stand, alien: Callable[[Entry], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,10 +135,7 @@ async def test_an_entry_that_cannot_be_read_costs_nobody_else_the_answer(
     assert await harness.dead.count() == 1
 
 
-@story
-async def test_a_dead_letter_that_cannot_be_read_hides_no_other(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unreadable_dead_letter_hides_no_other(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     for id, pack in (("old", pack_entry), ("alien", of_release(2)), ("new", pack_entry)):
         monkeypatch.setattr(entry_wire, "pack_small", packing(pack))
         monkeypatch.setattr(entry_wire, "pack_entry", pack)
@@ -172,7 +167,6 @@ NO_REPLIES: dict[str, list[bytes | str]] = {
 
 
 @pytest.mark.parametrize("case", NO_REPLIES)
-@story
 async def test_replies_that_cannot_be_read_keep_back_no_others(harness: Stand, case: str) -> None:
     await harness.broker.enqueue([ask(id="a")])
     await harness.answer(await harness.claim())
@@ -188,7 +182,6 @@ async def test_replies_that_cannot_be_read_keep_back_no_others(harness: Stand, c
     reading.cancel()
 
 
-@story
 async def test_replies_of_the_next_release_are_read(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "SCHEMA", wire.SCHEMA + 1)
     await harness.broker.enqueue([ask(id="a")])
@@ -196,10 +189,7 @@ async def test_replies_of_the_next_release_are_read(harness: Stand, monkeypatch:
     assert (await drained(harness))["a"].output == output("input of a")
 
 
-@story
-async def test_a_cause_of_a_later_release_counts_as_a_failure_of_the_model(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cause_of_a_later_release_is_the_models(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "pack_failure", lambda *found: wire.encode(wire.WireFailure("molten", "it melted", "w")))
     await harness.broker.enqueue([ask(id="a")])
     while any(one.depth for one in await harness.broker.depths()):
@@ -213,7 +203,6 @@ async def test_a_cause_of_a_later_release_counts_as_a_failure_of_the_model(
     assert [letter.cause for letter in await harness.dead.list()] == ["molten"]
 
 
-@story
 async def test_a_bell_that_cannot_be_read_is_not_the_last(harness: Stand) -> None:
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
@@ -225,7 +214,6 @@ async def test_a_bell_that_cannot_be_read_is_not_the_last(harness: Stand) -> Non
     await listening
 
 
-@story
 async def test_what_a_later_release_says_of_itself_hides_nobody(harness: Stand) -> None:
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
     await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
@@ -250,3 +238,43 @@ def test_a_code_of_a_later_release_is_answered_as_a_fault_of_the_server() -> Non
     fields = {b"v": b"1", b"k": b"ran", b"t": b"1", b"e": b"2", b"n": b"2", b"a": b"1", b"x": b"", b"d": run}
     codes = [reply.failure.code for reply in wire.read_outcomes(fields) if reply.failure is not None]
     assert codes == [errors.INTERNAL, errors.REJECTED_BY_MODEL]
+
+
+ANOTHER = f"{function_library.LAYOUT}_another"
+
+
+def of_another_release(connection: RedisConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a connection bring and call functions of another name, which differ in nothing that is stored."""
+    call = RedisConnection._run.__get__(connection)
+
+    async def run(client: Any, function: str, key: str, arguments: tuple[Any, ...]) -> Any:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(function_library, "VERSION", ANOTHER)
+            return await call(client, function, key, arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(function_library, "VERSION", ANOTHER)
+        monkeypatch.setattr(connection, "_source", function_library.source())
+    monkeypatch.setattr(connection, "_run", run)
+
+
+async def test_two_releases_serve_one_queue(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_another_release(harness._links[1], monkeypatch)
+    entries = [ask(tier=number % 3, tenant="ab"[number % 2]) for number in range(20)]
+    offered, ran = iter(entries), 0
+    brokers = itertools.cycle([harness.broker, harness.peer(), harness.peer(), harness.broker, harness.peer()])
+    while ran < len(entries):
+        for entry in itertools.islice(offered, 2):
+            assert await next(brokers).enqueue([entry]) == [None]
+        assert await next(brokers).depths() == await next(brokers).depths()
+        lease = await next(brokers).claim(slot(limit=3), AT_ONCE)
+        assert isinstance(lease, Lease)
+        assert await next(brokers).extend(lease)
+        done = await next(brokers).complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+        ran += done.answered
+        await harness.advance(0.01)
+    libraries = str(harness.server.command("FUNCTION", "LIST"))
+    assert function_library.VERSION in libraries
+    assert ANOTHER in libraries
+    replies = await drained(harness)
+    assert {id: reply.output for id, reply in replies.items()} == {entry.id: output(entry.input) for entry in entries}

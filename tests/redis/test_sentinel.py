@@ -1,23 +1,26 @@
 """Sentinels: the primary is found, and found again when it is another."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.asyncio.sentinel import MasterNotFoundError
+from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import ResponseError
 
 from headway.brokers.redis import function_library
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.sentinels import Sentinels
+from headway.brokers.redis.link import Address
+from headway.brokers.redis.sentinels import Sentinels, deposed_by
 from headway.errors import BrokerUnavailable
 from headway.model import EntryState, Lease, Reply
 from tests.contracts.brokers import AT_ONCE, ask, output, slot
 from tests.e2e.client import PATIENCE, wait_until
-from tests.redis.stand import answered, brokers, hasty, opened, real, refused, served, until
+from tests.redis.stand import answered, brokers, hasty, opened, refused, served, until
 from tests.servers.ports import LOOPBACK
 from tests.servers.redis import KINDS, RedisServer
 from tests.servers.sentinel import SERVICE, SentinelSetup
@@ -30,7 +33,6 @@ def setup(kind: str, tmp_path: Path) -> Iterator[SentinelSetup]:
 
 
 async def reply(broker: RedisBroker) -> Reply:
-    """The one reply that comes, over any number of connections."""
     replies, cursor = await until(lambda: broker.replies("g", 0))
     assert (len(replies), cursor) == (1, 1)
     return replies[0]
@@ -42,7 +44,6 @@ def waiting(server: RedisServer) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@real
 async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
     async with brokers(setup.url) as [broker]:
         entry = ask(id="a")
@@ -67,11 +68,9 @@ async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
         assert "cmdstat_function|load" not in second.command("INFO", "commandstats")
 
 
-@real
 async def test_a_primary_that_falls_silent_is_left_and_not_believed_when_it_speaks_again(setup: SentinelSetup) -> None:
     async with brokers(setup.url) as [broker]:
-        entry = ask(id="a")
-        assert await broker.enqueue([entry]) == [None]
+        assert await broker.enqueue([ask(id="a")]) == [None]
         wait_until(setup.in_step)
         first = setup.primary
         first.pause()
@@ -88,24 +87,16 @@ async def test_a_primary_that_falls_silent_is_left_and_not_believed_when_it_spea
         assert await until(lambda: broker.state("t", "a")) is EntryState.PROCESSING
 
 
-@real
-async def test_a_call_that_reaches_a_replica_is_refused_and_the_next_one_finds_the_primary(
-    setup: SentinelSetup,
-) -> None:
+async def test_a_call_to_a_replica_is_refused_and_the_next_finds_the_primary(setup: SentinelSetup) -> None:
     async with brokers(setup.url) as [broker]:
         assert await broker.enqueue([ask(id="a")]) == [None]
-        first = setup.primary
-        first.command("REPLICAOF", LOOPBACK, setup.replica.port)
-        error = await refused(broker.enqueue([ask(id="b")]))
-        assert "read only replica" in str(error)
+        setup.primary.command("REPLICAOF", LOOPBACK, setup.replica.port)
+        assert "read only replica" in str(await refused(broker.enqueue([ask(id="b")])))
         setup.fail_over()
         assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
 
 
-@real
-async def test_while_sentinels_have_a_replica_take_over_a_read_without_an_answer_does_not_tell_that_all_are_gone(
-    setup: SentinelSetup,
-) -> None:
+async def test_a_read_without_an_answer_during_a_takeover_does_not_tell_that_all_are_gone(setup: SentinelSetup) -> None:
     async with brokers(setup.url) as [broker]:
         assert await broker.enqueue([ask(id="a")]) == [None]
         wait_until(setup.in_step)
@@ -118,7 +109,6 @@ async def test_while_sentinels_have_a_replica_take_over_a_read_without_an_answer
             assert await broker.takes_reads_only()
 
 
-@real
 async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusal(setup: SentinelSetup) -> None:
     """Sentinels make a primary that they deposed a replica only after many seconds. Until then it answers reads."""
     async with brokers(setup.url) as [broker]:
@@ -144,7 +134,6 @@ async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusa
         assert first.command("ROLE")[0] == b"master"
 
 
-@real
 async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_connection(
     setup: SentinelSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +166,6 @@ async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_c
 
 
 @pytest.mark.parametrize("silenced", [False, True], ids=["told", "asked"])
-@real
 async def test_a_primary_is_left_as_soon_as_the_sentinels_know_of_another(setup: SentinelSetup, silenced: bool) -> None:
     """Also where it never hears of that itself, refuses nothing, and Sentinels let nobody listen."""
     first, second = setup.primary, setup.replica
@@ -192,9 +180,8 @@ async def test_a_primary_is_left_as_soon_as_the_sentinels_know_of_another(setup:
         while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
             await asyncio.sleep(0.01)
         setup.hand_over()
-        async with asyncio.timeout(
-            PATIENCE
-        ):  # Who was cut between two reads listens to the new one, and is not refused.
+        # Who was cut between two reads listens to the new one, and is not refused.
+        async with asyncio.timeout(PATIENCE):
             while not (listening.done() or "blpop" in waiting(second)):  # noqa: ASYNC110 - only the server knows
                 await asyncio.sleep(0.01)
         if listening.done():
@@ -208,7 +195,6 @@ async def test_a_primary_is_left_as_soon_as_the_sentinels_know_of_another(setup:
         assert second.command("ROLE")[0] == first.command("ROLE")[0] == b"master"
 
 
-@real
 async def test_a_sentinel_that_is_silent_does_not_hide_the_others(setup: SentinelSetup) -> None:
     async def found() -> None:
         async with opened(setup.url, timeout=2.0):
@@ -220,7 +206,6 @@ async def test_a_sentinel_that_is_silent_does_not_hide_the_others(setup: Sentine
     setup.sentinels[0].resume()
 
 
-@real
 async def test_a_service_that_no_sentinel_knows_is_told(setup: SentinelSetup) -> None:
     url = setup.url.replace(f"/{SERVICE}", "/other")
     with pytest.raises(BrokerUnavailable, match="No master found for 'other'"):
@@ -228,7 +213,6 @@ async def test_a_service_that_no_sentinel_knows_is_told(setup: SentinelSetup) ->
             pass
 
 
-@real
 async def test_server_and_sentinels_have_passwords_of_their_own(tmp_path: Path) -> None:
     with RedisServer("valkey", tmp_path / "server", password="for/the:server") as server:
         watch = (
@@ -242,3 +226,145 @@ async def test_server_and_sentinels_have_passwords_of_their_own(tmp_path: Path) 
             await served(f"{place}?sentinel_password=other")
             with pytest.raises(BrokerUnavailable):
                 await served(place)
+
+
+A, B = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
+
+
+class Sentinel:
+    """Names a primary, fails, or never answers."""
+
+    def __init__(
+        self, names: Address | Exception | None, *, config_epoch: int = 0, down: bool = False, silent: bool = False
+    ) -> None:
+        self._names = names
+        self._config_epoch = config_epoch
+        self._down = down
+        self._silent = silent
+
+    async def execute_command(self, *command: str) -> Any:
+        assert command == ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "headway")
+        if self._silent:
+            await asyncio.Event().wait()
+        if isinstance(self._names, Exception):
+            raise self._names
+        return None if self._names is None else [self._names[0].encode(), str(self._names[1]).encode()]
+
+    async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
+        state = {
+            "ip": A[0],
+            "port": A[1],
+            "is_sdown": self._down,
+            "is_odown": False,
+            "config-epoch": self._config_epoch,
+        }
+        return {"headway": state}
+
+
+class Asked:
+    def __init__(self, avoiding: Address | None = None) -> None:
+        self.left: list[Address] = []
+        self._asks = Sentinels([], "headway", {}, self._leave)
+        if avoiding is not None:
+            self._asks.avoid(avoiding)
+
+    def __call__(self, *sentinels: Sentinel) -> Address:
+        async def main() -> Address:
+            return await asyncio.wait_for(self._asks.discover_master("headway"), 5)
+
+        self._asks.sentinels = list[Any](sentinels)
+        return asyncio.run(main())
+
+    async def _leave(self, address: Address) -> None:
+        self.left.append(address)
+
+
+def named(*sentinels: Sentinel, avoiding: Address | None = None) -> Address:
+    return Asked(avoiding)(*sentinels)
+
+
+def test_most_of_them_are_believed_and_a_silent_one_is_not_waited_for() -> None:
+    assert named(Sentinel(A), Sentinel(B), Sentinel(A)) == A
+    assert named(Sentinel(A), Sentinel(None, silent=True), Sentinel(A)) == A
+
+
+def test_who_has_refused_is_believed_last_and_asked_again_when_nobody_else_is_named() -> None:
+    assert named(Sentinel(A), Sentinel(A), Sentinel(B), avoiding=A) == B
+    assert named(Sentinel(A), Sentinel(A), Sentinel(NoConnection("gone")), avoiding=A) == A
+
+
+def test_the_highest_epoch_is_believed_before_most_of_them() -> None:
+    assert named(Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(A), avoiding=A) == B
+    assert named(Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(None), avoiding=B) == B
+
+
+def test_what_most_have_missed_is_not_believed_while_one_knows_better_of_it() -> None:
+    asked = Asked()
+    assert asked(Sentinel(B, config_epoch=1), Sentinel(B, config_epoch=1)) == B
+    assert asked(Sentinel(A), Sentinel(A), Sentinel(B, config_epoch=1)) == B
+    asked = Asked()
+    assert asked(Sentinel(B, config_epoch=7)) == B
+    assert asked(Sentinel(A), Sentinel(A), Sentinel(A)) == A
+
+
+def test_the_old_primary_is_left_once_another_is_named() -> None:
+    asked = Asked()
+    for names in (A, A, B, B):
+        asked(Sentinel(names))
+    assert asked.left == [A]
+
+
+@pytest.mark.parametrize(
+    "event",
+    ["headway 10.0.0.1 6379 10.0.0.2 6379", "slave 10.0.0.2:6379 10.0.0.2 6379 @ headway 10.0.0.1 6379"],
+)
+def test_what_a_sentinel_publishes_names_the_deposed_primary(event: str) -> None:
+    assert deposed_by(event, "headway") == A
+    assert deposed_by(event, "other") is None
+
+
+def test_a_primary_that_is_down_is_not_named() -> None:
+    assert named(Sentinel(A, down=True), Sentinel(A)) == A
+    assert named(Sentinel(A, down=True), Sentinel(B, down=True)) == B
+    with pytest.raises(MasterNotFoundError):
+        named(Sentinel(A, down=True), Sentinel(A, down=True))
+
+
+def test_when_none_is_named_or_it_is_no_sentinel_the_reasons_are_told() -> None:
+    with pytest.raises(MasterNotFoundError, match="No master found for 'headway' : ConnectionError: gone"):
+        named(Sentinel(None), Sentinel(NoConnection("gone")))
+    with pytest.raises(ResponseError, match="unknown command"):
+        named(Sentinel(ResponseError("unknown command 'SENTINEL'")))
+
+
+async def test_those_who_ask_at_once_share_two_votes_and_hear_of_what_came_before_they_asked() -> None:
+    """A vote that had begun before may not know yet."""
+
+    async def leave(address: Address) -> None:
+        pass
+
+    asks, before, after = Sentinels([], "headway", {}, leave), Counted(A), Counted(B, config_epoch=1)
+    asks.sentinels = list[Any]([before])
+    first = [asyncio.ensure_future(asks.discover_master("headway")) for _ in range(10)]
+    await before.asked.wait()
+    asks.sentinels = list[Any]([after])
+    late = [asyncio.ensure_future(asks.discover_master("headway")) for _ in range(10)]
+    await asyncio.sleep(0)
+    before.go.set()
+    after.go.set()
+    assert await asyncio.gather(*first, *late) == [A] + [B] * 19
+    assert (before.times, after.times) == (1, 1)
+
+
+class Counted(Sentinel):
+    """Answers when it is told to, and counts how often it was asked."""
+
+    def __init__(self, names: Address, config_epoch: int = 0) -> None:
+        super().__init__(names, config_epoch=config_epoch)
+        self.times, self.asked, self.go = 0, asyncio.Event(), asyncio.Event()
+
+    async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
+        self.times += 1
+        self.asked.set()
+        await self.go.wait()
+        return await super().sentinel_masters()

@@ -1,30 +1,27 @@
-"""Client of one server: which errors say that another server is the one to ask, and what becomes of a link."""
-
-from __future__ import annotations
+"""Client of one server, which errors say that another is the one to ask, and the nodes of a cluster that are asked."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.connection import Connection, ConnectionPool
 from redis.exceptions import ConnectionError as NoConnection
-from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import InvalidResponse, MovedError, ResponseError
 
+from headway.brokers.redis import cluster
+from headway.brokers.redis.clients import connect
+from headway.brokers.redis.cluster import Cluster
+from headway.brokers.redis.link import Address
 from headway.brokers.redis.server import Deposed, Server
 
 Act = Callable[["Peer", Server], Coroutine[Any, Any, None]]
 
 
 class Peer:
-    """Server that gives each command the next of some answers, as they are on the wire, in these pieces; then it closes the connection.
-
-    Attributes:
-        links: number of connections that were made.
-        open: number of those that are open.
-        asked: number of commands that have come.
-    """
+    """Server that gives each command the next of some answers, as they are on the wire, in these pieces; then it closes the
+    connection."""
 
     def __init__(self, *answers: tuple[bytes, ...] | bytes) -> None:
         self._answers = [one if isinstance(one, tuple) else (one,) for one in answers]
@@ -49,7 +46,6 @@ class Peer:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    """Return when it is so."""
     while not reached():  # noqa: ASYNC110 - the peer shares this event loop
         await asyncio.sleep(0)
 
@@ -175,3 +171,112 @@ def test_who_leaves_an_address_ends_the_calls_there() -> None:
             await waiting
 
     served(Peer(b"+PONG\r\n", ()), act)
+
+
+def place(pool: Any) -> tuple[str, int]:
+    return pool.connection_kwargs["host"], pool.connection_kwargs["port"]
+
+
+def test_a_sentinel_without_a_port_in_the_url_is_asked_at_26379() -> None:
+    [client] = connect("redis+sentinel://10.0.0.1,10.0.0.2:7000/mymaster", 1.0, [1])
+    sentinels: Any = vars(client)["_sentinels"]
+    assert [place(one.connection_pool) for one in sentinels.sentinels] == [("10.0.0.1", 26379), ("10.0.0.2", 7000)]
+
+
+@pytest.mark.parametrize(("url", "port"), [("redis://10.0.0.1", 6379), ("redis://10.0.0.1:7000/2", 7000)])
+def test_a_server_without_a_port_in_the_url_is_asked_at_6379(url: str, port: int) -> None:
+    [client] = connect(url, 1.0, [1])
+    assert place(vars(client)["_server"]._redis.connection_pool) == ("10.0.0.1", port)
+
+
+LAST = 16_383
+
+
+class Nodes:
+    """A cluster whose nodes all tell the same map. While `moved` is set, the other nodes send calls on to it."""
+
+    def __init__(self, *owners: tuple[str | None, int]) -> None:
+        self.told: list[list[Any]] = []
+        self.asked: list[tuple[Address, str]] = []
+        self.moved: Address | None = None
+        self.own(*owners)
+
+    def own(self, *owners: tuple[str | None, int]) -> None:
+        """Let these nodes own equal parts of the slots."""
+        ends = [LAST * (place + 1) // len(owners) for place in range(len(owners))]
+        begins = [0, *(end + 1 for end in ends[:-1])]
+        self.told = [
+            [*span, [*owner, b"id"]] for span, owner in zip(zip(begins, ends, strict=True), owners, strict=True)
+        ]
+
+    def client(self, *seeds: Address) -> Cluster:
+        return Cluster(seeds, lambda host, port: cast(Server, Node(self, (host, port))), 1.0)
+
+    def those(self, command: str) -> list[Address]:
+        """The nodes that were asked this since the last time."""
+        found = [address for address, asked in self.asked if asked == command]
+        self.asked.clear()
+        return found
+
+
+class Node:
+    def __init__(self, nodes: Nodes, address: Address) -> None:
+        self._nodes, self._address = nodes, address
+
+    async def call(self, *command: Any, large: bool = False) -> Any:
+        self._nodes.asked.append((self._address, command[0]))
+        moved = self._nodes.moved
+        if moved is not None and moved != self._address and command[0] != "CLUSTER SLOTS":
+            raise MovedError(f"1 {moved[0]}:{moved[1]}")
+        return self._nodes.told if command[0] == "CLUSTER SLOTS" else b"OK"
+
+    ask = call
+
+    async def leave(self, address: Address) -> None:
+        self._nodes.asked.append((self._address, f"leave {address[0]}"))
+
+
+@pytest.mark.parametrize(
+    ("named", "host"), [("inside", "inside"), (b"inside", "inside"), (None, "seed"), ("", "seed"), ("?", "seed")]
+)
+async def test_a_node_is_asked_by_the_name_that_it_has_in_the_map(named: str | None, host: str, clock: object) -> None:
+    nodes = Nodes((named, 7001))
+    client = nodes.client(("seed", 7000))
+    await client.call("key", "GET")
+    assert nodes.those("GET") == [(host, 7001)]
+    assert client.server_of("key") == f"{host}:7001"
+
+
+async def test_what_goes_to_all_nodes_goes_to_those_that_there_are_now(clock: object) -> None:
+    nodes = Nodes(("a", 1), ("b", 2))
+    client = nodes.client(("a", 1))
+    await client.everywhere("PING")
+    assert nodes.those("PING") == [("a", 1), ("b", 2)]
+    nodes.own(("a", 1), ("c", 3))
+    await client.everywhere("PING")
+    assert nodes.those("PING") == [("a", 1), ("c", 3)]
+
+
+@pytest.mark.parametrize("left", [[], [("a", 1)], [("elsewhere", 9)]])
+async def test_after_a_node_is_left_the_map_is_learnt_anew(left: Sequence[Address], clock: object) -> None:
+    nodes = Nodes(("a", 1))
+    client = nodes.client(("a", 1))
+    await client.call("key", "GET")
+    nodes.asked.clear()
+    for address in left:
+        await client.leave(address)
+    assert nodes.those("leave a") == [address for address in left if address == ("a", 1)]
+    await asyncio.sleep(cluster.REFRESH_EVERY)
+    await client.call("key", "GET")
+    await asyncio.sleep(0)
+    assert len(nodes.those("CLUSTER SLOTS")) == len(left)
+
+
+async def test_a_node_that_sends_a_call_on_is_known_to_have_been_left_just_now(clock: object) -> None:
+    nodes = Nodes(("a", 1))
+    client = nodes.client(("a", 1))
+    await client.call("key", "GET")
+    assert client.left_at < 0.0
+    nodes.moved = ("b", 2)
+    await client.call("key", "GET")
+    assert client.left_at == asyncio.get_running_loop().time()

@@ -1,11 +1,9 @@
 """A queue in several shards: slots come and go, and everything that was let in has its one outcome all the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from headway.model import Entry, NoWork, Slot, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, story
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH
 from tests.contracts.dedup_keys import key, sharing
 from tests.redis.plays import WINDOW, Play
 from tests.redis.stand import Stand
@@ -23,7 +21,6 @@ def play_on(harness: Stand, seed: int) -> Play:
     return Play(harness, seed, lambda worker: WORKERS.index(worker) % 2)
 
 
-@story
 async def test_all_shards_are_served(harness: Stand) -> None:
     play = play_on(harness, seed=3)
     play.start(*WORKERS)
@@ -35,7 +32,6 @@ async def test_all_shards_are_served(harness: Stand) -> None:
     await play.close()
 
 
-@story
 async def test_slots_that_sleep_are_found_where_they_are_at_home_now(harness: Stand) -> None:
     """More slots, more shards in use: who slept in one of them has to wake in another."""
     play = play_on(harness, seed=4)
@@ -49,7 +45,6 @@ async def test_slots_that_sleep_are_found_where_they_are_at_home_now(harness: St
     await play.close()
 
 
-@story
 async def test_the_last_slot_serves_all_shards(harness: Stand) -> None:
     play = play_on(harness, seed=5)
     play.start(*WORKERS)
@@ -61,7 +56,6 @@ async def test_the_last_slot_serves_all_shards(harness: Stand) -> None:
     await play.close()
 
 
-@story
 async def test_nothing_is_lost_while_slots_come_and_go(harness: Stand) -> None:
     play = play_on(harness, seed=0)
     alive: set[str] = set()
@@ -77,7 +71,6 @@ async def test_nothing_is_lost_while_slots_come_and_go(harness: Stand) -> None:
     await play.close()
 
 
-@story
 async def test_a_key_is_found_by_a_version_with_fewer_slots_wherever_its_tenant_is(harness: Stand) -> None:
     """Twelve slots of one version have three shards in use, the two of the other one. Each tenant is in one shard of both."""
     tenants = [f"tenant {number}" for number in range(8)]

@@ -1,7 +1,5 @@
 """A model's queue in several shards: where entries go, where slots are at home, and how they help one another."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence
@@ -25,15 +23,7 @@ from headway.model import (
 from headway.ports import Broker
 from headway.runtime.counters import BrokerCounts
 from tests.contracts import dedup_keys as common
-from tests.contracts.brokers import (
-    AT_ONCE,
-    MAX_BATCH,
-    MODELS,
-    ask,
-    output,
-    slot,
-    story,
-)
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, MODELS, ask, output, slot
 from tests.redis.stand import Stand
 
 WORKERS = tuple(f"gpu-{number:02}" for number in range(16))
@@ -61,7 +51,6 @@ async def beaten(stand: Stand, workers: Sequence[str], seconds: int = 4) -> None
         await stand.advance(1.01)
 
 
-@story
 async def test_entries_are_dealt_out_in_turn(harness: Stand) -> None:
     await beaten(harness, WORKERS)
     for count in (1, 3, MAX_BATCH, 20):
@@ -73,13 +62,11 @@ async def test_entries_are_dealt_out_in_turn(harness: Stand) -> None:
         assert max(dealt) - min(dealt) <= harness.shards
 
 
-@story
 async def test_without_workers_everything_goes_into_one_shard(harness: Stand) -> None:
     await harness.broker.enqueue([ask() for _ in range(10)])
     assert harness.held() == [10, *[0] * (harness.shards - 1)]
 
 
-@story
 async def test_a_replay_goes_where_the_entry_went(harness: Stand) -> None:
     await beaten(harness, WORKERS)
     entries = [ask() for _ in range(4 * harness.shards)]
@@ -91,7 +78,6 @@ async def test_a_replay_goes_where_the_entry_went(harness: Stand) -> None:
     assert harness.held() == before
 
 
-@story
 async def test_entries_are_found_in_any_shard_and_by_any_process(harness: Stand) -> None:
     await beaten(harness, WORKERS)
     entries = [ask() for _ in range(4 * harness.shards)]
@@ -108,7 +94,6 @@ async def test_entries_are_found_in_any_shard_and_by_any_process(harness: Stand)
     assert sum(one.depth for one in await harness.broker.depths()) == 0
 
 
-@story
 async def test_homes_are_balanced_and_move_as_slots_come_and_go(harness: Stand) -> None:
     await beaten(harness, WORKERS)
     homes = harness.at_home()
@@ -127,7 +112,6 @@ async def test_homes_are_balanced_and_move_as_slots_come_and_go(harness: Stand) 
 
 
 @two
-@story
 async def test_a_slot_that_sleeps_is_woken_when_it_has_to_move(harness: Stand) -> None:
     """Alone it is at home in the first shard; in a fleet of sixteen, being the second, in the other one."""
     worker = WORKERS[1]
@@ -145,7 +129,6 @@ async def test_a_slot_that_sleeps_is_woken_when_it_has_to_move(harness: Stand) -
 
 
 @two
-@story
 async def test_a_slot_that_moves_after_its_claim_claims_again_before_it_sleeps(harness: Stand) -> None:
     worker = WORKERS[1]
     host = host_of(harness, worker)
@@ -165,7 +148,6 @@ async def pile(stand: Stand, count: int) -> None:
 
 
 @two
-@story
 async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None:
     await beaten(harness, WORKERS)
     [_, second, *_] = harness.at_home()
@@ -189,7 +171,6 @@ async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None
     assert settled.answered == MAX_BATCH
 
 
-@story
 async def test_each_entry_of_each_model_has_one_reply(harness: Stand) -> None:
     """Slots of two models at once, on two hosts; fences of different queues may be alike."""
     rng = random.Random(harness.shards)
@@ -243,7 +224,6 @@ async def test_each_entry_of_each_model_has_one_reply(harness: Stand) -> None:
     assert all(reply.output == output(asked[id].input) for id, reply in replies.items())
 
 
-@story
 async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) -> None:
     await beaten(harness, WORKERS)
     tenants = [f"tenant {number}" for number in range(12)]
@@ -266,7 +246,6 @@ async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) ->
     assert harness.held() == [0] * harness.shards
 
 
-@story
 async def test_a_tier_is_refused_from_the_depth_that_the_shards_in_use_come_to(harness: Stand) -> None:
     deep = QueueLimits(tiers=3, max_batch=MAX_BATCH, max_queue=1000, shed_at=(8, 40))
     made = RedisBroker(harness.broker._connection, {"m": deep}, BrokerCounts(), lambda: 0.0, harness.shards)  # type: ignore[attr-defined]
@@ -286,10 +265,7 @@ async def test_a_tier_is_refused_from_the_depth_that_the_shards_in_use_come_to(h
 
 
 @two
-@story
-async def test_a_slot_that_was_interrupted_tells_its_home_only_once_that_it_waits_no_longer(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_interrupted_slot_leaves_its_home_only_once(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     broker, link, calls = harness.broker, harness._links[0], list[str]()
     assert isinstance(broker, RedisBroker)
     await broker.heartbeat(WorkerInfo(worker_id="gpu", model="m", status=WorkerStatus.HEALTHY))

@@ -1,7 +1,5 @@
 """Answers in common as they lie in the server: between gateways, after losses, when memory runs out, and what is left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -12,7 +10,7 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.core.retention import OVERHEAD
 from headway.model import Entry, ItemResult, Lease, Reply
 from headway.ports import Broker
-from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, failed, holds, output, slot, story
+from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, failed, holds, output, slot
 from tests.contracts.dedup_keys import TTL, admit, key, nothing_runs, poll, run_alone, same, sharing, task
 from tests.redis.stand import Stand
 from tests.redis.test_leftovers import FIGURES, HOUSEKEEPING, LETTERS, acknowledged
@@ -20,12 +18,10 @@ from tests.servers.redis import RedisServer
 
 
 async def heard(broker: Broker, gateway: str) -> dict[str, Reply]:
-    """Next replies to a gateway; there must be some."""
     replies, _ = await broker.replies(gateway, 0)
     return {reply.id: reply for reply in replies}
 
 
-@story
 async def test_after_a_loss_the_first_that_comes_again_leads(harness: Stand) -> None:
     first, second = sharing("first", key(), same(), gateway="g1"), sharing("second", key(), gateway="g2")
     await admit(harness, first)
@@ -41,7 +37,6 @@ async def test_after_a_loss_the_first_that_comes_again_leads(harness: Stand) -> 
     assert (await heard(harness.peer(), "g2"))["second"].output == output("asked")
 
 
-@story
 async def test_a_leader_that_ended_unnoticed_leads_nobody(harness: Stand) -> None:
     """A worker of an earlier release has answered the leader."""
     await admit(harness, sharing("first", same()), sharing("second", same()))
@@ -59,7 +54,6 @@ def lasting(harness: Stand) -> dict[str, int]:
     return {name.split("\0")[-1]: harness.server.command("PTTL", harness.key(name)) for name in kept}
 
 
-@story
 async def test_what_is_kept_ends_and_nothing_else_is_left(harness: Stand) -> None:
     await harness.healthy("gpu-0")
     for round in range(3):
@@ -94,7 +88,6 @@ async def test_what_is_kept_ends_and_nothing_else_is_left(harness: Stand) -> Non
     assert await harness.broker.outcome("t", "one 0") is None
 
 
-@story
 async def test_what_has_ended_by_the_servers_clock_is_not_found(harness: Stand) -> None:
     await admit(harness, sharing("first", task("first"), key()))
     await run_alone(harness, "first")
@@ -107,10 +100,7 @@ async def test_what_has_ended_by_the_servers_clock_is_not_found(harness: Stand) 
     await run_alone(harness, "second")
 
 
-@story
-async def test_when_memory_is_scarce_outputs_for_identical_requests_alone_are_not_kept(
-    harness: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_in_a_shortage_shared_outputs_are_not_kept(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     await admit(harness, sharing("first", task("first"), key(), same()), sharing("second", key()))
     lease = await harness.claim()
     monkeypatch.setattr(RedisConnection, "memory_pressure", True)
@@ -151,7 +141,6 @@ def test_releases_with_and_without_shares_read_each_others_entries() -> None:
     assert entry_wire.entry_of(entry_wire.read_payload(msgspec.msgpack.encode(fields))) == plain
 
 
-@story
 async def test_an_entry_without_shares_leaves_no_record(harness: Stand) -> None:
     await admit(harness, ask(id="plain"))
     assert not harness.keys() & {"v", "vs", "vd"}

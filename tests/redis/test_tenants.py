@@ -1,7 +1,5 @@
 """Tenants do not meet: whatever they and their requests are called, nobody gets another's answer or place."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from headway.brokers.redis import entry_wire, wire
 from headway.model import Entry, EntryState
-from tests.contracts.brokers import MAX_QUEUE, ask, drained, leave, output, story
+from tests.contracts.brokers import MAX_QUEUE, ask, drained, leave, output
 from tests.redis.stand import Stand
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.text("\0:{}!ab", max_size=4)
@@ -62,7 +60,6 @@ def test_an_id_that_would_make_keys_ambiguous_is_refused() -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a\0"), ("a\0b", "a\0c"), ("", "\0"), ("{a}", "{a")])
-@story
 async def test_tenants_have_their_own_turns_whatever_they_are_called(harness: Stand, names: tuple[str, str]) -> None:
     """A flood of one does not push the other back, as it would if they were taken for the same."""
     flood, guest = names
@@ -72,7 +69,6 @@ async def test_tenants_have_their_own_turns_whatever_they_are_called(harness: St
     assert [rider.tenant for rider in lease.entries].count(guest) == 2
 
 
-@story
 async def test_a_reply_without_an_output_names_its_tenant_too(harness: Stand) -> None:
     await harness.broker.enqueue([ask(tenant="ä\0:", id="late", queue_timeout=0.1)])
     await harness.reaping(0.5)
@@ -80,7 +76,6 @@ async def test_a_reply_without_an_output_names_its_tenant_too(harness: Stand) ->
     assert (reply.tenant, reply.output) == ("ä\0:", None)
 
 
-@story
 async def test_entries_of_each_tenant_are_counted_only_while_many_wait(harness: Stand) -> None:
     await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE)])
     assert "tw" in harness.keys(model="m")

@@ -1,20 +1,22 @@
-"""Calls that a process makes at one moment go to the server as one."""
-
-from __future__ import annotations
+"""Calls that a process makes at one moment go to the server as one, and entries gather while no slot is free."""
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from headway.brokers.redis.board import RedisBoard
 from headway.brokers.redis.connection import Overdue
 from headway.brokers.redis.fleet import RedisFleet
 from headway.brokers.redis.together import MOST, Together
+from headway.core.departure import Load, Rule
 from headway.errors import BrokerUnavailable
-from headway.model import Capacity, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Lease, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
 from headway.model.board import Notice
-from tests.redis.stand import brokers, real
+from tests.contracts.brokers import ask, slot
+from tests.redis.stand import Stand, brokers
 from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import run
 
@@ -22,7 +24,6 @@ Clock = Callable[[], float]
 
 
 def calls(server: RunningServer) -> int:
-    """Calls of functions that the server has had."""
     found: int = server.command("INFO", "commandstats").get("cmdstat_fcall", {}).get("calls", 0)
     return found
 
@@ -35,7 +36,6 @@ def process(name: str) -> ProcessInfo:
     return ProcessInfo(id=name, role=Role.WORKER, host="here", pid=7)
 
 
-@real
 async def test_what_a_process_tells_and_asks_at_one_moment_is_one_call(servers: SharedServers, kind: str) -> None:
     server = servers.of(kind)
     async with brokers(server.url) as [broker]:
@@ -63,7 +63,6 @@ async def test_what_a_process_tells_and_asks_at_one_moment_is_one_call(servers: 
         assert [one.id for one in members] == ["host"] and [one.model for one in capacities] == ["m"]
 
 
-@real
 async def test_one_that_fails_keeps_no_other_from_its_answer(servers: SharedServers, kind: str) -> None:
     async with brokers(servers.of(kind).url) as [broker]:
         link, key = broker._connection, "headway:{fleet}:"
@@ -79,7 +78,6 @@ async def test_one_that_fails_keeps_no_other_from_its_answer(servers: SharedServ
         assert isinstance(late, Overdue) and late.now > 1.0
 
 
-@real
 async def test_a_step_that_the_server_gets_to_too_late_is_made_again(servers: SharedServers, kind: str) -> None:
     async with brokers(servers.of(kind).url) as [broker]:
         [queue] = broker._every
@@ -208,3 +206,74 @@ async def test_nobody_waits_for_ever_for_a_server_that_answers_nonsense(clock: C
     server.open.set()
     heard = await asyncio.gather(*gathered(joined(server), ["k"] * 3), return_exceptions=True)
     assert all(isinstance(one, Exception) for one in heard)
+
+
+SHORTEST, LONGEST = 0.001, 0.004
+BATCH = 0.01
+
+
+class Spaced:
+    """Policy of batches that leave a headway of so many seconds after each other."""
+
+    def __init__(self, headway: float) -> None:
+        self._headway = headway
+
+    def rule(self, load: Load) -> Rule:
+        return Rule(1, self._headway)
+
+
+async def serving(harness: Stand, *workers: str, model: str = "m", batch_seconds: float = BATCH) -> None:
+    """Workers whose batches take so many seconds."""
+    for worker in workers:
+        warm_up = ((1, batch_seconds), (8, batch_seconds))
+        await harness.broker.heartbeat(
+            WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY, warm_up=warm_up)
+        )
+
+
+async def test_entries_gather_while_no_slot_is_free_and_are_there_when_one_is(harness: Stand) -> None:
+    await serving(harness, "gpu-0")
+    await harness.broker.enqueue([ask()])
+    assert harness.broker.linger == SHORTEST
+    lease = await harness.claim()
+    await harness.broker.enqueue([ask()])
+    assert harness.broker.linger == LONGEST
+    await harness.advance(0.006)
+    assert harness.broker.linger == pytest.approx(BATCH - 0.006 - 0.001, abs=1e-4)
+    await harness.advance(0.003)
+    assert harness.broker.linger == SHORTEST
+    await harness.answer(lease)
+    await harness.broker.enqueue([ask()])
+    assert harness.broker.linger == SHORTEST
+
+
+async def test_of_several_slots_the_next_one_is_free_sooner(harness: Stand) -> None:
+    await serving(harness, "gpu-0", "gpu-1", "gpu-2", "gpu-3")
+    for worker in ("gpu-0", "gpu-1", "gpu-2", "gpu-3"):
+        assert harness.broker.linger == SHORTEST
+        await harness.broker.enqueue([ask()])
+        await harness.claim(worker)
+    await harness.broker.enqueue([ask()])
+    assert harness.broker.linger == pytest.approx(BATCH / 4 - 0.001, abs=1e-4)
+
+
+async def test_what_gathers_for_one_model_keeps_none_of_another_waiting(harness: Stand) -> None:
+    await serving(harness, "gpu-0")
+    await serving(harness, "gpu-1", model="other")
+    await harness.broker.enqueue([ask()])
+    await harness.claim()
+    await harness.broker.enqueue([ask(), ask(model="other")])
+    assert harness.broker.linger == SHORTEST
+
+
+@pytest.mark.parametrize(("headway", "gathered"), [(0.001, LONGEST), (0.016, 0.008), (0.5, 0.012)])
+async def test_while_no_slot_is_free_entries_gather_for_half_a_headway_unless_another_model_may_be_asked(
+    harness: Stand, headway: float, gathered: float
+) -> None:
+    alone = await harness.another(served=["m"])
+    await serving(harness, "gpu-0", batch_seconds=1.0)
+    await harness.broker.enqueue([ask()])
+    assert isinstance(await harness.broker.claim(slot("gpu-0"), Spaced(headway)), Lease)
+    for broker, most in ((alone, gathered), (harness.broker, LONGEST)):
+        await broker.enqueue([ask()])
+        assert broker.linger == pytest.approx(most, abs=1e-6)

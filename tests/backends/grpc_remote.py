@@ -1,7 +1,5 @@
 """Remote APIs over gRPC that misbehave, real servers on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,7 +20,6 @@ Handler = Callable[[Any, Any], Awaitable[bytes]]
 
 
 def texts_of(asked: Any) -> list[str]:
-    """Texts of a request."""
     data, texts = asked.raw_input_contents[0], []
     while data:
         length = int.from_bytes(data[:4], "little")
@@ -32,19 +29,12 @@ def texts_of(asked: Any) -> list[str]:
 
 
 def pack(elements: Sequence[bytes]) -> bytes:
-    """Elements in the binary form."""
     return b"".join(len(one).to_bytes(4, "little") + one for one in elements)
 
 
 def answer(outputs: Sequence[Any], raw: Sequence[bytes] | None = None, contents: Any = None, **other: Any) -> bytes:
-    """Answer of one tensor; what is no text becomes octets that are none.
-
-    Arguments:
-        outputs: the outputs.
-        raw: raw contents in place of theirs.
-        contents: typed contents in place of raw ones.
-        other: members of the tensor that are otherwise.
-    """
+    """Answer of one tensor with these outputs, or with `raw` or typed `contents` in their place; `other` changes members of the
+    tensor."""
     elements = [output.encode() if isinstance(output, str) else b"\xff" for output in outputs]
     said = _ANSWER(model_name="m")
     members = {"name": "OUTPUT", "datatype": "BYTES", "shape": [len(outputs)], **other}
@@ -115,7 +105,6 @@ async def faulty(asked: Any, context: Any) -> bytes:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """Frame of HTTP/2."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 

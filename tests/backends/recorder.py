@@ -1,7 +1,5 @@
 """A log that remembers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any
@@ -22,17 +20,12 @@ class Recorder:
         self.info(event, **fields)
 
     def lines(self, stream: str) -> list[str]:
-        """Lines that a child has printed on a stream."""
-        return [
-            fields["line"] for event, fields in self.events if event == "worker output" and fields["stream"] == stream
-        ]
+        return [fields["line"] for fields in self.of("worker output") if fields["stream"] == stream]
 
     def of(self, event: str) -> list[dict[str, Any]]:
-        """The fields of every such event."""
         return [fields for name, fields in self.events if name == event]
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Wait until `holds()`, asked again after each event."""
         while not holds():
             self._more.clear()
             await self._more.wait()

@@ -1,7 +1,5 @@
 """Remote APIs that misbehave, real servers on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

@@ -1,7 +1,5 @@
 """How a remote API of each dialect answers: with any outputs, or wrong in one way of several."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,11 +42,9 @@ class Speaker:
     write: Callable[[Any], tuple[bytes, Mapping[str, str]]] = _in_json
 
     def remote(self, url: str) -> Remote:
-        """The API, when its server is at a URL."""
         return reach(url, self.format, self.model)
 
     def response(self, answer: Any) -> web.Response:
-        """Response that holds an answer."""
         body, headers = self.write(answer)
         return web.Response(body=body, headers=headers)
 
@@ -177,9 +173,7 @@ SPEAKERS = {
         "m",
     ),
 }
-"""Remote APIs by the name of their dialect."""
 
 
 def encoded(speaker: Speaker, outputs: Sequence[Any]) -> bytes:
-    """Body of the answer with these outputs."""
     return speaker.write(speaker.answer(outputs))[0]

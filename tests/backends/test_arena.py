@@ -1,7 +1,5 @@
 """Large values between a worker's process and its host: by shared memory while there is room, else in frames."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
@@ -31,7 +29,6 @@ MB = 1 << 20
 
 
 def arenas() -> int:
-    """Arenas that this process has mapped, once nothing holds on to one."""
     gc.collect()
     return Path("/proc/self/maps").read_text().count("headway-arena")
 
@@ -66,15 +63,12 @@ async def started(
     assert (arenas(), descriptors()) == before
 
 
-async def test_large_texts_go_and_come_by_the_arena_and_small_ones_beside_them_in_the_frame() -> None:
+async def test_large_texts_and_other_values_go_and_come_by_the_arena_and_small_ones_in_the_frame() -> None:
     texts = ["small", "x" * LARGE, "é" * 300_000, "x" * (LARGE - 1), "漢\0" * LARGE]
     async with started("echo") as (backend, counted):
         for _ in range(3):
             assert await backend.run(batch(*texts), LONG) == [ItemResult(text) for text in texts]
     assert counted == {("in", True): 9, ("out", True): 9}
-
-
-async def test_large_values_that_are_no_texts_go_by_the_arena_too() -> None:
     value = b"[" + b"1.5,[2]," * LARGE + b"0]"
     async with started("echo_values") as (backend, counted):
         assert await backend.run(batch(value, '"' * LARGE), LONG) == [ItemResult(value), ItemResult('"' * LARGE)]

@@ -1,7 +1,5 @@
 """Arrays between a worker's process and its host: by the arena, by the pipe, and what warm-up batches tell of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,7 @@ def value(array: np.ndarray[Any, Any], name: str = "x") -> Tensors:
 
 def read(item: ItemResult) -> dict[str, list[Any]]:
     assert isinstance(item.output, Tensors), item
-    return {
-        one.head.name: np.frombuffer(one.data, "<f4").reshape(one.head.shape).tolist() for one in unpack(item.output)
-    }
+    return {x.head.name: np.frombuffer(x.data, "<f4").reshape(x.head.shape).tolist() for x in unpack(item.output)}
 
 
 @pytest.mark.parametrize("arena_bytes", [0, 3 << 20, 16 << 20])

@@ -65,7 +65,6 @@ def heads(output: Any) -> list[TensorHead]:
 
 
 def shown(word: Outputs) -> list[Any]:
-    """Outputs in Python's own form; None where there is none."""
     return [None if one is None else msgspec.json.decode(as_json(content(one))) for one in word.outputs]
 
 
@@ -495,8 +494,6 @@ class TestOutputs:
 
 
 class Likeness:
-    """An array of another library."""
-
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
@@ -546,7 +543,6 @@ Torch.__module__ = "torch"
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that stands for torch."""
     module: Any = ModuleType("torch")
     module.from_numpy, module.int16, module.bfloat16 = Torch, "int16", "torch.bfloat16"
     monkeypatch.setitem(sys.modules, "torch", module)
@@ -617,9 +613,7 @@ class TestAttributes:
             (list[list[float]], ROW, ""),
         ],
     )
-    def test_an_example_that_is_an_array_says_that_an_unannotated_target_takes_arrays(
-        self, annotation: Any, example: Any, form: str
-    ) -> None:
+    def test_an_example_array_says_what_a_bare_target_takes(self, annotation: Any, example: Any, form: str) -> None:
         def call(inputs):  # type: ignore[no-untyped-def]
             return inputs
 
@@ -674,9 +668,7 @@ class TestAttributes:
             (dict[str, Array], {"inputs": {"x": ("FP32", [-1]), "x_lengths": ("FP32", [])}, "pad": 0}, "name it otherwise"),
         ],
     )  # fmt: skip
-    def test_a_wrong_attribute_is_refused_with_what_to_write(
-        self, annotation: Any, attributes: Mapping[str, Any], part: str
-    ) -> None:
+    def test_a_wrong_attribute_is_refused(self, annotation: Any, attributes: Mapping[str, Any], part: str) -> None:
         def call(inputs: Any) -> Any:
             return inputs
 

@@ -31,9 +31,7 @@ def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.M
     assert (word.outputs, word.crowded) == ([None, "x" * 7, "x" * 6, "x"], {0: 8})
 
 
-def test_large_outputs_have_less_room_and_small_ones_are_never_left_out_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_outputs_have_less_room_and_never_push_small_ones_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "LONG_HAND_OVER", 5)
     monkeypatch.setattr(frames, "MAX_LARGE_OUTPUTS", 12)
     word = child.bounded(child.judge(1, 6, ["x" * 7, "xxxx", "x" * 5, "xxxx", "x" * 6, "xxxx"]), 0)
@@ -123,8 +121,6 @@ class Nameless(type):
 
 
 def raising(*names: str, base: type = object, meta: type = type) -> Any:
-    """A value of a subclass of `base` whose methods of these names raise."""
-
     def method(*_: object) -> Any:
         raise Rude
 
@@ -169,8 +165,7 @@ def test_a_list_that_lies_about_its_length_fails_its_batch() -> None:
         def __iter__(self) -> Iterator[str]:
             return itertools.repeat("a")
 
-    judged = child.judge(1, 1, Endless())
-    assert judged == Failed(1, True, "the target returned 2 outputs for 1 inputs")
+    assert child.judge(1, 1, Endless()) == Failed(1, True, "the target returned 2 outputs for 1 inputs")
 
 
 def test_an_exception_class_is_no_exception_instance() -> None:
@@ -240,9 +235,7 @@ def test_what_is_no_frame_is_not_read(header: bytes) -> None:
         frames.length(header)
 
 
-def test_a_file_that_has_changed_within_a_second_and_kept_its_size_is_read_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_file_of_equal_second_and_size_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     file = tmp_path / "edited_often.py"

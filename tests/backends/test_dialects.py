@@ -1,7 +1,5 @@
 """Dialects as functions: what they send, and what they make of an answer."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any
@@ -58,12 +56,7 @@ def test_the_path_tells_the_dialect(url: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("url", "name", "model", "what"),
     [
-        (
-            "http://h/v1/chat/completions",
-            AUTO,
-            "m",
-            "`?remote_format.*takes a single conversation.*/v1/completions",
-        ),
+        ("http://h/v1/chat/completions", AUTO, "m", "`?remote_format.*takes a single conversation.*/v1/completions"),
         ("http://h/v1/completions", AUTO, "", "remote_model.*openai-completions must name a model"),
         ("http://h/x", "openai-embeddings", "", "remote_model.*openai-embeddings must name a model"),
     ],
@@ -98,10 +91,7 @@ def test_a_bare_list_has_no_room_for_parameters() -> None:
 
 def test_embeddings_are_json_values_as_they_were_written() -> None:
     body = b'{"data":[{"index":1,"embedding":[3.00, -1e-7 ]},{"embedding": [0.1],"index":0}]}'
-    assert dialect("openai-embeddings").decode(body, 2) == [
-        ItemResult(b"[0.1]"),
-        ItemResult(b"[3.00, -1e-7 ]"),
-    ]
+    assert dialect("openai-embeddings").decode(body, 2) == [ItemResult(b"[0.1]"), ItemResult(b"[3.00, -1e-7 ]")]
     assert dialect("openai-embeddings").signature.gives is ValueKind.JSON
 
 
@@ -154,9 +144,7 @@ def test_a_number_that_is_none_never_gets_through(number: str) -> None:
 
 @pytest.mark.parametrize("name", OPENAI)
 @given(values=st.lists(VALUES, max_size=4), expected=st.integers(0, 4))
-def test_whatever_the_list_holds_there_is_one_item_for_each_input_or_none(
-    name: str, values: list[Any], expected: int
-) -> None:
+def test_whatever_the_list_holds_is_one_item_each_or_none(name: str, values: list[Any], expected: int) -> None:
     member = "choices" if name == "openai-completions" else "data"
     try:
         items = dialect(name).decode(json.dumps({member: values}).encode(), expected)
@@ -236,9 +224,7 @@ def test_the_usage_of_a_whole_answer_is_with_its_first_item(name: str, usage: An
 @pytest.mark.parametrize(
     ("told", "tokens"), [(7, TokenCount(7)), (0, None), (-1, None), (1 << 40, None), ("7", None), (None, None)]
 )
-def test_the_tokens_that_another_headway_tells_of_a_whole_answer_are_with_its_first_item(
-    told: Any, tokens: TokenCount | None
-) -> None:
+def test_another_headways_tokens_are_with_the_first_item(told: Any, tokens: TokenCount | None) -> None:
     both = [ItemResult("A", tokens=tokens), ItemResult("B")]
     own = {"request_id": "x", "outputs": ["A", "B"], "metadata": {"tokens_used": told, "model_version": "1"}}
     assert dialect("list").decode(json.dumps(own).encode(), 2) == both

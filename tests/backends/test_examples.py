@@ -41,7 +41,6 @@ async def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: py
 
 @asynccontextmanager
 async def remote_api(*options: str) -> AsyncIterator[RemoteTarget]:
-    """The example, on a port of the system's choice."""
     program = [sys.executable, str(EXAMPLES / "remote_api.py"), "--port", "0", *options]
     process = await asyncio.create_subprocess_exec(*program, stdout=subprocess.PIPE)
     try:

@@ -35,9 +35,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[Path], An
     return begin
 
 
-def test_what_is_in_the_folder_and_below_it_is_read_from_its_source(
-    tmp_path: Path, hook: Callable[[str], Callable[[Path], Any]]
-) -> None:
+def test_a_folder_is_read_from_its_sources(tmp_path: Path, hook: Callable[[str], Callable[[Path], Any]]) -> None:
     package = tmp_path / "mine" / "package"
     package.mkdir(parents=True)
     (package / "part.py").write_text("x = 1")
@@ -47,9 +45,7 @@ def test_what_is_in_the_folder_and_below_it_is_read_from_its_source(
     assert found is not None and isinstance(found.loader, SourceLoader)
 
 
-def test_what_is_elsewhere_installed_or_of_python_itself_keeps_its_bytecode(
-    tmp_path: Path, hook: Callable[[str], Callable[[Path], Any]]
-) -> None:
+def test_other_code_keeps_its_bytecode(tmp_path: Path, hook: Callable[[str], Callable[[Path], Any]]) -> None:
     installed = tmp_path / ".venv" / "lib" / "site-packages"
     installed.mkdir(parents=True)
     find = hook(str(tmp_path))

@@ -1,7 +1,5 @@
 """The process that ends process groups after their host."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -19,7 +17,6 @@ LONG = 30.0
 
 @pytest.fixture
 def group() -> Iterator[subprocess.Popen[bytes]]:
-    """A process group of its own, that nobody ends by itself."""
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
         yield process
         process.kill()

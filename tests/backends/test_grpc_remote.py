@@ -1,7 +1,5 @@
 """The dialect `oip-grpc` against servers that go wrong in all ways, what goes over the wire besides, and what is logged."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -61,7 +59,6 @@ class Api:
     def against(
         self, described: bytes | None = None, **settings: Any
     ) -> contextlib.AbstractAsyncContextManager[GrpcBackend]:
-        """A backend started on this API."""
         return against(self.handle, described, **settings)
 
     async def fails(
@@ -382,8 +379,6 @@ async def test_an_idle_channel_is_given_up_and_no_other() -> None:
 
 
 class FakeChannel:
-    """A channel that only knows whether it is closed."""
-
     def __init__(self) -> None:
         self.closed = False
 
@@ -439,9 +434,7 @@ async def test_a_lone_input_is_not_blamed_for_an_api_without_room(trailers: list
         ),
     ],
 )
-async def test_a_message_that_is_too_large_for_the_api_blames_an_input(
-    details: str, trailers: list[tuple[str, str]]
-) -> None:
+async def test_an_oversized_message_blames_an_input(details: str, trailers: list[tuple[str, str]]) -> None:
     async with Api(aborts(Status.RESOURCE_EXHAUSTED, details, *trailers)).against() as backend:
         for texts in (("a", "wrong"), ("wrong",)):
             with pytest.raises(RemoteRefused, match="failed at try 1"):

@@ -1,7 +1,5 @@
 """TLS towards a remote API over gRPC: who is trusted and refused, and certificates that change."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Outputs on their way from the child: no part of the run of their batch, but not without a bound."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Share of the memory in use, read from control groups of both versions and from the machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,7 @@ from headway.runtime.memory_reuse import kept_by_host
 
 
 class Place:
-    """A file system with what is read in it.
-
-    Attributes:
-        now: the instant.
-    """
+    """A file system with what is read in it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

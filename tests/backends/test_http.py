@@ -1,7 +1,5 @@
 """A remote API, and every way in which it can go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -14,12 +12,13 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from headway.backends.http.backend import HttpBackend, retry_after
+from headway.backends.remote.backend import advice, asked_for
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.dialects import AUTO
 from headway.dialects.table import reach
-from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteAbsent, RemoteError, TargetError
+from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteAbsent, RemoteError, RemoteRefused, TargetError
 from headway.model import Cause, ItemResult
 from tests.backends.entries import batch
 from tests.backends.remote import Raw, served, served_raw
@@ -62,7 +61,6 @@ def says(answer: Any) -> Callable[[Any], web.Response]:
 
 @asynccontextmanager
 async def against(remote: Remote, **settings: Any) -> AsyncIterator[HttpBackend]:
-    """A backend started on `remote`."""
     async with served(remote.handle) as url, started(url, **settings) as backend:
         yield backend
 
@@ -259,9 +257,7 @@ def test_what_a_retry_after_header_asks_for(value: str, seconds: float | None) -
         (says(["A", "B"]), "2 outputs for 1 inputs"),
     ],
 )
-async def test_an_answer_of_another_shape_fails_the_batch_at_once(
-    answer: Callable[[Any], web.Response], what: str
-) -> None:
+async def test_an_answer_of_another_shape_fails_the_batch(answer: Callable[[Any], web.Response], what: str) -> None:
     remote = Remote(answer)
     async with against(remote) as backend:
         with pytest.raises(BadOutput, match=what):
@@ -310,7 +306,6 @@ async def against_raw(talk: Raw) -> AsyncIterator[tuple[HttpBackend, list[None]]
 
 
 async def request(reader: asyncio.StreamReader) -> bytes:
-    """The body of the next request."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(int(line.split(b":")[1]) for line in head.splitlines() if line.lower().startswith(b"content-length"))
     return await reader.readexactly(length)
@@ -362,9 +357,7 @@ async def test_an_answer_that_trickles_is_cut_off_at_the_timeout() -> None:
         (says([]), "0 outputs for 1 inputs"),
     ],
 )
-async def test_a_target_that_fails_its_warm_up_is_refused_with_the_reason(
-    answer: Callable[[Any], web.Response], what: str
-) -> None:
+async def test_a_target_that_fails_its_warm_up_is_refused(answer: Callable[[Any], web.Response], what: str) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         return answer(await request.json())
 
@@ -417,3 +410,57 @@ async def test_a_client_is_not_told_where_the_remote_api_stands() -> None:
         await backend.stop()
     assert url in str(failure.value)
     assert "127.0.0.1" not in failure.value.shown
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (RemoteError("x"), 401, "HEADWAY_REMOTE_TOKEN"),
+        (RemoteError("x"), 403, "--remote-model"),
+        (RemoteError("x"), 404, "check the path"),
+        (RemoteError("x"), 307, "name the URL to which it leads"),
+        (RemoteError("x"), 429, "--remote-rate"),
+        (RemoteError("x"), 503, "in trouble itself"),
+        (RemoteRefused("x"), 413, "--max-batch-size"),
+        (RemoteRefused("x"), 422, "check --remote-format"),
+        (RemoteAbsent("x"), 0, "host and port"),
+        (BatchTimeout("x"), 0, "--start-timeout-ms"),
+        (BadOutput("x"), 0, "another form"),
+        (RemoteError("x"), 0, "Check the URL, --remote-format"),
+    ],
+)
+def test_each_failure_has_advice_of_its_own(error: BackendError, status: int, says: str) -> None:
+    told = advice(error, status, b"")
+    assert says in told
+    assert ("Check the URL, --remote-format" in told) is (says == "Check the URL, --remote-format")
+
+
+@pytest.mark.parametrize(
+    ("body", "format"),
+    [
+        (b'{"detail": [{"loc": ["body", "inputs"], "msg": "field required"}]}', "inputs"),
+        (b'{"error": {"message": "you must provide a `prompt`"}}', "openai-completions"),
+        (b'{"error": "\'input\' is a required property"}', "openai-embeddings"),
+        (b'{"error": "datatype of inputs is missing"}', "oip"),
+        (b"bad request", ""),
+        (b"\xff" * 9000 + b"inputs", ""),
+    ],
+)
+def test_an_answer_that_names_a_member_names_the_format(body: bytes, format: str) -> None:
+    assert asked_for(body) == format
+
+
+def test_a_start_that_fails_tells_the_one_advice() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"detail": "field `inputs` is required"}, status=400)
+
+    async def main() -> str:
+        async with served(handle) as url:
+            with pytest.raises(TargetError) as caught:
+                await HttpBackend(RemoteTarget(url), start_timeout=30.0).start()
+            return str(caught.value)
+
+    assert (
+        "HTTP 400. It turned the request down for its form: its answer names what --remote-format inputs"
+        in asyncio.run(main())
+    )

@@ -1,7 +1,5 @@
 """Every dialect against servers that go wrong in all ways; and what goes over the wire besides the batch."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -18,14 +16,7 @@ from headway.backends.http.backend import HttpBackend
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.dialects.table import reach
-from headway.errors import (
-    BadOutput,
-    RemoteAbsent,
-    RemoteError,
-    RemoteRefused,
-    SettingError,
-    TargetError,
-)
+from headway.errors import BadOutput, RemoteAbsent, RemoteError, RemoteRefused, SettingError, TargetError
 from headway.model import ItemResult
 from tests.backends.entries import batch
 from tests.backends.remote import served
@@ -59,7 +50,6 @@ class Api:
 
     @asynccontextmanager
     async def against(self, **settings: Any) -> AsyncIterator[HttpBackend]:
-        """A backend started on this API."""
         given: dict[str, Any] = {"start_timeout": LONG, "rng": lambda: 0.0, **settings}
         async with served(self.handle, self.speaker.path) as url:
             backend = HttpBackend(RemoteTarget(url), remote=self.speaker.remote(url), **given)
@@ -187,9 +177,7 @@ async def test_header_fields_of_the_file_go_with_every_request(tmp_path: Path) -
         ("X-A: \udcff", "not UTF-8"),
     ],
 )
-def test_a_file_that_is_none_of_header_fields_is_refused_without_quoting_it(
-    tmp_path: Path, text: str, what: str
-) -> None:
+def test_a_file_without_header_fields_is_refused_without_quoting_it(tmp_path: Path, text: str, what: str) -> None:
     file = tmp_path / "headers"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(SettingError, match=what) as caught:
@@ -245,9 +233,7 @@ async def test_an_idle_connection_is_given_up_before_the_api_does(keep_alive: st
 
 
 @pytest.mark.processes
-async def test_a_large_answer_of_each_dialect_is_read_in_a_process_of_its_own(
-    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_answers_are_read_in_a_process_apart(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.backends.remote.reader.APART_FROM", 0)
     async with Api(speaker).against() as backend:
         apart = await backend.run(batch("a", "bb"), LONG)
@@ -264,9 +250,7 @@ async def test_a_large_answer_of_each_dialect_is_read_in_a_process_of_its_own(
     ],
 )
 @pytest.mark.parametrize("model", ["other", "upper"])
-def test_a_start_names_the_models_that_the_api_has_where_it_lacks_the_one(
-    path: str, name: str, models: str, listed: Any, model: str
-) -> None:
+def test_a_start_without_its_model_names_the_others(path: str, name: str, models: str, listed: Any, model: str) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         return web.json_response(listed) if request.path == models else web.Response(status=404)
 

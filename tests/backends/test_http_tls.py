@@ -1,7 +1,5 @@
 """TLS towards a remote API: who is trusted and refused, what is said of it, and certificates that change under load."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -31,13 +29,8 @@ LONG = 30.0
 
 
 class Api:
-    """API that asks for a certificate of its authority, and says so in TLS like most servers.
-
-    Attributes:
-        serials: serial number of each client's certificate that came with a request.
-        hold: answers wait until it is set.
-        held: released by each request that came.
-    """
+    """API that asks for a certificate of its authority, and notes the serial numbers; `held` is released by each request that
+    waits for `hold`."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder)
@@ -50,7 +43,6 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def served(self, host: str = "127.0.0.1") -> AsyncIterator[str]:
-        """URL at which it answers."""
         app = web.Application()
         app.router.add_post("/batch", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -67,8 +59,7 @@ class Api:
 
     async def _handle(self, request: web.Request) -> web.Response:
         assert request.transport is not None
-        shown = request.transport.get_extra_info("ssl_object").getpeercert()
-        self.serials.append(shown["serialNumber"])
+        self.serials.append(request.transport.get_extra_info("ssl_object").getpeercert()["serialNumber"])
         self.held.release()
         texts = await request.json()
         await self.hold.wait()
@@ -260,8 +251,7 @@ async def test_an_api_without_tls_is_told_from_one_that_is_not_trusted() -> None
 
 def test_other_errors_are_not_of_tls() -> None:
     assert tls_error(ConnectionResetError()) is None
-    odd = ssl.SSLError(1, "[SSL: NO_SHARED_CIPHER] no shared cipher")
-    assert "cipher" in explain(odd)
+    assert "cipher" in explain(ssl.SSLError(1, "[SSL: NO_SHARED_CIPHER] no shared cipher"))
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

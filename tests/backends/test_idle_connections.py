@@ -4,8 +4,6 @@ That is so where we give a connection up, and where the API has closed it. The e
 production.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

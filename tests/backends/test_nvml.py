@@ -39,7 +39,6 @@ class Place:
         self.nvml = NvmlGpus(lambda: self.now)
 
     def look(self, gpu: NvmlGpu) -> GpuFigures | None:
-        """Look at a GPU, and wait for the answer of the reading thread."""
         return asyncio.run(gpu.look())
 
 
@@ -64,9 +63,7 @@ def test_all_that_the_driver_tells_is_told(place: Place) -> None:
 
 
 def test_what_the_driver_does_not_tell_of_a_gpu_is_none(place: Place) -> None:
-    lacks = [
-        name for name in dir(library) if name.startswith(("nvmlDeviceGetPower", "nvmlDeviceGetTot", "nvmlDeviceReg"))
-    ]
+    lacks = [one for one in dir(library) if one.startswith(("nvmlDeviceGetPower", "nvmlDeviceGetTot", "nvmlDeviceReg"))]
     place.gpus.write({**WHOLE, "lacks": lacks, "xids": [13]})
     found = place.look(place.nvml.watch("0"))
     assert found is not None
@@ -105,9 +102,7 @@ def test_a_part_of_a_gpu_has_its_own_memory_and_the_power_and_errors_of_the_whol
     assert (found.memory_share, found.utilisation, found.power, found.xids) == (0.75, None, 310.5, {95: 1})
 
 
-def test_unlike_gpus_are_not_mixed_up_where_cuda_numbers_them_in_another_order(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlike_gpus_are_told_apart_in_whatever_order_of_cuda(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.gpus.write({**WHOLE, "name": "slow"}, {**WHOLE, "uuid": "GPU-bb02", "name": "fast"})
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     with capture_logs() as logs:
@@ -116,8 +111,7 @@ def test_unlike_gpus_are_not_mixed_up_where_cuda_numbers_them_in_another_order(
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in logs[0]["hint"]
     assert place.look(place.nvml.watch("GPU-bb02")) is not None
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    found = NvmlGpus(lambda: 0.0).watch("0")
-    assert (figures := place.look(found)) is not None
+    assert (figures := place.look(NvmlGpus(lambda: 0.0).watch("0"))) is not None
     assert figures.name == "slow"
 
 
@@ -197,13 +191,10 @@ def test_memory_settles_at_what_is_in_use_after_a_load() -> None:
 
 
 def in_use(share: int) -> Nvml:
-    """A library by which a GPU has this percentage of its memory in use."""
     return cast("Nvml", SimpleNamespace(read=lambda device: GpuFigures(memory_used=share, memory_total=100)))
 
 
-def test_a_gpu_is_read_as_soon_as_a_model_is_loaded_even_while_it_is_read(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_read_once_a_model_loads_even_during_a_reading(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = place.nvml.watch("0")
     readings, read = 0, gpu.read
 
@@ -219,9 +210,7 @@ def test_a_gpu_is_read_as_soon_as_a_model_is_loaded_even_while_it_is_read(
     assert readings == 3, "what figures() asked for, what the load did, and the look"
 
 
-def test_without_the_package_one_line_is_logged_and_nothing_is_tried_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_one_line_is_logged_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with capture_logs() as logs:
         gpu = place.nvml.watch("0")
@@ -245,9 +234,7 @@ def test_without_a_driver_one_line_is_logged(place: Place, number: int) -> None:
     ]
 
 
-def test_a_library_of_another_kind_is_given_up_and_that_is_logged(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_of_another_kind_is_given_up_with_a_log_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = place.nvml.watch("0")
     place.look(gpu)
     monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo")
@@ -263,9 +250,7 @@ def test_nothing_is_imported_and_no_thread_started_for_a_process_that_watches_no
     assert "pynvml" not in sys.modules
 
 
-def test_a_driver_that_hangs_holds_nobody_up_and_its_old_figures_are_told_no_more(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_hangs_delays_nobody_and_its_figures_go(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = place.nvml.watch("0")
     place.look(gpu)
     gate = Gate(place.gpus.folder, "gate")

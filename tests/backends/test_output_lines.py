@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,15 +9,12 @@ from headway.backends import process
 from headway.backends.process.output_lines import Lines, printable
 
 
-def test_a_line_ends_where_it_ends() -> None:
+def test_a_line_ends_where_it_ends_a_progress_bar_is_many_and_blank_ones_are_none() -> None:
     lines = Lines()
     assert lines.feed(b"one\ntw", 0.0) == ["one"]
     assert lines.feed(b"o\nthree", 0.0) == ["two"]
     assert lines.finish() == ["three"]
     assert lines.finish() == []
-
-
-def test_a_progress_bar_is_many_lines_and_blank_ones_are_none() -> None:
     assert Lines().feed(b"10%\r20%\r\n\n\n100%\n", 0.0) == ["10%", "20%", "100%"]
 
 

@@ -1,7 +1,5 @@
 """Large values in and out of an arena, without a process: what the child says of it is checked before it is believed."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +24,6 @@ def arena() -> Arena:
 
 
 def done(steps: Iterator[int]) -> None:
-    """Take all steps."""
     for _ in steps:
         pass
 

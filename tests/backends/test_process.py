@@ -1,6 +1,4 @@
-"""Batches of a worker's process, and every way in which user code can go wrong in one."""
-
-from __future__ import annotations
+"""Batches of a worker's process, every way in which user code can go wrong in one, and what clients read of it."""
 
 import asyncio
 import contextlib
@@ -17,7 +15,8 @@ from msgspec.structs import replace
 from headway.backends.process import child_process
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.child_process import ChildProcess
-from headway.errors import BatchRaised, BatchTimeout, WorkerAbsent, WorkerCrashed
+from headway.config.target import ModuleTarget
+from headway.errors import BackendError, BatchRaised, BatchTimeout, WorkerAbsent, WorkerCrashed
 from headway.model import ItemResult
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
@@ -44,8 +43,7 @@ async def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(wor
         assert str(caught.value) == says
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         assert backend.pid == pid
-        first = caught.value.trace.splitlines()[1]
-        assert "faults.py" in first, "the traceback begins in user code"
+        assert "faults.py" in caught.value.trace.splitlines()[1], "the traceback begins in user code"
         assert log.lines("stderr") == [], "it is not told twice"
 
 
@@ -88,9 +86,7 @@ async def test_the_error_of_one_input_is_its_own() -> None:
         ("last-words", r"exit code 9; its last words: out of\x1b[31m luck"),
     ],
 )
-async def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
-    word: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_dies_in_a_batch_fails_it(word: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.backends.process.child_process._PIPELESS", 0.05)
     async with started(FAULTS) as (backend, log):
         pid = backend.pid
@@ -278,3 +274,34 @@ def test_a_worker_process_works_on_uvloop() -> None:
         assert descriptors() <= before + 2
 
     uvloop.run(main())
+
+
+def fails_with(word: str, kind: type[BackendError], timeout: float) -> BackendError:
+    async def main() -> BackendError:
+        target = ModuleTarget("tests.targets.faults", "answer")
+        backend = ProcessBackend(target, worker="host-7/gpu-0", device="cpu", start_timeout=60.0, log=Recorder())
+        await backend.start()
+        try:
+            with pytest.raises(kind) as caught:
+                await backend.run(batch(word), timeout)
+        finally:
+            await backend.stop()
+        return caught.value
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "timeout", "told", "shown"),
+    [
+        ("last-words", WorkerCrashed, 60.0, "out of", "the worker's process ended with exit code 9"),
+        ("hang", BatchTimeout, 0.1, "it was killed", "the model took longer than the GPU deadline of 100 ms"),
+        ("forge", WorkerCrashed, 60.0, "", "the worker's process answered something else than it was asked"),
+        ("raise", BatchRaised, 60.0, "what is", "ValueError: what is\nthis"),
+    ],
+)
+def test_clients_read_how_it_ended(word: str, kind: type[BackendError], timeout: float, told: str, shown: str) -> None:
+    error = fails_with(word, kind, timeout)
+    assert error.shown == shown
+    assert told in str(error)
+    assert ("host-7/gpu-0" in str(error)) == (kind is not BatchRaised)

@@ -1,7 +1,5 @@
 """What a worker's process leaves behind: nothing, whoever ended, and however."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -126,11 +124,8 @@ def killed_host(name: str, word: str, also: Callable[[int], None] = lambda guard
         assert readable
 
 
-def test_a_child_does_not_outlive_its_parent_even_when_it_hangs() -> None:
+def test_neither_a_child_that_hangs_nor_what_it_has_started_outlives_its_parent() -> None:
     killed_host("tests.targets.faults:answer", "hang")
-
-
-def test_what_a_child_has_started_does_not_outlive_the_parent_of_both() -> None:
     killed_host("tests.targets.kinds:with_child", "a")
 
 

@@ -1,7 +1,5 @@
 """Starts of a worker's process: targets that cannot be served, and starts that hang, fail or are cut short."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What a worker's process serves, and what user code sees of the world in it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ pytestmark = pytest.mark.processes
 
 
 async def outputs(target: ModuleTarget | FileTarget, *inputs: Value, **settings: Any) -> list[Value | None]:
-    """Outputs of a started target for one batch."""
     parameters = settings.pop("parameters", ())
     async with started(target, **settings) as (backend, _):
         return [item.output for item in await backend.run(batch(*inputs, parameters=parameters), LONG)]
@@ -57,11 +54,8 @@ async def test_a_class_is_built_once_and_set_up_for_the_only_gpu_it_sees() -> No
     assert await outputs(kind("Model"), "a", device="cpu") == ["a 1 cpu "]
 
 
-async def test_a_class_is_built_with_its_arguments() -> None:
+async def test_a_class_is_built_with_its_arguments_which_are_in_no_command_line() -> None:
     assert await outputs(kind("NeedsArguments", "'m', size=3"), "a") == ["a m 3"]
-
-
-async def test_arguments_of_a_class_are_in_no_command_line() -> None:
     async with started(kind("NeedsArguments", "'canary'")) as (backend, _):
         assert "canary" not in await asyncio.to_thread(Path(f"/proc/{backend.pid}/cmdline").read_text)
 
@@ -77,11 +71,8 @@ async def test_a_relative_import_of_a_file_is_refused_with_the_name_of_its_modul
     assert f"outer.inner.a:f, with {tmp_path} as the working directory" in str(caught.value)
 
 
-async def test_an_async_class_shares_one_event_loop() -> None:
+async def test_an_async_class_has_one_event_loop_on_which_its_tasks_go_on_between_batches() -> None:
     assert await outputs(kind("AsyncModel"), "a", "b", parameters=[b'{"k":1}', b""]) == ["a 1", "b None"]
-
-
-async def test_tasks_of_an_async_target_go_on_between_batches() -> None:
     async with started(kind("AsyncModel")) as (backend, log):
         await backend.run(batch("later"), LONG)
         await log.until(lambda: log.lines("stdout") == ["done later"])
@@ -107,9 +98,7 @@ async def test_what_the_target_starts_does_not_inherit_the_pipe() -> None:
     assert "socket:" not in str(listed)
 
 
-async def test_files_in_the_working_directory_do_not_shadow_what_the_child_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_files_in_the_working_directory_shadow_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("struct", "signal", "msgspec", "headway", "inspect"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('shadowed')\n")
     (tmp_path / "app.py").write_text("def f(inputs):\n    return inputs\n")

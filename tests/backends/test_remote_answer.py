@@ -1,21 +1,33 @@
-"""Reading of a remote API's answer: its forms, and its cost."""
-
-from __future__ import annotations
+"""Answers of remote APIs: their forms and cost, and the trace that each try is told of."""
 
 import asyncio
 import json
 import signal
+import time
 import tracemalloc
 from typing import Any
 
+import grpc
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.backends.grpc.backend import GrpcBackend
+from headway.backends.http.backend import HttpBackend
 from headway.backends.remote import reader
+from headway.backends.remote.backend import RemoteBackend, shares
+from headway.config.target import RemoteTarget
+from headway.core.trace_context import read_trace_context
 from headway.dialects.dialect import NoOutputs
 from headway.dialects.texts import MEMBERS, TextList, read
-from headway.model import ItemResult
+from headway.model import ItemResult, TraceContext
+from headway.runtime.spans import RUN, RunTrace
+from tests.backends.entries import batch
+from tests.backends.grpc_remote import answer, served_grpc, texts_of
+from tests.backends.remote import served
+from tests.servers.collector import CLIENT, Received
+from tests.services.tracing import Recorded
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -74,7 +86,6 @@ def test_what_nobody_asked_for_is_not_built(body: bytes) -> None:
 
 @pytest.fixture
 def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even short answers are read in a process of their own."""
     monkeypatch.setattr(reader, "APART_FROM", 0)
 
 
@@ -144,3 +155,83 @@ def test_a_reader_that_ends_before_it_has_said_all_is_no_answer(monkeypatch: pyt
 def test_where_no_reader_can_be_started_the_answer_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     assert asyncio.run(reader.read(TextList(), b'["a"]', 1)) == [ItemResult("a")]
+
+
+def test_tokens_are_shared_by_weight_and_evenly_without_any() -> None:
+    assert shares(10, [1, 3, 1]) == [2, 6, 2]
+    assert shares(10, [0, 0, 0]) == [3, 3, 4]
+    assert shares(0, [1, 2]) == [0, 0]
+    assert shares(5, []) == []
+
+
+@given(st.integers(0, 10**9), st.lists(st.integers(0, 10**6), min_size=1, max_size=50))
+def test_no_token_is_lost_and_no_share_is_off_by_more_than_one(total: int, weights: list[int]) -> None:
+    parts = shares(total, weights)
+    assert sum(parts) == total
+    whole = sum(weights)
+    assert not whole or all(
+        abs(part - total * weight / whole) <= 1 for part, weight in zip(parts, weights, strict=True)
+    )
+
+
+PROCESS = TraceContext(bytes(range(16)), bytes(range(8)), 1, "vendor=1")
+
+
+async def run_sampled(backend: RemoteBackend) -> list[Received]:
+    recorded = Recorded(time.monotonic)
+    try:
+        await backend.start()
+        await backend.run(batch("plain"), 30.0)
+        token = RUN.set(RunTrace(recorded.recorder, PROCESS, "m", time.monotonic()))
+        try:
+            await backend.run(batch("a", "b"), 30.0)
+        finally:
+            RUN.reset(token)
+    finally:
+        await backend.stop()
+    return recorded.spans()
+
+
+def check(spans: list[Received], told: list[tuple[str | None, str | None]]) -> None:
+    """The API was told of the span of each try, and of none before."""
+    assert told[:-2] == [(None, None)] * (len(told) - 2)
+    for (parent, state), span in zip(told[-2:], spans, strict=True):
+        assert parent is not None
+        found = read_trace_context(parent.encode())
+        assert found is not None and found.sampled
+        assert (found.trace_id.hex(), found.span_id.hex(), state) == (span.trace, span.span, "vendor=1")
+        assert (span.name, span.kind, span.parent) == ("call m", CLIENT, PROCESS.span_id.hex())
+        assert span.attributes["server.address"] == "127.0.0.1"
+    assert [span.attributes.get("http.request.resend_count") for span in spans] == [None, 1]
+    assert [span.error is None for span in spans] == [False, True]
+
+
+async def test_each_try_over_http_is_a_span_that_the_api_is_told() -> None:
+    told: list[tuple[str | None, str | None]] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        told.append((request.headers.get("traceparent"), request.headers.get("tracestate")))
+        inputs = await request.json()
+        if "a" in inputs and len(told) == 3:
+            return web.Response(status=503)
+        return web.json_response([text.upper() for text in inputs])
+
+    async with served(handle) as url:
+        backend = HttpBackend(RemoteTarget(url), start_timeout=30.0, rng=lambda: 0.0)
+        check(await run_sampled(backend), told)
+
+
+async def test_each_try_over_grpc_is_a_span_that_the_api_is_told() -> None:
+    told: list[tuple[str | None, str | None]] = []
+
+    async def handle(asked: Any, context: Any) -> bytes:
+        metadata = dict(context.invocation_metadata())
+        told.append((metadata.get("traceparent"), metadata.get("tracestate")))
+        texts = texts_of(asked)
+        if "a" in texts and len(told) == 3:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "busy")
+        return answer([text.upper() for text in texts])
+
+    async with served_grpc(handle) as url:
+        backend = GrpcBackend(RemoteTarget(url), start_timeout=30.0, rng=lambda: 0.0)
+        check(await run_sampled(backend), told)

@@ -1,7 +1,5 @@
 """Tensors to remote APIs and back: byte for byte, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -181,9 +179,7 @@ def test_the_signature_is_that_of_the_metadata(way: str) -> None:
     ],
 )
 @pytest.mark.parametrize("way", ["http", "grpc"])
-def test_what_a_model_takes_and_gives_follows_from_its_metadata(
-    way: str, inputs: Specs, outputs: Specs, takes: str, gives: str
-) -> None:
+def test_metadata_say_a_models_kinds(way: str, inputs: Specs, outputs: Specs, takes: str, gives: str) -> None:
     found = known(way, inputs, outputs).signature
     assert (found.takes.value, found.gives.value) == (takes, gives)
 
@@ -207,9 +203,7 @@ def test_what_a_model_takes_and_gives_follows_from_its_metadata(
     ],
 )
 @pytest.mark.parametrize("way", ["http", "grpc"])
-def test_a_model_that_cannot_be_asked_is_refused_with_the_reason(
-    way: str, inputs: Specs, outputs: Specs, what: str
-) -> None:
+def test_a_model_that_cannot_be_asked_is_refused(way: str, inputs: Specs, outputs: Specs, what: str) -> None:
     with pytest.raises(BadMetadata, match=what):
         known(way, inputs, outputs)
 

@@ -1,4 +1,4 @@
-"""Parameters that a call has once: what a target says of them, and in which calls a batch runs. Without a process."""
+"""Calls into which the child cuts a batch: by parameters that a call has once, and rows that are filled up. Without a process."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from headway.backends.process import child, frames
+from headway.backends.process import arrays, child, frames
+from headway.backends.process.array_data import Rows, array_of, column, tensor_of
+from headway.backends.process.array_kind import NAMED, ArrayKind
+from headway.backends.process.arrays import padded_alike
 from headway.backends.process.frames import Failed, Outputs
-from headway.backends.process.usercode import Refusal, Target, UserLoop
-from headway.core.batch_cost import Calls
-from headway.core.tensors import Tensor, TensorHead, pack
+from headway.backends.process.usercode import Refusal, Target, UserLoop, describe
+from headway.core import batch_cost as calls_module
+from headway.core.batch_cost import LOOKED_AT, SURE, Calls
+from headway.core.rows import shape_number
+from headway.core.tensors import Header, Tensor, TensorHead, pack, unpack
 from headway.core.values import of_json
-from headway.model import ALL_PARAMETERS, Value
-from tests.backends.test_calls import SHORT, Clock, Padding, clock, learnt
+from headway.model import ALL_PARAMETERS, CostShape, RowsTogether, Tensors, TensorSpec, Value
 
-__all__ = ["clock"]
 COLD, WARM = b'{"temperature":0,"seed":1}', b'{"temperature":1,"seed":2}'
 
 
@@ -122,10 +128,10 @@ def test_a_target_gets_the_normal_form_whoever_rides_and_alone(sent: bytes, expe
         mapped, unannotated = Mapped(), Unannotated()
         run(mapped, ["a"] * len(batch), batch)
         run(unannotated, ["a"] * len(batch), batch)
-        assert [repr(given) for _, given in mapped.seen] == [repr({"temperature": expected})]
-        assert [len(given) for given in unannotated.seen] == [len(batch)]
-        for given, of in zip(unannotated.seen[0], batch, strict=True):
-            assert repr(given) == repr({"temperature": expected, "z": 1.0} if of is text else {"temperature": expected})
+        assert [repr(told) for _, told in mapped.seen] == [repr({"temperature": expected})]
+        assert [len(told) for told in unannotated.seen] == [len(batch)]
+        for told, of in zip(unannotated.seen[0], batch, strict=True):
+            assert repr(told) == repr({"temperature": expected, "z": 1.0} if of is text else {"temperature": expected})
 
 
 def test_the_messages_of_chats_are_none_of_all_parameters() -> None:
@@ -190,8 +196,7 @@ def test_arrays_of_other_parameters_run_in_calls_of_their_own() -> None:
             return x * 2
 
     one, two = b'{"scale":1}', b'{"scale":2}'
-    answer = run(Double(), [rows(1, 2), rows(3, 4), rows(5, 6)], [one, two, one])
-    assert isinstance(answer, Outputs)
+    assert isinstance(run(Double(), [rows(1, 2), rows(3, 4), rows(5, 6)], [one, two, one]), Outputs)
     assert seen == [([[1, 2], [5, 6]], {"scale": 1}), ([[3, 4]], {"scale": 2})]
     failed = run(Double(), [rows(1, 2), rows(9, 4), rows(5, 6)], [one, two, one])
     assert isinstance(failed, Failed)
@@ -262,3 +267,182 @@ def test_a_method_of_that_name_says_nothing() -> None:
 
     assert Target(Friendly(), "m:Friendly", "", UserLoop()).per_call == ()
     assert Target(Listed(), "m:Listed", "", UserLoop()).signature.per_call == ("temperature",)
+
+
+def calls_of(rows: list[np.ndarray], axes: int = 1) -> list[tuple[int, ...]]:
+    """Shapes of the calls that rows run in; each gets its own sum back."""
+    shapes = []
+
+    def call(inputs: Any, _places: list[int]) -> object:
+        shapes.append(inputs["a"].shape)
+        return {"sum": inputs["a"].reshape(len(inputs["a"]), -1).sum(axis=1)}
+
+    kind = ArrayKind(NAMED, True, (TensorSpec("a", "INT64", (-1,) * axes),), pad=0)
+    found = arrays.run(1, [pack([tensor_of("a", column(row))]) for row in rows], kind, 0, call, describe)
+    assert isinstance(found, Outputs)
+    assert [array_of(unpack(Tensors(one))[0], "INT64")[0] for one in found.outputs] == [row.sum() for row in rows]
+    return shapes
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones((1, *shape), np.int64)
+
+
+def test_short_rows_of_any_lengths_and_long_ones_of_like_lengths_run_in_one_call() -> None:
+    assert calls_of([ones(length) for length in (1, 512, 3, 0, 17)]) == [(5, 512)]
+    assert calls_of([ones(100_000), ones(40_000), ones(70_000)]) == [(3, 100_000)]
+
+
+def test_a_long_row_is_no_burden_for_the_short_ones_beside_it() -> None:
+    shapes = calls_of([ones(length) for length in (5, 100_000, *[7] * 60, 90_000)])
+    assert len(shapes) == 2
+    assert sum(rows * length for rows, length in shapes) <= 4 * 200_000
+
+
+def test_rows_long_in_one_axis_each_do_not_take_the_product() -> None:
+    shapes = calls_of([ones(1, 100_000), ones(2, 3), ones(100_000, 1), ones(1, 90_000), ones(80_000, 1)], axes=2)
+    assert sum(rows * one * other for rows, one, other in shapes) <= 4 * 370_000 + (1 << 17)
+    assert len(shapes) <= 3
+
+
+SIZE = st.one_of(st.integers(0, 40), st.integers(0, 3000))
+CORNERS = [
+    (round(2 ** (one / 2)), round(2 ** (two / 2)), round(2 ** (21 - (one + two) / 2)))
+    for one in range(43)
+    for two in range(43 - one)
+]
+"""Rows of about two mebibytes each, of which any two far apart fill up to many times that."""
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.tuples(*[SIZE] * 3), SIZE), min_size=2, max_size=16), st.integers(1, 3))
+@example([(1, corner, 1) for corner in CORNERS], 3)
+def test_rows_that_ride_together_share_one_call(asked: list[tuple[int, tuple[int, ...], int]], axes: int) -> None:
+    specs = (TensorSpec("a", "UINT8", (-1,) * axes), TensorSpec("b", "FP64", (4, -1)))
+    alike: dict[int, list[Rows]] = {}
+    for place, (rows, first, second) in enumerate(asked):
+        shapes = {"a": (rows, *first[:axes]), "b": (rows, 4, second)}
+        header = Header(False, tuple(TensorHead(one.name, one.datatype, shapes[one.name]) for one in specs))
+        content = msgspec.msgpack.encode(header)
+        value = Tensors(len(content).to_bytes(4, "little") + content + bytes(-(4 + len(content)) % 16))
+        number = shape_number(value, RowsTogether.PADDED, specs, 3 * len(asked))
+        arrays = {
+            "a": np.broadcast_to(np.zeros((), np.uint8), shapes["a"]),
+            "b": np.broadcast_to(np.zeros(()), shapes["b"]),
+        }
+        alike.setdefault(number, []).append(Rows(place, arrays, rows, True))
+    assert all(len(padded_alike(group)) == 1 for group in alike.values())
+
+
+ALPHA, BETA = 0.008, 1e-5
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Padding:
+    """Target that takes the time of a model that fills its inputs up."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.seen: list[list[str]] = []
+
+    def __call__(self, inputs: list[str], parameters: Sequence[Any]) -> list[str]:
+        self.seen.append(inputs)
+        self.clock.now += ALPHA + BETA * len(inputs) * max(map(len, inputs))
+        if any("bad" in text for text in inputs):
+            raise ValueError("no good")
+        return [f"{text[:3]} {given}" for text, given in zip(inputs, parameters, strict=True)]
+
+
+class Whole(Padding):
+    one_call = True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(child, "monotonic", clock)
+    return clock
+
+
+def called(target: Target, calls: Calls, *inputs: str, number: int = 1) -> Outputs | Failed:
+    parameters = [b'{"place":%d}' % place for place in range(len(inputs))]
+    return child.run(target, frames.Run(number, [*inputs], parameters), None, 0, calls)
+
+
+def learnt(kind: type[Padding], clock: Clock) -> tuple[Padding, Target, Calls]:
+    padding = kind(clock)
+    target = Target(padding, "padding", "", UserLoop())
+    calls = Calls(target.one_call)
+    for number in range(40):
+        called(target, calls, *("x" * (10 + 37 * number * place % 900) for place in range(1 + number % 16)))
+    padding.seen.clear()
+    return padding, target, calls
+
+
+LONG, SHORT = "long" * 500, "short"
+
+
+def test_a_batch_is_cut_by_length_and_answered_in_its_order(clock: Clock) -> None:
+    padding, target, calls = learnt(Padding, clock)
+    answer = called(target, calls, LONG, *[SHORT] * 15, LONG)
+    assert [len(inputs) for inputs in padding.seen] == [15, 2]
+    assert isinstance(answer, Outputs)
+    assert answer.outputs == [
+        "lon {'place': 0}", *[f"sho {{'place': {place}}}" for place in range(1, 16)], "lon {'place': 16}",
+    ]  # fmt: skip
+
+
+def test_a_target_that_wants_one_call_gets_one(clock: Clock) -> None:
+    padding, target, calls = learnt(Whole, clock)
+    called(target, calls, LONG, *[SHORT] * 15, LONG)
+    assert [len(inputs) for inputs in padding.seen] == [17]
+
+
+def test_nothing_is_cut_before_the_line_is_known(clock: Clock) -> None:
+    padding = Padding(clock)
+    called(target := Target(padding, "padding", "", UserLoop()), Calls(target.one_call), LONG, *[SHORT] * 15)
+    assert [len(inputs) for inputs in padding.seen] == [16]
+
+
+def test_a_call_that_raises_names_its_own_inputs_and_one_that_had_the_whole_batch_nobody(clock: Clock) -> None:
+    _, target, calls = learnt(Padding, clock)
+    answer = called(target, calls, LONG, *["short"] * 14, "bad", LONG)
+    assert isinstance(answer, Failed)
+    assert answer.places == list(range(1, 16))
+    assert answer.message == "ValueError: no good"
+    _, target, calls = learnt(Padding, clock)
+    answer = called(target, calls, "bad", "good")
+    assert isinstance(answer, Failed)
+    assert answer.places == []
+
+
+def test_the_line_is_told_when_it_is_known_and_when_it_changes(clock: Clock) -> None:
+    _, _, calls = learnt(Padding, clock)
+    line = calls.news()
+    assert line is not None
+    assert line.shape is CostShape.PADDED
+    assert (line.alpha, line.beta) == pytest.approx((ALPHA, BETA), rel=0.05)
+    assert calls.news() is None
+    calls.ran_in_parts([5_000] * 16, [([5_000] * 16, 0.1)])
+    assert calls.news() is not None
+
+
+def test_few_calls_of_a_model_that_does_not_pad_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = list[str]()
+
+    def octets(value: str) -> int:
+        looked_at.append(value)
+        return len(value)
+
+    monkeypatch.setattr(calls_module, "octets", octets)
+    calls = Calls(whole=False)
+    for _ in range(SURE + 10 * LOOKED_AT):
+        calls.ran(["text"], 0.1)
+    assert len(looked_at) == SURE + 10
+    assert calls.news() is None

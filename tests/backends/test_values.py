@@ -29,8 +29,6 @@ class Row(TypedDict):
 
 
 class Array:
-    """Stands for an array of numpy or torch."""
-
     def __init__(self, content: Any) -> None:
         self.content = content
 
@@ -281,9 +279,7 @@ def test_an_example_of_another_kind_is_refused(takes: Any, example: Any) -> None
     ("example", "kinds"),
     [([1.0, 2.0], (JSON, JSON)), ({"a": 1}, (JSON, JSON)), (b"ab", (BYTES, JSON)), ("ab", (TEXT, TEXT))],
 )
-def test_without_annotations_inputs_are_of_the_kind_of_the_example(
-    example: Any, kinds: tuple[ValueKind, ValueKind]
-) -> None:
+def test_without_annotations_the_example_says_the_kind(example: Any, kinds: tuple[ValueKind, ValueKind]) -> None:
     def target(inputs):  # type: ignore[no-untyped-def]
         return inputs
 

@@ -1,7 +1,5 @@
 """Worker processes that tests start: on which targets, for how long, and what is left of them."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -28,7 +26,6 @@ def build(target: ModuleTarget | FileTarget, log: Recorder, **settings: Any) -> 
 
 @asynccontextmanager
 async def started(target: ModuleTarget | FileTarget, **settings: Any) -> AsyncIterator[tuple[ProcessBackend, Recorder]]:
-    """A started backend and its log; nothing is left of it in the end."""
     log = Recorder()
     backend = build(target, log, **settings)
     await backend.start()
@@ -44,12 +41,10 @@ async def started(target: ModuleTarget | FileTarget, **settings: Any) -> AsyncIt
 
 
 def alive(pid: int) -> bool:
-    """Whether the process is there, be it as a zombie."""
     return Path(f"/proc/{pid}").exists()
 
 
 def without_collector(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `main` while nothing looks for reference cycles."""
     gc.disable()
     try:
         asyncio.run(main())

@@ -4,8 +4,6 @@ A key is the fleet's, of the account of limits and kept outcomes, of the id of a
 `18_kept.lua`, `18_task_ids.lua`, `19_board.lua` and `5_seats.lua`, `8_outputs.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,11 +39,7 @@ FLEET = (
     Kind(r"departed|silent", 600.0),
     Kind(r"row:.*", LIFE / 2),
 )
-LIMITS = (
-    Kind(r"w", LIFE + 3600.0),
-    Kind(r"kb|kn|kd|ko:.*", KEPT),
-    Kind(r"bq", LIFE),
-)
+LIMITS = (Kind(r"w", LIFE + 3600.0), Kind(r"kb|kn|kd|ko:.*", KEPT), Kind(r"bq", LIFE))
 OUTPUT, KEPT_OUTPUT = r"R:.*", Kind(r"R:.*", KEPT + OUTPUTS)
 """Names of outputs apart, and the kind of one beside which its keys are: it stays as long as these."""
 QUEUE = (

@@ -1,7 +1,5 @@
 """Times in which there may be no healthy worker for something that gateways know of, by processes and faults. These spans are wide."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -21,12 +19,8 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def bare_times(history: History, names: Callable[[Presence], Iterable[Name]]) -> dict[Name, list[Span]]:
-    """Times in which nobody may have served something; what is not among its keys was never served.
-
-    Arguments:
-        history: history with processes and faults.
-        names: worker host to what it serves.
-    """
+    """Times in which nobody may have served something, by worker hosts and what they serve; what is not among its keys was never
+    served."""
     watch = [fault for fault in history.faults if fault.what.startswith("controller")]
     trouble = _trouble(history.faults, watch)
     found: dict[Name, list[Span]] = {}

@@ -3,8 +3,6 @@
 The texts of their lines are no client's of the crowd, so the runs of either explain no answer of the other.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,7 +13,6 @@ ENDS = ("completed", "cancelled")
 
 
 def bulk(history: History) -> Iterator[Violation]:
-    """What is wrong with bulk jobs; nothing where there are none."""
     runs = {mark: (run, text) for run in history.runs for mark, text in run.marks().items()} if history.jobs else {}
     owners: dict[str, str] = {}
     reruns = any(fault.cost.reruns for fault in history.faults)

@@ -1,7 +1,5 @@
 """Calls of a client to a gateway's gRPC port, whose answers read like those of HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -62,7 +60,6 @@ def channel(port: int) -> Any:
 
 
 async def answered(way: WayIn, call: Any) -> Answered:
-    """Answer to a unary call."""
     try:
         body = await call
     except grpc.aio.AioRpcError as error:
@@ -84,14 +81,7 @@ def _failed(error: grpc.aio.AioRpcError) -> Answered:
 
 
 class Stream:
-    """One call with a stream of requests, answered in their order.
-
-    Arguments:
-        opened: the call.
-
-    Attributes:
-        ended: what the end of the stream tells those that are not answered; None: it has not ended.
-    """
+    """One call with a stream of requests, answered in their order; `ended` is what its end tells those that are not answered."""
 
     def __init__(self, opened: Any) -> None:
         self._call = opened
@@ -120,7 +110,6 @@ class Stream:
         self._call.cancel()
 
     async def close(self) -> None:
-        """Send no more, and wait until all is answered."""
         if self.ended is None:
             await self._call.done_writing()
         await self._reading

@@ -4,8 +4,6 @@ A limit is a rate and a burst (GCRA): in any span of seconds no more is let in t
 was sent is what may have been charged; what was answered, and can have had no answer but one of its own, was charged.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -49,10 +47,8 @@ def _refused(history: History, one: Operation) -> Iterator[Violation]:
 
 
 def _beyond(let_in: Sequence[Operation], rate: float, burst: float) -> Iterator[Violation]:
-    """The first request after which more had been let in than the limit allows since any that came before.
-
-    Each was charged between its call and its answer.
-    """
+    """The first request after which more had been let in than the limit allows since any before. Each was charged between call
+    and answer."""
     least = (
         0.0  # The least of the earned less the charged over all earlier spans, as in a bucket that can be overdrawn.
     )

@@ -6,8 +6,6 @@ Each object (an id, a key) is judged by the search; what is known of runs and of
 never blames what a fault of the history may cost.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -23,17 +21,7 @@ from tests.promises.ids import Id, Standing
 from tests.promises.keys import Flight, Key
 from tests.promises.ledger import ledger
 from tests.promises.letters import letters
-from tests.promises.operation import (
-    ASKS,
-    BAD,
-    History,
-    Kind,
-    Operation,
-    Run,
-    Violation,
-    mark_of,
-    text_of,
-)
+from tests.promises.operation import ASKS, BAD, History, Kind, Operation, Run, Violation, mark_of, text_of
 from tests.promises.parameters import parameters, ran_in_vain
 from tests.promises.search import Search, TooComplex
 from tests.promises.versions import versions

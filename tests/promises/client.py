@@ -1,7 +1,5 @@
 """One connection of a client, which keeps every byte, and how clients leave."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -59,7 +57,6 @@ class Door:
         self._standing, self.shut = standing, min(self.shut, time.monotonic())
 
     def is_open(self) -> bool:
-        """Whether it takes new requests."""
         return self.standing is Standing.OPEN
 
 
@@ -90,7 +87,6 @@ DEPARTURES = ("close", "reset", "half")
 
 
 def some_departure(rng: random.Random) -> Departure:
-    """A departure at random; mostly none."""
     [point] = rng.choices(list(LEAVES), list(LEAVES.values()))
     return Departure(point, rng.choice(DEPARTURES), rng.choice((0.0, rng.expovariate(50.0), rng.expovariate(4.0))))
 
@@ -103,13 +99,7 @@ class Head(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """A connection with at most one request on it.
-
-    Attributes:
-        unasked: what came when no answer was due.
-        used: instant at which it was free last.
-        head, body: of the answer that is awaited.
-    """
+    """A connection with at most one request on it; `unasked` is what came when no answer was due."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -133,12 +123,10 @@ class Connection(asyncio.Protocol):
         )
 
     def send(self, data: bytes) -> None:
-        """Send a part of a request."""
         if self._transport is not None:
             self._transport.write(data)
 
     def expect(self) -> None:
-        """Expect an answer from now on."""
         self.head, self.body = self._loop.create_future(), self._loop.create_future()
         for future in (self.head, self.body):
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -199,11 +187,7 @@ def _head(data: bytes) -> Head:
 
 
 async def connect(door: Door) -> Connection:
-    """A connection to a gateway: a free one, or a new one.
-
-    Raises:
-        OSError: there is none to be had.
-    """
+    """A connection to a gateway: a free one, or a new one."""
     while door.free:
         connection = door.free.pop()
         if connection.fresh:

@@ -8,8 +8,6 @@ Clients know nothing of those who left or were cut off, of the other inputs of a
 taken in: its outcome is counted where it was taken in. Only gateways that are there in the end can be asked.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 
@@ -21,7 +19,6 @@ UNCOUNTED = ("NOT_FOUND", "PAYLOAD_TOO_LARGE", "BAD_REQUEST", "REQUEST_TIMEOUT")
 
 
 def counts(history: History) -> Iterator[Violation]:
-    """Where a gateway's counts and its clients' differ; nothing where no counts were taken."""
     for gateway, found in history.evidence.counted.items():
         counted = Counter[str]()
         for outcome, times in found.items():  # Clients read two codes as one.

@@ -11,8 +11,6 @@ HTTP, and by calls and streams over gRPC. Ids and keys are used again, at any ga
 texts and with others. Some texts the model rejects: alone, or with all that ride with them. Clients leave at every point.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -272,12 +270,10 @@ class Crowd:
         return not way.numbers or all(text.startswith((VECTOR, *BAD)) for text in words)
 
     def _version(self) -> str:
-        """Version that a request names; mostly none."""
         named = self._versions and self._rng.random() < NAMED
         return self._rng.choice((*self._versions, *self._versions, ABSENT)) if named else ""
 
     def _model(self) -> str:
-        """Model that a request names; mostly none."""
         return self._rng.choice(self._models) if self._models and self._rng.random() < OTHERS else ""
 
     def _values(self, model: str) -> str:
@@ -388,7 +384,6 @@ class Crowd:
         return found
 
     def _take_call(self, operation: Operation, answer: Answered, door: Door, within: float) -> None:
-        """Note what came of a call."""
         now = time.monotonic()
         if not answer.taken:
             operation.lost = "torn"
@@ -443,7 +438,6 @@ class Crowd:
         self._take(operation, head, await connection.body)
 
     def _take(self, operation: Operation, head: Head, body: bytes) -> None:
-        """Note what came."""
         operation.returned, operation.status, operation.lost = time.monotonic(), head.status, ""
         if operation.kind in (Kind.ASK, Kind.TASK):
             operation.id = operation.id or head.fields["x-request-id"].removeprefix("req_")

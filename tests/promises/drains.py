@@ -4,8 +4,6 @@ That no request fails by it, and that what such a worker runs is answered, needs
 may cost (`tests.promises.faults.COSTS`), so it excuses no failure and no second run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +17,6 @@ SHARED = ("redis", "connections", "service")
 
 
 def drains(history: History) -> Iterator[Violation]:
-    """What is wrong with drains; nothing where there were none."""
     found = [one for one in history.faults if isinstance(one, Drained)]
     asked = {text for one in history.operations for text in one.texts} if found else set()
     asked.update(text for job in history.jobs for texts in job.lines.values() for text in texts)

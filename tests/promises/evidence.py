@@ -3,8 +3,6 @@
 Plain data. Each kind has its laws in a file of its own; None stands for evidence that nobody has collected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 A fault never excuses an answer that belongs to another request or another tenant.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 REDO_SECONDS = 5.0
@@ -60,14 +58,7 @@ COSTS = {
 
 @dataclass(slots=True)
 class Fault:
-    """Fault of the service.
-
-    Attributes:
-        what: name of the fault, one of COSTS.
-        began: instant of its beginning.
-        ended: instant at which the service was whole again; None: not yet.
-        whom: name of the process.
-    """
+    """Fault of the service, one of COSTS, with its span, which may not be over yet, and the name of the process."""
 
     what: str
     began: float
@@ -76,7 +67,6 @@ class Fault:
 
     @property
     def cost(self) -> Cost:
-        """Cost of this fault."""
         return COSTS[self.what]
 
 

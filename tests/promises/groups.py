@@ -1,17 +1,10 @@
 """Groups of requests that one run may answer."""
 
-from __future__ import annotations
-
 from tests.promises.operation import ASKS, History, Operation
 
 
 class Groups:
-    """Groups of requests that one run may answer: one id, one key, or identical requests where these are shared.
-
-    Arguments:
-        history: history of the requests.
-        shares: whether identical requests may get one answer.
-    """
+    """Groups of requests that one run may answer: one id, one key, or identical requests where a history `shares` them."""
 
     def __init__(self, history: History, *, shares: bool) -> None:
         self._parents: dict[object, object] = {}
@@ -32,7 +25,6 @@ class Groups:
         return self._root(_name(*one)) == self._root(_name(*other))
 
     def knows(self, one: Operation) -> bool:
-        """Whether it is about something that somebody of its tenant asked."""
         return _name(one) in self._parents
 
     def first_call(self, one: Operation, place: int = 0) -> float:
@@ -40,7 +32,6 @@ class Groups:
         return self._first[self.of(one, place)]
 
     def of(self, one: Operation, place: int = 0) -> object:
-        """Name of the group of an input of a request, or of a task that is asked for."""
         return self._root(_name(one, place))
 
     def _join(self, one: object, other: object, called: float) -> None:

@@ -1,7 +1,5 @@
 """Histories made by hand, in few words."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 
@@ -24,11 +22,7 @@ LEFT: dict[str, Any] = {"lost": "left"}
 
 
 class Scribe:
-    """Writes a history down.
-
-    Attributes:
-        history: so far.
-    """
+    """Writes a history down."""
 
     def __init__(self, *, shares: bool = False) -> None:
         self.history = History(shares=shares)
@@ -36,7 +30,6 @@ class Scribe:
     def run(
         self, *inputs: str, at: tuple[float, float | None], version: str = "", parameters: str = "", name: str = ""
     ) -> list[str]:
-        """A run; its outputs."""
         run = Run(name or f"run{len(self.history.runs)}", inputs, *at, version, parameters=parameters)
         self.history.runs.append(run)
         return [f"{text.upper()}|{mark}" for mark, text in run.marks().items()]
@@ -50,11 +43,9 @@ class Scribe:
         self.history.weighings.append(Weighing(named, at))
 
     def host(self, version: str, up: float = -99.0, gone: float | None = None) -> None:
-        """A worker host of a version, and as its name."""
         self.history.processes.append(Presence(f"host of {version}", version, up, gone, host=True))
 
     def row(self, id: str, error: str = "", tenant: str = "acme", **told: Any) -> None:
-        """A row of the ledger, of a request that was completed unless there is an error."""
         rows = self.history.evidence.rows = self.history.evidence.rows or []
         rows.append(Row(tenant, id, "failed" if error else "completed", error, **told))
 

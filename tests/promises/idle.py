@@ -4,8 +4,6 @@ A place is a slot, or a GPU that several models share. One that was healthy, and
 there although others that run the same were busy meanwhile, or requests for just that were refused or late.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 

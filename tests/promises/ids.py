@@ -11,8 +11,6 @@ another one is misuse. A submission without a definite answer may vanish at any 
 may not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -46,11 +44,7 @@ ABSENT = Standing("absent")
 
 
 class Id:
-    """See Object.
-
-    Arguments:
-        operations: all under the id.
-    """
+    """See Object."""
 
     initial = ABSENT
 
@@ -62,14 +56,12 @@ class Id:
         way of others until then, and pends if it is a task."""
 
     def turns(self, state: Standing) -> Iterator[Standing]:
-        """See Object."""
         if state.stage == "live" and state.task:
             yield Standing("kept", 0, state.text, True)
         elif state.stage == "kept" and not state.settled:
             yield state._replace(settled=True)
 
     def steps(self, state: Standing, operation: Operation, progress: str) -> Iterable[Step[Standing]]:
-        """See Object."""
         match operation.kind:
             case Kind.LOSS:
                 return self._lose(state)

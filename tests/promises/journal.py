@@ -1,7 +1,5 @@
 """Journal that the model function `tests/targets/marked.py` wrote."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

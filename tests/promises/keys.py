@@ -8,8 +8,6 @@ The same text joins the flight or gets what is kept; another text is misuse. A t
 while nothing is kept, which binds the key to nothing. How often the text ran is judged by the checker, which knows the runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -38,13 +36,11 @@ class Key:
     initial = FREE
 
     def turns(self, state: Flight) -> Iterator[Flight]:
-        """See Object."""
         if state.stage == "flying":
             yield Flight("kept", state.text)
             yield FREE
 
     def steps(self, state: Flight, operation: Operation, progress: str) -> Iterable[Step[Flight]]:
-        """See Object."""
         if operation.kind is Kind.LOSS:
             return [(state, DONE), (FREE, CALLED)]
         return self._meet(state, operation) if progress == CALLED else self._end(state, operation)

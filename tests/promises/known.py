@@ -1,7 +1,5 @@
 """Ids and keys that clients use again."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ is told by its input. Refusals share rows, so they are compared as sums, and fro
 its counts with it, and the last rows.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +26,6 @@ _SHARED = frozenset(SHOWN.get(code, code) for code in REFUSALS)
 
 
 def ledger(history: History) -> Iterator[Violation]:
-    """What is wrong with the ledger; nothing where it was not read."""
     if history.evidence.rows is not None:
         yield from _Judge(history, history.evidence.rows).judge()
 

@@ -3,8 +3,6 @@
 A letter that was left before a loss of data may be gone. So may the oldest, where there are too many.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +17,6 @@ FAILED = ("REJECTED_BY_MODEL", "BACKEND_ERROR")
 
 
 def letters(history: History) -> Iterator[Violation]:
-    """What is wrong with the dead letters; nothing where they were not read."""
     found = history.evidence.letters
     if found is not None:
         unread = [letter for letter in found if letter.input is None]

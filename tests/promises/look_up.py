@@ -1,7 +1,5 @@
 """Requests as a gateway's admin port and a ledger tell them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -39,13 +37,11 @@ async def look_up(door: Door, tenant: str, id: str) -> Telling | None:
 
 
 def rows_in_file(path: Path) -> list[Row]:
-    """All rows of a ledger in a file."""
     with contextlib.closing(sqlite3.connect(path)) as ledger:
         return [_row(uuid.UUID(bytes=id), *rest) for id, *rest in ledger.execute(ROWS)]
 
 
 async def rows_in_postgres(url: str) -> list[Row]:
-    """All rows of a ledger in PostgreSQL."""
     ledger = await asyncpg.connect(url)
     try:
         return [_row(*tuple(one)) for one in await ledger.fetch(ROWS)]

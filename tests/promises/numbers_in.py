@@ -1,7 +1,5 @@
 """Ways into models that take tensors of numbers: the octets of a text, filled up with zeros, and their sum or not. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

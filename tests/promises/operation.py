@@ -3,8 +3,6 @@
 All instants are seconds of the host's monotonic clock, which clients and model functions share.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +26,6 @@ SHOWN = 200
 
 
 class Kind(Enum):
-    """Kinds of operations."""
-
     ASK = "asks"
     TASK = "hands over"
     POLL = "polls"
@@ -106,7 +102,6 @@ class Operation:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """Versions that its answer tells."""
         return tuple(self.version.split(",")) if self.version else ()
 
     @property
@@ -118,12 +113,10 @@ class Operation:
 
     @property
     def values(self) -> str:
-        """Its parameters, as `canonical` writes them. Requests ride in one call only if theirs are equal."""
         return canonical(self.parameters)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Inputs of the request."""
         return self.inputs or (self.text,)
 
     @property
@@ -133,7 +126,6 @@ class Operation:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Outputs that it was told; empty for none."""
         return self.outputs or (() if self.output is None else (self.output,))
 
     @property
@@ -204,7 +196,6 @@ class Run:
 
     @property
     def pid(self) -> int:
-        """Process that ran it; 0 where its name does not tell that."""
         first = self.name.partition(".")[0]
         return int(first, 16) if "." in self.name else 0
 

@@ -3,8 +3,6 @@
 What was asked with a text is known from the clients, so this holds whatever the model function says that it was given.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Requests of operations over HTTP, and the header fields that those over gRPC have as metadata. Pure."""
 
-from __future__ import annotations
-
 import json
 
 from tests.promises.numbers_in import CODES_IN, NUMBERS_IN

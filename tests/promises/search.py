@@ -7,8 +7,6 @@ none is left, the history has no explanation. An operation without a return stay
 effect at any later time, or never.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -28,9 +26,7 @@ class Object(Protocol[State]):
     """Object that operations act on."""
 
     @property
-    def initial(self) -> State:
-        """The state at first."""
-        ...
+    def initial(self) -> State: ...
 
     def steps(self, state: State, operation: Operation, progress: str) -> Iterable[Step[State]]:
         """Next steps of an operation, given the answer that it got, or any that it may have got."""
@@ -46,23 +42,14 @@ class TooComplex(Exception):
 
 
 class Search(Generic[State]):
-    """Judges the history of one object.
-
-    Arguments:
-        subject: the object.
-        operations: all that act on it.
-    """
+    """Judges the history of one object by all operations on it."""
 
     def __init__(self, subject: Object[State], operations: Sequence[Operation]) -> None:
         self._subject = subject
         self._operations = {operation.number: operation for operation in operations}
 
     def unexplained(self) -> Operation | None:
-        """The first operation whose answer nothing explains; None when the history is allowed.
-
-        Raises:
-            TooComplex: that cannot be told.
-        """
+        """The first operation whose answer nothing explains, if any. Raises TooComplex where that cannot be told."""
         events = [(one.called, 0, one) for one in self._operations.values()]
         events += [(one.ends, 1, one) for one in self._operations.values() if one.ends is not None]
         found: set[tuple[State, frozenset[tuple[int, str]]]] = {(self._subject.initial, frozenset())}

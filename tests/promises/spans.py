@@ -1,7 +1,5 @@
 """Spans of time, in seconds: sorted lists of disjoint (begin, end)."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +7,6 @@ Span = tuple[float, float]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Time that is in any of these spans."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -20,12 +17,10 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def common(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
-    """Time that is in both."""
     pairs = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return union((begin, end) for begin, end in pairs if begin <= end)
 
 
 def touches(spans: Sequence[Span], begin: float, end: float) -> bool:
-    """Whether any of this time is in these spans."""
     at = bisect_right(spans, (end, float("inf")))
     return at > 0 and spans[at - 1][1] >= begin

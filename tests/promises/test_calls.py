@@ -1,7 +1,5 @@
 """Streams as clients of histories use them: each request gets its own answer, or is told what has ended the stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
@@ -82,13 +80,10 @@ def test_each_request_of_a_stream_gets_its_own_answer_or_error() -> None:
     ]
 
 
-def test_requests_that_a_stream_had_not_read_when_it_ended_in_order_were_not_taken() -> None:
+def test_of_a_stream_that_ended_or_failed_what_has_no_answer_is_told() -> None:
     ended = failure(grpc.StatusCode.UNAVAILABLE, "DRAINING")
     found = told([answer("a", "A|1.0")], ended, "a", "b")
     assert [(one.status, one.taken) for one in found] == [(200, True), (503, False)]
-
-
-def test_requests_of_a_stream_whose_connection_failed_have_no_answer() -> None:
     found = told([], failure(grpc.StatusCode.UNAVAILABLE, ""), "a")
     assert [(one.status, one.taken) for one in found] == [(0, True)]
 

@@ -1,7 +1,5 @@
 """The checker on slots that are healthy and run nothing: those with a reason, and those without one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -24,8 +22,9 @@ def promises(it: Scribe, *slots: Slot, until: float = 20.0) -> list[str]:
 NOTHING = ["a healthy slot that runs nothing under load"]
 
 
-def test_a_healthy_slot_that_runs_nothing_while_another_is_busy_is_found_out() -> None:
+def test_a_healthy_slot_that_runs_nothing_is_found_out_but_had_time_and_busy_is_who_succeeds() -> None:
     assert promises(Scribe(), BUSY, IDLE) == NOTHING
+    assert not promises(Scribe(), BUSY, IDLE, until=12.0)
 
 
 def test_a_run_that_raised_keeps_no_slot_busy() -> None:
@@ -55,7 +54,3 @@ def test_a_model_of_a_gpu_may_rest_while_another_runs_there() -> None:
     it.history.runs += [Run("c.0", ["x"], 7.0, 8.0, "3", "second")]
     assert not promises(it, BUSY, *shared)
     assert promises(Scribe(), BUSY, *shared) == NOTHING
-
-
-def test_a_slot_has_time_to_be_used() -> None:
-    assert not promises(Scribe(), BUSY, IDLE, until=12.0)

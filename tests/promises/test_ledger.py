@@ -1,7 +1,5 @@
 """The checker on the ledger: rows that fit their clients, and one history of each kind in which they do not."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.promises.checker import check
@@ -14,7 +12,6 @@ MISSING = "an answer without a row in the ledger"
 
 @pytest.fixture
 def it() -> Scribe:
-    """An answered request and its row, in a ledger with contents."""
     made = Scribe()
     [output] = made.run("a", at=(1.0, 2.0))
     made.ask((0.0, 3.0), "a", "one", output=output)
@@ -23,7 +20,6 @@ def it() -> Scribe:
 
 
 def promises(it: Scribe) -> set[str]:
-    """Promises that a history breaks."""
     return {violation.promise for violation in check(it.history)}
 
 

@@ -1,13 +1,11 @@
 """The checker on dead letters: letters that fit what failed, and one history of each kind in which they do not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from tests.promises.checker import check
-from tests.promises.evidence import Letter
+from tests.promises.evidence import Letter, Line
 from tests.promises.histories import ACCEPTED, KNOWN, LEFT, REJECTED, Scribe
 
 
@@ -24,7 +22,6 @@ def it() -> Scribe:
 
 
 def wrong(it: Scribe, *more: Letter, without: str = "") -> set[str]:
-    """Promises that a history breaks with more dead letters, or without one."""
     left = [letter for letter in it.history.evidence.letters or () if letter.id != without]
     it.history.evidence.letters = [*left, *more]
     return {violation.promise for violation in check(it.history)}
@@ -43,9 +40,7 @@ def test_a_letter_takes_the_place_of_an_earlier_one_under_its_id(it: Scribe) -> 
 
 
 @pytest.mark.parametrize("told", [ACCEPTED, LEFT], ids=["a task", "one that left"])
-def test_a_letter_takes_the_place_of_an_earlier_one_also_if_its_client_was_told_of_no_failure(
-    it: Scribe, told: dict[str, Any]
-) -> None:
+def test_a_letter_replaces_an_earlier_one_even_if_no_failure_was_told(it: Scribe, told: dict[str, Any]) -> None:
     it.run("reject d", at=(6.0, 7.0))
     (it.task if told is ACCEPTED else it.ask)((6.0, 8.0), "reject d", "one", **told)
     assert not wrong(it, Letter("acme", "one", "reject d"), without="one")
@@ -89,3 +84,59 @@ def test_rows_of_a_tensor_have_one_letter_and_one_of_them_fails(it: Scribe) -> N
     for one in ({"codes": numbers, "sum": list(map(sum, numbers))}, numbers):
         assert not wrong(it, Letter("acme", "four", one), without="four")
     assert wrong(it, Letter("acme", "five", ["d", "f"])) >= {"a dead letter of a good input", "a dead letter of nobody"}
+
+
+UNEXPLAINED = ["a warning that no fault explains"]
+
+
+def found(what: str, whom: str, *lines: Line) -> list[str]:
+    it = Scribe()
+    it.fault(what, at=(10.0, 12.0), whom=whom)
+    it.history.evidence.lines = list(lines)
+    return [violation.promise for violation in check(it.history)]
+
+
+@pytest.mark.parametrize(("process", "at", "explained"), [
+    ("worker-1", 10.5, True), ("worker-1", 21.0, True), ("worker-1", 9.0, False), ("worker-1", 30.0, False), ("worker-2", 10.5, False),
+])  # fmt: skip
+def test_a_fault_explains_what_its_process_tells_around_it(process: str, at: float, explained: bool) -> None:
+    line = Line(process, at, "warning", "batch failed", "cause='crashed' size=2")
+    assert found("gpu killed", "worker-1", line) == ([] if explained else UNEXPLAINED)
+
+
+def test_what_all_share_explains_what_any_process_tells() -> None:
+    line = Line("gateway-3", 11.0, "warning", "the broker is out of reach", "")
+    assert not found("redis paused", "redis", line)
+    assert found("ledger paused", "ledger", line) == UNEXPLAINED
+
+
+def test_what_befalls_a_worker_explains_what_gateways_tell_of_its_version_but_not_what_they_tell_of_the_broker() -> (
+    None
+):
+    bare = Line("gateway-3", 11.0, "warning", "versions of a model have a weight and no worker", "versions='3'")
+    assert not found("worker killed", "worker-1", bare)
+    cut_off = Line("gateway-3", 11.0, "warning", "the broker is out of reach", "")
+    assert found("worker killed", "worker-1", cut_off) == UNEXPLAINED
+
+
+def test_poisonous_inputs_explain_the_batches_that_they_make_fail_and_no_other() -> None:
+    poisoned = Line("worker-2", 40.0, "warning", "batch failed", "error='RuntimeError: a poisonous input' size=3")
+    broken = Line("worker-2", 40.0, "warning", "batch failed", "error='RuntimeError: cuda' size=3")
+    assert not found("gateway killed", "gateway-1", poisoned)
+    assert found("gateway killed", "gateway-1", broken) == UNEXPLAINED
+
+
+def test_an_event_that_is_not_known_is_found_out_whatever_befell() -> None:
+    line = Line("gateway-1", 11.0, "error", "an observer of requests has failed", "requests=1")
+    assert found("gateway paused", "gateway-1", line, line) == UNEXPLAINED * 2
+
+
+def test_a_connection_to_the_ledger_that_was_given_up_explains_its_own_error_and_no_other() -> None:
+    event = "Future exception was never retrieved\\nfuture: <Future finished exception={}>"
+    line = Line(
+        "gateway-1", 11.0, "error", event.format("ConnectionError('PostgreSQL server at \"…\": server sent an error')")
+    )
+    assert not found("ledger paused", "ledger", line)
+    assert found("redis paused", "redis", line) == UNEXPLAINED
+    other = Line("gateway-1", 11.0, "error", event.format("KeyError('PostgreSQL')"))
+    assert found("ledger paused", "ledger", other) == UNEXPLAINED

@@ -1,7 +1,5 @@
 """The checker on versions of a model: what is allowed, and one history of each kind that is not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -27,7 +25,6 @@ def it() -> Scribe:
 
 
 def promises(it: Scribe) -> set[str]:
-    """Promises that a history breaks."""
     return {violation.promise for violation in check(it.history)}
 
 

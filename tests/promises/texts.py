@@ -1,7 +1,5 @@
 """Texts that the clients of a crowd ask, at random."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 
@@ -33,7 +31,6 @@ class Texts:
         self._poison, self._large, self._spread = poison, large, spread
 
     def some(self, slow: float = 0.04, poison: float | None = None) -> tuple[str, ...]:
-        """Texts of one request."""
         rng = self._rng
         count = rng.randint(2, MOST) if rng.random() < SEVERAL else 1
         kind = VECTOR if rng.random() < 0.1 else "caller"
@@ -42,7 +39,6 @@ class Texts:
         return tuple(words[:-1] + words[:1] if count > 2 and rng.random() < 0.1 else words)
 
     def one(self, slow: float = 0.04, poison: float | None = None, place: int = 0, kind: str = "caller") -> str:
-        """One text."""
         poison = self._poison if poison is None else poison
         luck, number = self._rng.random(), f"{self._begin}-{self._number()}-{place}"
         tail = "s'il vous plait"

@@ -5,8 +5,6 @@ while it may have no healthy worker that gateways know of: then workers of anoth
 names it is refused. These spans are wide: what a fault may explain is no violation.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +18,12 @@ from tests.promises.spans import touches
 
 
 def versions(history: History) -> Iterator[Violation]:
-    """What is wrong with versions; nothing where none are known."""
     if history.weighings:
         yield from _Judge(history).judge()
 
 
 class Rollout:
-    """Versions that may be drawn, may be named, and may be bare, at any time.
-
-    Arguments:
-        history: history with weighings, processes and faults.
-    """
+    """Versions that may be drawn, may be named, and may be bare, at any time of a history."""
 
     def __init__(self, history: History) -> None:
         paused = [fault for fault in history.faults if fault.what == "gateway paused"]
@@ -43,7 +36,6 @@ class Rollout:
         self._bare = bare_times(history, lambda host: [(model, host.version) for model in host.models])
 
     def weights(self, since: float, until: float) -> list[Mapping[str, float]]:
-        """Weights that a gateway may go by in this time."""
         return [weights for weights, began, ended in self._weighings if began <= until and ended >= since]
 
     def drawn(self, since: float, until: float) -> set[str]:
@@ -64,10 +56,7 @@ class Rollout:
         return at < self._up.get(gateway, -math.inf) + KNOWN_SECONDS
 
     def named(self, one: Operation, ran: float) -> str:
-        """Version that the key or the id of a request draws; empty where that cannot be told.
-
-        `ran`: instant from which the answer is.
-        """
+        """Version that the key or the id of a request draws, answered from `ran` on; empty where that cannot be told."""
         until = _until(one)
         found = self.weights(one.called, until)
         by_name = one.key or one.chosen or one.kind is Kind.TASK or one.entries > 1

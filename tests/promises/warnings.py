@@ -3,8 +3,6 @@
 A fault of a process explains lines of that process; one of what all share explains lines of all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@
 What the model gets is the same text on all ways but that of chats, which makes a conversation of it (`input_of`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,11 +28,7 @@ _PREDICTED = messages.message("headway.v1.PredictResponse")
 _INFER = messages.message("inference.ModelInferRequest")
 _INFERRED = messages.message("inference.ModelInferResponse")
 _STREAMED = messages.message("inference.ModelStreamInferResponse")
-_SPECIAL = {
-    "invalid_api_key": "UNAUTHENTICATED",
-    "permission_denied": "FORBIDDEN",
-    "model_not_found": "NOT_FOUND",
-}
+_SPECIAL = {"invalid_api_key": "UNAUTHENTICATED", "permission_denied": "FORBIDDEN", "model_not_found": "NOT_FOUND"}
 _SAID = (
     (r"is in flight|was used for another", "IDEMPOTENCY_CONFLICT"),
     (r"the input policy", "REJECTED_BY_POLICY"),
@@ -97,12 +91,10 @@ class WayIn:
     members_of: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
     def with_parameters(self, body: bytes, parameters: dict[str, Any]) -> bytes:
-        """Put parameters into the body of a request."""
         assert self.members_of is not None
         return json.dumps(json.loads(body) | self.members_of(parameters)).encode()
 
     def read(self, status: int, fields: Mapping[str, str], body: bytes) -> Told:
-        """Read an answer, whose status is that of HTTP."""
         if status == 200:
             outputs = [text_of_numbers(one) for one in self.outputs(fields, body)]
             return Told(outputs, version=self.version(fields, body))
@@ -117,7 +109,6 @@ def text_of_numbers(output: Any) -> str:
 
 
 def text_of_codes(codes: Iterable[int]) -> str:
-    """Text of its octets, which were filled up with zeros."""
     return bytes(codes).rstrip(b"\0").decode()
 
 
@@ -135,12 +126,10 @@ def chat_input(text: str) -> str:
 
 
 def status_of_code(code: str, aborted: bool) -> int:
-    """HTTP status of an error that a gRPC call tells. `aborted`: the call's own status is ABORTED."""
     return 422 if code == "IDEMPOTENCY_CONFLICT" and not aborted else STATUS[code]
 
 
 def code_of_message(message: str) -> str:
-    """Code of an error of which only the message is told."""
     return next((code for pattern, code in _SAID if re.search(pattern, message)), "REJECTED_BY_MODEL")
 
 
@@ -212,8 +201,6 @@ def of_one(
 
 
 def several(name: str, value: Callable[[str], Any] = str) -> WayIn:
-    """Way that has a list of inputs. `value`: a text to what stands there."""
-
     def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
         named = {key: one for key, one in {"version": version, "model": model}.items() if one}
         return post("/v1/inference", {"inputs": list(map(value, texts)), **named})
@@ -380,7 +367,6 @@ class Streamed(NamedTuple):
 
 
 def read_streamed(body: bytes) -> Streamed:
-    """Read a message of a stream."""
     answer = _STREAMED.FromString(body)
     made = answer.infer_response
     fields = {name: one.string_param for name, one in made.parameters.items()}

@@ -1,7 +1,5 @@
 """Stand for feeders of bulk jobs under virtual time: a store in memory, a folder whose disk may fail, and a runner of our own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3
@@ -29,11 +27,7 @@ EPOCH = 1_790_000_000.0
 
 
 class MemoryStore(BulkRows):
-    """Store in memory, on the virtual clock.
-
-    Attributes:
-        away: whether it does not answer.
-    """
+    """Store in memory, on the virtual clock; it does not answer while it is `away`."""
 
     now = "virtual_now()"
 
@@ -48,7 +42,6 @@ class MemoryStore(BulkRows):
         """Nothing to do."""
 
     async def close(self) -> None:
-        """Close it."""
         self._database.close()
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
@@ -130,11 +123,7 @@ class FakeRunner:
 
 
 class PlainForm:
-    """Lines of plain text, of several parts where there are bars; `BAD` is none.
-
-    Attributes:
-        in_doubt: why nobody can tell yet what is one; empty when that is known.
-    """
+    """Lines of plain text, of several parts where there are bars; `BAD` is none, and while `in_doubt` is set nobody can tell."""
 
     in_doubt = ""
 
@@ -199,8 +188,6 @@ class Disk:
 
 
 class Stand:
-    """Fleet of feeders, of which one lives at a time."""
-
     def __init__(
         self, path: Path, clock: Callable[[], float], runner: FakeRunner | None = None, bucket: bool = False
     ) -> None:
@@ -229,7 +216,6 @@ class Stand:
         return EPOCH + self.clock()
 
     async def begin(self) -> Feeder:
-        """Begin the life of a feeder."""
         self._lives += 1
         self.disk = Disk()
         self.folder = self.make_folder()
@@ -244,7 +230,6 @@ class Stand:
         return self.feeder
 
     async def end(self) -> None:
-        """End it in good order."""
         await self.supervisor.stop()
         await self.feeder.close()
 
@@ -264,7 +249,6 @@ class Stand:
     async def submit(
         self, lines: Sequence[str], tenant: str = "acme", seconds: float = 86_400.0, **known: Any
     ) -> BulkJob:
-        """Add a job of lines."""
         hexed = new_id().replace("-", "")
         (self.path / "files").mkdir(parents=True, exist_ok=True)
         (self.path / "files" / f"file-{hexed}").write_bytes("\n".join(lines).encode())
@@ -279,13 +263,11 @@ class Stand:
         return job
 
     async def job(self, one: BulkJob) -> BulkJob:
-        """The job as the store has it."""
         found = await self.store.job(one.tenant, one.id)
         assert found is not None
         return found
 
     async def until_ended(self, one: BulkJob, within: float = 600.0) -> BulkJob:
-        """The job at its end."""
         end = self.clock() + within
         while not (found := await self.job(one)).status.ended:
             assert self.clock() < end, found
@@ -293,7 +275,6 @@ class Stand:
         return found
 
     def records(self, id: str) -> list[dict[str, Any]]:
-        """Records of a file; empty for no file."""
         if not id:
             return []
         return [json.loads(line) for line in (self.path / "files" / id).read_bytes().splitlines()]

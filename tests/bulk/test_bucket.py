@@ -1,7 +1,5 @@
 """A bucket in the place of the folder: what may name one, and what is left behind in it."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from datetime import UTC, datetime

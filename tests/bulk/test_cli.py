@@ -1,7 +1,5 @@
 """`headway bulk` against a running service."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

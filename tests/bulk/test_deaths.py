@@ -1,7 +1,5 @@
 """Bulk jobs of real processes that are killed while they run: each line is answered exactly once."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path
@@ -44,8 +42,7 @@ def test_each_line_is_answered_once_though_every_process_is_killed(tmp_path: Pat
         texts = {one["custom_id"]: [two["text"] for two in one["response"]["body"]["choices"]] for one in records}
         assert len(records) == LINES
         assert texts == {str(number): [f"LINE {number}"] * (1 if number % 5 else 3) for number in range(1, LINES + 1)}
-        metrics = second.metrics()
-        assert 0 < metrics.value("bulk_lines_total", outcome="answered") < LINES
+        assert 0 < second.metrics().value("bulk_lines_total", outcome="answered") < LINES
         second.signal()
         second.check_end()
     rows = sqlite3.connect(ledger).execute("SELECT tier, status, requests FROM headway_requests").fetchall()

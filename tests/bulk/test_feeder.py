@@ -1,13 +1,12 @@
 """Promises of the feeder: each line has one record, whoever dies and whatever fails meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from headway.bulk.jobs import BITE, STRAYS_EVERY, BulkJobs
 from headway.config import Settings
 from headway.model.bulk import BulkFile, JobStatus
 from tests.bulk.stand import FakeRunner, Stand
-from tests.scenes import scene_in
+from tests.scenes import Played
 from tests.virtual_time import run
 
 
@@ -39,10 +38,11 @@ def on_a_stand(path: Path, story: Callable[[Stand], Coroutine[Any, Any, None]]) 
     run(main)
 
 
-on_stand = scene_in("tmp_path", on_a_stand)
+@pytest.fixture
+def stand(tmp_path: Path) -> Played:
+    return Played(partial(on_a_stand, tmp_path))
 
 
-@on_stand
 async def test_each_line_has_its_record(stand: Stand) -> None:
     job = await stand.submit(["a", "", "BAD", "b", "RAISE", "  ", "other c"])
     found = await stand.until_ended(job)
@@ -61,7 +61,6 @@ async def test_each_line_has_its_record(stand: Stand) -> None:
     assert [one.id for one in stand.ended] == [job.id]
 
 
-@on_stand
 async def test_a_job_ends_with_what_is_done_when_its_key_is_not_valid_any_more(stand: Stand) -> None:
     job = await stand.submit(["a"] * 1000)
     await asyncio.sleep(3.0)
@@ -74,7 +73,6 @@ async def test_a_job_ends_with_what_is_done_when_its_key_is_not_valid_any_more(s
     assert [*stand.path.glob("jobs/*")] == []
 
 
-@on_stand
 async def test_a_job_whose_key_is_not_valid_when_it_begins_runs_no_line(stand: Stand) -> None:
     stand.allowed = lambda job: None
     found = await stand.until_ended(await stand.submit(["a"] * 10))
@@ -83,7 +81,6 @@ async def test_a_job_whose_key_is_not_valid_when_it_begins_runs_no_line(stand: S
 
 
 @pytest.mark.parametrize("lost", [True, False])
-@on_stand
 async def test_a_job_goes_by_the_models_that_its_key_may_ask_now(stand: Stand, lost: bool) -> None:
     job = await stand.submit(["a"] * 1000, models=("default", "other"))
     await asyncio.sleep(3.0)
@@ -95,7 +92,6 @@ async def test_a_job_goes_by_the_models_that_its_key_may_ask_now(stand: Stand, l
         assert (found.status, found.models) == (JobStatus.COMPLETED, ("default",))
 
 
-@on_stand
 async def test_a_job_without_errors_has_no_file_of_errors(stand: Stand) -> None:
     found = await stand.until_ended(await stand.submit(["a"] * 3000))
     assert (found.completed, found.error_file) == (3000, "")
@@ -103,7 +99,6 @@ async def test_a_job_without_errors_has_no_file_of_errors(stand: Stand) -> None:
     assert set(stand.runner.ran.values()) == {1}
 
 
-@on_stand
 async def test_what_is_no_job_fails_as_a_whole(stand: Stand) -> None:
     for lines, code in (([" ", ""], "empty_file"), (["a"] * 10_001, "too_many_lines")):
         found = await stand.until_ended(await stand.submit(lines))
@@ -114,7 +109,6 @@ async def test_what_is_no_job_fails_as_a_whole(stand: Stand) -> None:
     assert (found.status, found.faults[0].code) == (JobStatus.FAILED, "no_input_file")
 
 
-@on_stand
 async def test_answers_beyond_a_tenants_bytes_keep_its_next_job_from_running(stand: Stand) -> None:
     """One small file would fill the disk else, job by job."""
     await stand.until_ended(await stand.submit(["a"] * 4_000))
@@ -127,7 +121,6 @@ async def test_answers_beyond_a_tenants_bytes_keep_its_next_job_from_running(sta
     assert (await stand.until_ended(await stand.submit(["a"]))).status is JobStatus.COMPLETED
 
 
-@on_stand
 async def test_many_files_of_a_tenant_keep_its_next_job_from_running(stand: Stand) -> None:
     for number in range(101):
         await stand.store.add_file(BulkFile(f"file-{number}", "acme", "lines", 0, "batch", stand.wall()))
@@ -135,7 +128,6 @@ async def test_many_files_of_a_tenant_keep_its_next_job_from_running(stand: Stan
     assert (found.status, found.faults[0].code) == (JobStatus.FAILED, "too_many_files")
 
 
-@on_stand
 async def test_what_nobody_knows_goes_after_a_while(stand: Stand) -> None:
     """A process has died between a file's last step and its row, or between its row and the file's removal."""
 
@@ -164,7 +156,6 @@ async def test_what_nobody_knows_goes_after_a_while(stand: Stand) -> None:
     stand.runner.go_on()
 
 
-@on_stand
 async def test_one_sweep_removes_all_that_is_old(stand: Stand) -> None:
     for number in range(2 * BITE + 1):
         await stand.store.add_file(BulkFile(f"file-{number}", "acme", "lines", 1, "batch", 0.0))
@@ -174,7 +165,6 @@ async def test_one_sweep_removes_all_that_is_old(stand: Stand) -> None:
     assert [one.id for one in await stand.store.files("acme", "", 9)] == ["file-new"]
 
 
-@on_stand
 async def test_lines_are_read_no_faster_than_their_records_are_written(stand: Stand) -> None:
     """Ten million lines that are none would be in memory else, while the disk is slow."""
     sizes: list[int] = []
@@ -193,7 +183,6 @@ async def test_lines_are_read_no_faster_than_their_records_are_written(stand: St
     assert 0 < max(sizes) <= 1_000
 
 
-@on_stand
 async def test_large_records_that_wait_keep_further_lines_from_being_read(stand: Stand) -> None:
     stand.runner.answer, stand.runner.seats = "x" * 10_000, 100
     flush = AnswerLog.flush
@@ -210,14 +199,12 @@ async def test_large_records_that_wait_keep_further_lines_from_being_read(stand:
     assert found.completed == 3_000
 
 
-@on_stand
 async def test_a_line_that_is_too_long_is_read_no_further(stand: Stand) -> None:
     found = await stand.until_ended(await stand.submit(["x" * 5000, "a"]))
     lengths = {one["line"]: len(one["output"]) for one in stand.records(found.output_file)}
     assert lengths == {1: 1001, 2: 1}
 
 
-@on_stand
 async def test_tenants_take_turns(stand: Stand) -> None:
     for _ in range(3):
         await stand.submit(["a"] * 400)
@@ -225,11 +212,9 @@ async def test_tenants_take_turns(stand: Stand) -> None:
     late = await stand.submit(["b"] * 100, "other")
     await stand.until_ended(late)
     order = stand.runner.order
-    begun = order.index("other")
-    assert 90 <= order[begun:][:200].count("other") <= 110
+    assert 90 <= order[order.index("other") :][:200].count("other") <= 110
 
 
-@on_stand
 async def test_a_line_of_several_parts_is_answered_once_all_of_them_are(stand: Stand) -> None:
     found = await stand.until_ended(await stand.submit(["a|b|c", "a|RAISE|" + "b|" * 450, "|".join("d" * 400), "e"]))
     assert (found.total, found.completed, found.failed) == (4, 3, 1)
@@ -241,18 +226,15 @@ async def test_a_line_of_several_parts_is_answered_once_all_of_them_are(stand: S
     assert sum(number == 2 for _, number, _ in stand.runner.ran) <= stand.runner.seats + 2
 
 
-@on_stand
 async def test_lines_that_fail_together_are_withdrawn_together(stand: Stand) -> None:
     """To withdraw takes a look through all that is on its way: one for each would hold the loop for a tenant of bad lines."""
     stand.runner.seats = 40
-    found = await stand.until_ended(await stand.submit(["RAISE|a"] * 20))
-    assert found.failed == 20
+    assert (await stand.until_ended(await stand.submit(["RAISE|a"] * 20))).failed == 20
     withdrawn = [numbers for numbers in stand.runner.withdrawn if numbers]
     assert [*itertools.chain(*withdrawn)] == [*range(1, 21)]
     assert len(withdrawn) <= 3
 
 
-@on_stand
 async def test_outputs_of_one_line_have_a_bound_together(stand: Stand) -> None:
     stand.runner.answer = "x" * 4_000
     found = await stand.until_ended(await stand.submit(["a|b", "a|b|c", "a"]))
@@ -260,18 +242,15 @@ async def test_outputs_of_one_line_have_a_bound_together(stand: Stand) -> None:
     assert stand.records(found.error_file)[0]["error"] == "PAYLOAD_TOO_LARGE"
 
 
-@on_stand
 async def test_a_line_of_many_parts_takes_turns_with_the_lines_of_others(stand: Stand) -> None:
     await stand.submit(["|".join("a" * 450)] * 20)
     await asyncio.sleep(2.0)
     late = await stand.submit(["b"] * 100, "other")
     await stand.until_ended(late)
     order = stand.runner.order
-    begun = order.index("other")
-    assert 90 <= order[begun:][:200].count("other") <= 110
+    assert 90 <= order[order.index("other") :][:200].count("other") <= 110
 
 
-@on_stand
 async def test_a_tenant_whose_bytes_are_on_their_way_keeps_nobody_waiting(stand: Stand) -> None:
     stand.runner.full_of = "acme"
     large, small = await stand.submit(["a"] * 100), await stand.submit(["b"] * 100, "other")
@@ -281,7 +260,6 @@ async def test_a_tenant_whose_bytes_are_on_their_way_keeps_nobody_waiting(stand:
     assert (await stand.until_ended(large, 10.0)).completed == 100
 
 
-@on_stand
 async def test_a_job_cancelled_half_way_keeps_what_is_done(stand: Stand) -> None:
     job = await stand.submit(["a"] * 1000)
     await asyncio.sleep(3.0)
@@ -293,7 +271,6 @@ async def test_a_job_cancelled_half_way_keeps_what_is_done(stand: Stand) -> None
     assert found.error_file == ""
 
 
-@on_stand
 async def test_a_job_that_expires_tells_of_each_line_that_was_not_run(stand: Stand) -> None:
     found = await stand.until_ended(await stand.submit(["a"] * 1000, seconds=3.0))
     assert found.status is JobStatus.EXPIRED and found.completed > 100
@@ -303,7 +280,6 @@ async def test_a_job_that_expires_tells_of_each_line_that_was_not_run(stand: Sta
     assert {one["error"] for one in stand.records(found.error_file)} == {"batch_expired"}
 
 
-@on_stand
 async def test_a_job_expires_though_its_input_is_gone(stand: Stand) -> None:
     job = await stand.submit(["a"] * 1000, seconds=3.0)
     await asyncio.sleep(2.0)
@@ -314,7 +290,6 @@ async def test_a_job_expires_though_its_input_is_gone(stand: Stand) -> None:
     assert (found.failed, found.error_file) == (0, "")
 
 
-@on_stand
 async def test_a_folder_that_is_away_is_no_file_that_is_lost(stand: Stand) -> None:
     """A folder of the network may come back, and with it all files."""
     names = [one.name for one in stand.path.iterdir() if one.is_dir()]
@@ -332,7 +307,6 @@ async def test_a_folder_that_is_away_is_no_file_that_is_lost(stand: Stand) -> No
     assert (await stand.until_ended(job)).completed == 1000
 
 
-@on_stand
 async def test_a_full_disk_pauses_a_job_that_goes_on_by_itself(stand: Stand) -> None:
     job = await stand.submit(["a"] * 1000)
     await asyncio.sleep(3.0)
@@ -348,7 +322,6 @@ async def test_a_full_disk_pauses_a_job_that_goes_on_by_itself(stand: Stand) -> 
     assert set(stand.runner.ran.values()) == {1}
 
 
-@on_stand
 async def test_a_store_that_is_away_pauses_a_job_once_its_lease_is_over(stand: Stand) -> None:
     stand.runner.seconds = 1.0
     job = await stand.submit(["a"] * 1000)
@@ -363,7 +336,6 @@ async def test_a_store_that_is_away_pauses_a_job_once_its_lease_is_over(stand: S
     assert found.completed == 1000 and set(stand.runner.ran.values()) == {1}
 
 
-@on_stand
 async def test_a_job_says_why_its_runner_has_no_room(stand: Stand) -> None:
     stand.runner.why = "no workers"
     job = await stand.submit(["a"] * 10)
@@ -373,7 +345,6 @@ async def test_a_job_says_why_its_runner_has_no_room(stand: Stand) -> None:
     assert (await stand.until_ended(job)).paused == ""
 
 
-@on_stand
 async def test_a_job_says_what_its_lines_wait_for_and_until_when(stand: Stand) -> None:
     stand.runner.waiting, stand.runner.seconds = ("requests came of late", 27.2), 10.0
     job = await stand.submit(["a"] * 10)
@@ -390,7 +361,6 @@ async def test_a_job_says_what_its_lines_wait_for_and_until_when(stand: Stand) -
     assert (found.waits, found.waits_until) == ("", 0.0)
 
 
-@on_stand
 async def test_a_line_of_which_nobody_can_tell_yet_is_waited_for(stand: Stand) -> None:
     stand.form.in_doubt = "the models are not known yet"
     job = await stand.submit(["a"] * 10)
@@ -402,7 +372,6 @@ async def test_a_line_of_which_nobody_can_tell_yet_is_waited_for(stand: Stand) -
     assert (found.completed, found.failed) == (10, 0)
 
 
-@on_stand
 async def test_who_ends_in_good_order_hands_over_at_once(stand: Stand) -> None:
     job = await stand.submit(["a"] * 1000)
     await asyncio.sleep(3.5)
@@ -411,12 +380,10 @@ async def test_who_ends_in_good_order_hands_over_at_once(stand: Stand) -> None:
     await stand.begin()
     await asyncio.sleep(1.0)
     assert (await stand.job(job)).generation == 2
-    found = await stand.until_ended(job)
-    assert found.completed == 1000
+    assert (await stand.until_ended(job)).completed == 1000
     assert sum(stand.runner.ran.values()) <= 1000 + 10, done
 
 
-@on_stand
 async def test_who_lost_the_job_writes_nothing_of_it(stand: Stand) -> None:
     job = await stand.submit(["a"] * 1000)
     await asyncio.sleep(3.0)
@@ -432,7 +399,6 @@ async def test_who_lost_the_job_writes_nothing_of_it(stand: Stand) -> None:
     await lost.close()
 
 
-@on_stand
 async def test_who_makes_files_of_a_log_that_is_half_gone_spoils_none(stand: Stand) -> None:
     """A holder stands still before it looks at the log, and its next has ended the job when it goes on."""
     records, goes_on = AnswerLog.records, asyncio.Event()
@@ -465,7 +431,6 @@ async def test_who_makes_files_of_a_log_that_is_half_gone_spoils_none(stand: Sta
 
 @contextlib.contextmanager
 def as_a_bucket() -> Iterator[None]:
-    """Local files as fsspec has them: in a bucket no folder has to be made first."""
     with pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(ImportError):
             from fsspec.config import conf
@@ -481,9 +446,7 @@ def as_a_bucket() -> Iterator[None]:
     lines=st.lists(st.sampled_from(["a", "BAD", "RAISE", "", "a|b|c", "a|RAISE|b"]), min_size=1, max_size=300),
     ending=st.sampled_from(["", "", "expires", "cancelled"]),
 )
-def test_each_line_has_one_record_whenever_its_holders_are_killed(
-    bucket: bool, crashes: list[int], lines: list[str], ending: str
-) -> None:
+def test_each_line_has_one_record_after_kills(bucket: bool, crashes: list[int], lines: list[str], ending: str) -> None:
     async def main(clock: Callable[[], float]) -> None:
         stand = Stand(Path(folder), clock, FakeRunner(10, 0.5), bucket)
         seconds = 20.0 if ending == "expires" else 1e6

@@ -1,7 +1,5 @@
 """Files and batches over HTTP, of a running service: what clients see, and what hostile ones may not do."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -55,8 +53,6 @@ def slow(inputs: list[str]) -> list[str]:
 
 
 class Client:
-    """Client of one tenant."""
-
     def __init__(self, url: str, key: str) -> None:
         self._address = urlsplit(url)
         self._headers = {"authorization": f"Bearer {key_of(key)}"} if key else {}
@@ -109,7 +105,6 @@ Make = Callable[..., Client]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Maker of clients of one service with bulk jobs."""
     services: list[BackgroundService] = []
 
     def made(key: str = "", target: str = "upper", **known: Any) -> Client:
@@ -297,8 +292,7 @@ def test_clients_do_not_read_where_the_database_and_the_folder_are(
 
 
 def test_without_a_folder_there_are_no_files(make: Make) -> None:
-    client = make(bulk_dir="")
-    assert client.json("GET", "/v1/files", status=404)["error"]["code"] == "unknown_url"
+    assert make(bulk_dir="").json("GET", "/v1/files", status=404)["error"]["code"] == "unknown_url"
 
 
 def test_lines_are_judged_by_the_functions_of_the_input_policy(make: Make, tmp_path: Path) -> None:
@@ -315,8 +309,7 @@ def test_lines_are_judged_by_the_functions_of_the_input_policy(make: Make, tmp_p
 
 def test_each_call_of_files_and_batches_counts_as_a_request_but_a_look_at_a_batch(make: Make, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    limits = "rate = 1\nburst = 8"
-    keys.write_text(entry("ada", more=limits))
+    keys.write_text(entry("ada", more="rate = 1\nburst = 8"))
     client = make("ada", keys=str(keys))
     batch = client.batch(line(1))
     file = f"/v1/files/{batch['input_file_id']}"
@@ -337,7 +330,6 @@ def test_each_call_of_files_and_batches_counts_as_a_request_but_a_look_at_a_batc
 
 
 def unread(client: Client, id: str) -> http.client.HTTPConnection:
-    """Download of which only the head is asked for and read."""
     connection = http.client.HTTPConnection(client._address.hostname or "", client._address.port, timeout=20)
     connection.request("GET", f"/v1/files/{id}/content", headers=client._headers)
     return connection

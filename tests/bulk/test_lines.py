@@ -1,8 +1,9 @@
 """Lines of batches: whatever stands in one, or comes of it, it has its record."""
 
-from __future__ import annotations
-
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,23 @@ from hypothesis import strategies as st
 
 from headway.bulk.folder import BulkFolder
 from headway.bulk.lines import AskedLine, LineSplitter, NotYet, pages
+from headway.bulk.seat_runner import JUDGED_AT_ONCE
 from headway.config import Settings
+from headway.core.input_policy import InputRule
 from headway.core.json_pages import finish
 from headway.errors import CANCELLED
+from headway.gateway.input_gate import InputGate, InputPolicy
+from headway.gateway.judge import Judge, Question, Verdict
 from headway.gateway.served_models import ServedModels
 from headway.http.openai.bulk_lines import OpenAILines
 from headway.model import Failure, Reply
-from headway.model.bulk import BulkJob
+from headway.model.bulk import BulkJob, BulkLine
+from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
+from tests.bulk.test_seat_runner import Play
+from tests.scenes import Played
+from tests.services.test_judge import FakeFunction
+from tests.virtual_time import run
 
 JOB = BulkJob(
     id="batch_1",
@@ -148,14 +158,11 @@ def test_pieces_of_a_file_are_split_into_lines_of_a_bounded_length(pieces: list[
     assert [*found, splitter.end()] == [line[: most + 1] for line in b"".join(pieces).split(b"\n")]
 
 
-def test_a_file_of_utf_16_is_refused_by_name() -> None:
+def test_a_file_of_utf_16_is_refused_by_name_and_a_line_that_begins_with_a_zero_octet_too() -> None:
     for text in (json.dumps(GOOD) + "\n" + json.dumps(GOOD)).encode("utf-16").split(b"\n"):
         record = finish(lines().read(JOB, 1, text))
         assert isinstance(record, bytes)
         assert "UTF-16" in told(record)["response"]["body"]["error"]["message"]
-
-
-def test_a_line_that_begins_with_a_zero_octet_is_told_so() -> None:
     record = finish(lines().read(JOB, 1, b"\0" + json.dumps(GOOD).encode()))
     assert isinstance(record, bytes)
     assert "begins with a zero octet" in told(record)["response"]["body"]["error"]["message"]
@@ -166,3 +173,101 @@ async def test_a_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path) -> 
     (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfabcd\n\xef\xbb\xbf")
     found = [one for page in [page async for page in pages(folder, "marked", 4)] for one in page]
     assert found == [(1, b"abcd"), (2, b"\xef\xbb\xbf")]
+
+
+PATTERN = InputRule(name="secrets", patterns=("secret",))
+
+
+class Judged:
+    """Lines before a policy with patterns and a function."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.function = FakeFunction(seconds=0.05)
+        rule = InputRule(name="judge", function="a:b", deadline_ms=500.0)
+        self.judge = Judge(rule, lambda number: self.function, clock, lambda: 0.5, lambda name: None)
+        self.counters = Counters()
+        policy = InputPolicy(
+            [PATTERN, rule], {"secrets": lambda text: "secret" in text}, {"judge": self.judge}, ["free"], ["m"]
+        )
+        self.play = Play(clock, gate=InputGate(policy, self.counters.input_policy))
+
+    def code(self, number: int) -> str:
+        failure = self.play.ended["job", number].failure
+        return failure.code if failure is not None else ""
+
+
+def judged(script: Callable[[Judged], Awaitable[None]]) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        one = Judged(clock)
+        await one.judge.open()
+        one.function.batches.clear()
+        one.judge.start(one.play.supervisor)
+        one.play.runner.start(one.play.supervisor)
+        one.play.supervisor.start("beats", one.play.keep_alive)
+        one.play.worker("gpu-0")
+        try:
+            await script(one)
+        finally:
+            await one.play.runner.close()
+            await one.play.supervisor.stop()
+
+    run(main)
+
+
+@pytest.fixture
+def one() -> Played:
+    return Played(judged)
+
+
+def _tell(told: asyncio.Queue[Verdict], verdict: Verdict, position: int) -> None:
+    told.put_nowait(verdict)
+
+
+async def test_lines_are_refused_by_patterns_and_by_functions(one: Judged) -> None:
+    await one.play.feed(["good", "a secret", "bad", "raise", *["good"] * 60])
+    await one.play.until(64)
+    assert one.play.failed() == {2, 3, 4}
+    assert {one.code(number) for number in (2, 3, 4)} == {"REJECTED_BY_POLICY"}
+    assert one.counters.input_policy["judge", "refused"] == 1
+    assert max(map(len, one.function.batches)) <= JUDGED_AT_ONCE
+
+
+async def test_parameters_of_lines_are_screened_too(one: Judged) -> None:
+    line = BulkLine("job", "t", 1, "m", "", "good", b'{"suffix":"a secret"}')
+    one.play.runner.offer([line], one.play.done)
+    await one.play.until(1)
+    assert one.code(1) == "REJECTED_BY_POLICY"
+
+
+async def test_a_request_waits_for_one_call_with_lines_at_most(one: Judged) -> None:
+    feeding = asyncio.ensure_future(one.play.feed(["good"] * 500))
+    await asyncio.sleep(1.0)
+    loop = asyncio.get_running_loop()
+    for _ in range(20):
+        began, told = loop.time(), asyncio.Queue[Verdict]()
+        question = Question(("other", "ann"), ["asked"], partial(_tell, told), lambda: True)
+        assert one.judge.ask(question)
+        assert await told.get() is Verdict.LET_IN
+        assert loop.time() - began <= 2 * one.function.seconds + 0.001
+    await one.play.until(500)
+    await feeding
+
+
+async def test_a_line_that_no_function_has_time_for_is_judged_later(one: Judged) -> None:
+    one.function.seconds = 0.45
+    asked = [Question((f"other-{at}", "ann"), ["asked"], lambda *found: None, lambda: True) for at in range(20)]
+    for question in asked:
+        assert one.judge.ask(question)
+    await one.play.feed(["good"] * 20)
+    one.function.seconds = 0.05
+    await one.play.until(20)
+    assert not one.play.failed()
+
+
+async def test_what_is_withdrawn_is_not_judged(one: Judged) -> None:
+    await one.play.feed(["good"] * 30)
+    one.play.runner.withdraw("job")
+    await one.play.feed(["good"] * 5, "later")
+    await one.play.until(5, "later")
+    assert not any(job == "job" for job, _ in one.play.ended)
+    assert await one.play.runner.room("m") > 0

@@ -1,7 +1,5 @@
 """The runner of bulk lines: each ends once, bad ones alone, whatever becomes of batches, the broker and the lines of others."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
@@ -38,16 +36,16 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.model.bulk import BulkLine
-from headway.runtime.counters import BrokerCounts
+from headway.runtime.counters import BULK, ITEM, OK, BrokerCounts, WorkerCounts
 from headway.runtime.supervisor import Supervisor
+from headway.worker.slot_figures import RunCounts, SlotFigures
+from tests.scenes import Played
 from tests.virtual_time import run
 
 BATCH = 16
 
 
 class Play:
-    """A runner, a broker and workers, in one loop of virtual time."""
-
     def __init__(self, clock: Callable[[], float], seed: int = 0, gate: InputGate | None = None) -> None:
         self.rng = random.Random(seed)
         counters = BrokerCounts()
@@ -119,7 +117,6 @@ class Play:
             del lines[:room]
 
     async def ask(self, count: int) -> None:
-        """Have somebody else ask, 20 times a second."""
         for _ in range(count):
             await self.broker.enqueue([Entry(f"asked-{next(self.asked)}", "m", "asked", 0, "other", "g", 60.0, 60.0)])
             await asyncio.sleep(0.05)
@@ -151,178 +148,149 @@ def play(script: Callable[[Play], Awaitable[None]], seed: int = 0) -> None:
     run(main)
 
 
-def test_a_tenant_of_large_lines_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one() -> Played:
+    return Played(play)
+
+
+async def test_a_tenant_of_large_lines_leaves_room_for_others(one: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seat_runner, "MOST_BYTES", 6_000)
-
-    async def script(one: Play) -> None:
-        sent: Counter[str] = Counter()
-        for tenant in ("a", "b", "c"):
-            while not one.runner.full(tenant):
-                sent[tenant] += 1
-                line = BulkLine(f"job-{tenant}", tenant, sent[tenant], "m", "", "x" * 100)
-                one.runner.offer([line], one.done)
-        assert sent == {"a": 30, "b": 15, "c": 8}
-        assert not one.runner.full("d")
-        await one.until(sent.total())
-        assert not any(map(one.runner.full, sent))
-
-    play(script)
+    sent: Counter[str] = Counter()
+    for tenant in ("a", "b", "c"):
+        while not one.runner.full(tenant):
+            sent[tenant] += 1
+            line = BulkLine(f"job-{tenant}", tenant, sent[tenant], "m", "", "x" * 100)
+            one.runner.offer([line], one.done)
+    assert sent == {"a": 30, "b": 15, "c": 8}
+    assert not one.runner.full("d")
+    await one.until(sent.total())
+    assert not any(map(one.runner.full, sent))
 
 
-def test_all_lines_are_answered_in_full_batches() -> None:
-    async def script(one: Play) -> None:
-        await one.feed([f"text {number}" for number in range(500)])
-        await one.until(500)
-        assert not one.failed()
-        assert len(one.batches) <= 500 / BATCH + 2
-
-    play(script)
+async def test_all_lines_are_answered_in_full_batches(one: Play) -> None:
+    await one.feed([f"text {number}" for number in range(500)])
+    await one.until(500)
+    assert not one.failed()
+    assert len(one.batches) <= 500 / BATCH + 2
 
 
 @pytest.mark.parametrize("cause", [Cause.RAISED, Cause.CRASHED, Cause.TIMEOUT])
-def test_bad_lines_end_alone_and_all_others_are_answered(cause: Cause) -> None:
-    async def script(one: Play) -> None:
-        one.cause = cause
-        bad = {7, 8, 100, 133}
-        await one.feed(["bad" if number in bad else "good" for number in range(1, 161)])
-        await one.until(160)
-        assert one.failed() == bad
-        assert all(one.ended["job", number].failure.reason == cause.value for number in bad)  # type: ignore[union-attr]
-
-    play(script)
+async def test_bad_lines_end_alone_and_all_others_are_answered(one: Play, cause: Cause) -> None:
+    one.cause = cause
+    bad = {7, 8, 100, 133}
+    await one.feed(["bad" if number in bad else "good" for number in range(1, 161)])
+    await one.until(160)
+    assert one.failed() == bad
+    assert all(one.ended["job", number].failure.reason == cause.value for number in bad)  # type: ignore[union-attr]
 
 
-def test_a_tenant_of_bad_lines_costs_the_others_few_batches() -> None:
+async def test_a_tenant_of_bad_lines_costs_the_others_few_batches(one: Play) -> None:
     """Not one for each of its bad lines."""
+    hit = Counter[tuple[bool, bool]]()
 
-    async def script(one: Play) -> None:
-        hit = Counter[tuple[bool, bool]]()
-
-        feeding = asyncio.ensure_future(one.feed(["bad" if number % 20 == 0 else "good" for number in range(600)]))
-        await one.ask(2_000)
-        for lease in one.batches:
-            inputs = [str(entry.input) for entry in lease.entries]
-            hit["asked" in inputs, "bad" in inputs] += 1
-        assert hit[True, True] <= 3
-        assert hit[False, True] > 1
-        feeding.cancel()
-        await asyncio.gather(feeding, return_exceptions=True)
-
-    play(script)
+    feeding = asyncio.ensure_future(one.feed(["bad" if number % 20 == 0 else "good" for number in range(600)]))
+    await one.ask(2_000)
+    for lease in one.batches:
+        inputs = [str(entry.input) for entry in lease.entries]
+        hit["asked" in inputs, "bad" in inputs] += 1
+    assert hit[True, True] <= 3
+    assert hit[False, True] > 1
+    feeding.cancel()
+    await asyncio.gather(feeding, return_exceptions=True)
 
 
 @pytest.mark.parametrize("most", [150, 450])
-def test_lines_of_large_outputs_are_all_answered_and_hardly_ever_ride_beside_others(
-    most: int, monkeypatch: pytest.MonkeyPatch
+async def test_lines_of_large_outputs_are_answered_mostly_without_riders(
+    one: Play, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the first of them the tenant's lines ride apart, as many together as have room, until small ones have come."""
     monkeypatch.setattr(suspects, "MOST_OUTPUT", most)
-
-    async def script(one: Play) -> None:
-        one.most_output = most
-        asking = asyncio.ensure_future(one.ask(400))
-        await one.feed(["large"] * 100, "large", "a")
-        await one.until(100)
-        assert not one.failed("large")
-        with_large = [lease for lease in one.batches if "large" in {str(entry.input) for entry in lease.entries}]
-        assert sum(not lease.entries[0].tier for lease in with_large) <= 2
-        assert max(len(lease.entries) for lease in with_large[4:]) == most // 100
-        await asking
-        await one.feed(["small"] * CLEAN, "owed", "a")
-        await one.until(CLEAN, "owed")
-        asking = asyncio.ensure_future(one.ask(100))
-        await one.feed(["small"] * 10 * BATCH, "small", "a")
-        await asking
-        assert any({"asked", "small"} <= {str(entry.input) for entry in lease.entries} for lease in one.batches)
-
-    play(script)
+    one.most_output = most
+    asking = asyncio.ensure_future(one.ask(400))
+    await one.feed(["large"] * 100, "large", "a")
+    await one.until(100)
+    assert not one.failed("large")
+    with_large = [lease for lease in one.batches if "large" in {str(entry.input) for entry in lease.entries}]
+    assert sum(not lease.entries[0].tier for lease in with_large) <= 2
+    assert max(len(lease.entries) for lease in with_large[4:]) == most // 100
+    await asking
+    await one.feed(["small"] * CLEAN, "owed", "a")
+    await one.until(CLEAN, "owed")
+    asking = asyncio.ensure_future(one.ask(100))
+    await one.feed(["small"] * 10 * BATCH, "small", "a")
+    await asking
+    assert any({"asked", "small"} <= {str(entry.input) for entry in lease.entries} for lease in one.batches)
 
 
 @pytest.mark.parametrize("cause", [Cause.CRASHED, Cause.TIMEOUT])
-def test_lines_that_end_workers_cost_a_small_share_of_them(cause: Cause) -> None:
+async def test_lines_that_end_workers_cost_a_small_share_of_them(one: Play, cause: Cause) -> None:
     """Whether they come first, or after so many good ones that a lot of them wait in the broker."""
-
-    async def script(one: Play) -> None:
-        one.cause = cause
-        feeding = asyncio.ensure_future(one.feed([*["good"] * 2_000, *["bad"] * 2_000], tenant="bad"))
-        await asyncio.sleep(300.0)
-        assert (
-            sum(any("bad" in str(entry.input) for entry in lease.entries) for lease in one.batches)
-            <= 300.0 / LEAST_REST + 3
-        )
-        assert one.runner.paused("m", "bad") and not one.runner.paused("m", "t")
-        before = len(one.batches)
-        await one.feed(["good"] * 100, "other")
-        await one.until(100, "other")
-        assert len(one.batches) - before <= 100 / BATCH + 5
-        feeding.cancel()
-        await asyncio.gather(feeding, return_exceptions=True)
-
-    play(script)
+    one.cause = cause
+    feeding = asyncio.ensure_future(one.feed([*["good"] * 2_000, *["bad"] * 2_000], tenant="bad"))
+    await asyncio.sleep(300.0)
+    assert (
+        sum(any("bad" in str(entry.input) for entry in lease.entries) for lease in one.batches)
+        <= 300.0 / LEAST_REST + 3
+    )
+    assert one.runner.paused("m", "bad") and not one.runner.paused("m", "t")
+    before = len(one.batches)
+    await one.feed(["good"] * 100, "other")
+    await one.until(100, "other")
+    assert len(one.batches) - before <= 100 / BATCH + 5
+    feeding.cancel()
+    await asyncio.gather(feeding, return_exceptions=True)
 
 
-def test_lines_of_a_tenant_that_sends_good_ones_ride_on_beside_others() -> None:
-    async def script(one: Play) -> None:
-        await one.feed(["bad", *["good"] * BATCH])
-        await one.until(BATCH + 1)
-        await one.feed(["good"] * CLEAN, "owed")
-        await one.until(CLEAN, "owed")
-        asking = asyncio.ensure_future(one.ask(100))
-        await one.feed(["good"] * 10 * BATCH, "later")
-        await asking
-        assert any({"asked", "good"} <= {str(entry.input) for entry in lease.entries} for lease in one.batches)
-
-    play(script)
+async def test_lines_of_a_tenant_that_sends_good_ones_ride_on_beside_others(one: Play) -> None:
+    await one.feed(["bad", *["good"] * BATCH])
+    await one.until(BATCH + 1)
+    await one.feed(["good"] * CLEAN, "owed")
+    await one.until(CLEAN, "owed")
+    asking = asyncio.ensure_future(one.ask(100))
+    await one.feed(["good"] * 10 * BATCH, "later")
+    await asking
+    assert any({"asked", "good"} <= {str(entry.input) for entry in lease.entries} for lease in one.batches)
 
 
-def test_a_remote_that_fails_is_waited_for() -> None:
-    async def script(one: Play) -> None:
-        one.cause, one.dies = Cause.REMOTE, lambda lease: True
-        feeding = asyncio.ensure_future(one.feed(["good"] * 50))
-        await asyncio.sleep(60.0)
-        assert not one.ended
-        one.dies = lambda lease: False
-        await one.until(50)
-        await feeding
-        assert not one.failed()
-
-    play(script)
+async def test_a_remote_that_fails_is_waited_for(one: Play) -> None:
+    one.cause, one.dies = Cause.REMOTE, lambda lease: True
+    feeding = asyncio.ensure_future(one.feed(["good"] * 50))
+    await asyncio.sleep(60.0)
+    assert not one.ended
+    one.dies = lambda lease: False
+    await one.until(50)
+    await feeding
+    assert not one.failed()
 
 
-def test_lines_pause_while_no_worker_of_their_model_is_up() -> None:
-    async def script(one: Play) -> None:
-        assert not one.runner.paused("m")  # Nobody has looked yet.
-        up, drained = "no worker of the model is up", "the workers of the model are drained"
-        seen = (None, up), (WorkerStatus.STARTING, up), (WorkerStatus.DRAINED, drained), (WorkerStatus.HEALTHY, "")
-        for status, paused in seen:
-            workers = [] if status is None else [WorkerInfo(worker_id="gpu-0", model="m", status=status)]
-            one.runner.learn(workers)
-            assert one.runner.paused("m") == paused
-
-    play(script)
+async def test_lines_pause_while_no_worker_of_their_model_is_up(one: Play) -> None:
+    assert not one.runner.paused("m")  # Nobody has looked yet.
+    up, drained = "no worker of the model is up", "the workers of the model are drained"
+    seen = (None, up), (WorkerStatus.STARTING, up), (WorkerStatus.DRAINED, drained), (WorkerStatus.HEALTHY, "")
+    for status, paused in seen:
+        workers = [] if status is None else [WorkerInfo(worker_id="gpu-0", model="m", status=status)]
+        one.runner.learn(workers)
+        assert one.runner.paused("m") == paused
 
 
-def test_what_is_withdrawn_never_ends() -> None:
-    async def script(one: Play) -> None:
-        one.dies = lambda lease: lease.attempt == 1 and one.rng.random() < 0.5
-        await one.feed(["good"] * 200, "first")
-        await one.feed(["good"] * 200, "second")
-        one.runner.withdraw("first")
-        before = sum(job == "first" for job, _ in one.ended)
-        await one.until(200, "second")
-        assert sum(job == "first" for job, _ in one.ended) == before
-        one.runner.withdraw("second")
-        one.cause, one.dies = Cause.REMOTE, lambda lease: True
-        await one.feed(["good"] * 3, "third")
-        one.runner.withdraw("third", [2])
-        await asyncio.sleep(5.0)
-        one.runner.withdraw("third", [1])
-        one.dies = lambda lease: False
-        await one.until(1, "third")
-        assert [number for job, number in one.ended if job == "third"] == [3]
-        assert await one.runner.room("m") > 0
-
-    play(script)
+async def test_what_is_withdrawn_never_ends(one: Play) -> None:
+    one.dies = lambda lease: lease.attempt == 1 and one.rng.random() < 0.5
+    await one.feed(["good"] * 200, "first")
+    await one.feed(["good"] * 200, "second")
+    one.runner.withdraw("first")
+    before = sum(job == "first" for job, _ in one.ended)
+    await one.until(200, "second")
+    assert sum(job == "first" for job, _ in one.ended) == before
+    one.runner.withdraw("second")
+    one.cause, one.dies = Cause.REMOTE, lambda lease: True
+    await one.feed(["good"] * 3, "third")
+    one.runner.withdraw("third", [2])
+    await asyncio.sleep(5.0)
+    one.runner.withdraw("third", [1])
+    one.dies = lambda lease: False
+    await one.until(1, "third")
+    assert [number for job, number in one.ended if job == "third"] == [3]
+    assert await one.runner.room("m") > 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -341,9 +309,7 @@ def test_whatever_happens_each_line_ends_once(seed: int, monkeypatch: pytest.Mon
         one.dies = dies
         sent: dict[str, list[str]] = defaultdict(list)
         for job in range(4):
-            sent[f"job-{job}"] = [
-                rng.choice(("good", "good", "good", "good", "bad")) for _ in range(rng.randint(1, 80))
-            ]
+            sent[f"job-{job}"] = [rng.choice([*["good"] * 4, "bad"]) for _ in range(rng.randint(1, 80))]
         await asyncio.gather(*(one.feed(texts, job, rng.choice("ab")) for job, texts in sent.items()))
         await one.until(sum(map(len, sent.values())))
         for name, texts in sent.items():
@@ -357,28 +323,25 @@ def test_whatever_happens_each_line_ends_once(seed: int, monkeypatch: pytest.Mon
     play(script, seed)
 
 
-def test_lines_that_wait_for_a_silence_say_so_and_for_how_long() -> None:
-    async def script(one: Play) -> None:
-        await one.feed(["a"])
-        await one.until(1)
-        await one.ask(1)
-        await asyncio.sleep(1.0)
-        [bulk] = [queue.bulk for queue in one.broker._queues.values() if queue.bulk is not None]
-        bulk.credit = 0.0
-        await one.feed(["a"] * BATCH, "other")
-        await one.runner.look()
-        assert one.runner.waits("m", "t") is None, "not yet"
-        await asyncio.sleep(2.0)
-        await one.runner.look()
-        found = one.runner.waits("m", "t")
-        assert found is not None
-        assert "30 seconds without a request" in found[0]
-        assert found[1] == pytest.approx(QUIET - 3.0, abs=0.2)
-        await one.until(BATCH, "other")
-        await one.runner.look()
-        assert one.runner.waits("m", "t") is None
-
-    play(script)
+async def test_lines_that_wait_for_a_silence_say_so_and_for_how_long(one: Play) -> None:
+    await one.feed(["a"])
+    await one.until(1)
+    await one.ask(1)
+    await asyncio.sleep(1.0)
+    [bulk] = [queue.bulk for queue in one.broker._queues.values() if queue.bulk is not None]
+    bulk.credit = 0.0
+    await one.feed(["a"] * BATCH, "other")
+    await one.runner.look()
+    assert one.runner.waits("m", "t") is None, "not yet"
+    await asyncio.sleep(2.0)
+    await one.runner.look()
+    found = one.runner.waits("m", "t")
+    assert found is not None
+    assert "30 seconds without a request" in found[0]
+    assert found[1] == pytest.approx(QUIET - 3.0, abs=0.2)
+    await one.until(BATCH, "other")
+    await one.runner.look()
+    assert one.runner.waits("m", "t") is None
 
 
 @pytest.mark.parametrize(
@@ -395,3 +358,64 @@ def test_what_lines_wait_for(queue: BulkDepth, words: str, until: float) -> None
     found = seat_runner._why_they_wait([queue], 100.0)
     assert (found is None) is (words == "")
     assert found is None or (words in found[0] and found[1] == until)
+
+
+SLOT = Slot("gpu-0", "m", 8)
+CRASHED = BatchFailure(Cause.CRASHED, "gone", "gpu-0")
+
+
+class Counted:
+    """Counts of one slot, after batches of so many requests and lines."""
+
+    def __init__(self) -> None:
+        self.counters, self.figures = WorkerCounts(), SlotFigures(SLOT, lambda: 0.0)
+        self.counts = RunCounts(SLOT, self.counters, self.figures, tiers=2)
+
+    def lease(self, requests: int, lines: int) -> Lease:
+        tiers = [0] * requests + [2] * lines
+        entries = [Entry(f"{at}", "m", "a", tier, "t", "g", 1.0, 1.0) for at, tier in enumerate(tiers)]
+        return Lease(1, SLOT, entries, "full", 0.0, 1.0, 1.0)
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        return {outcome: count for (_, _, outcome), count in self.counters.inputs.items() if count}
+
+
+def test_lines_that_fail_are_counted_apart() -> None:
+    one, bad = Counted(), ItemResult(None, "no")
+    one.counts.came_back(one.lease(2, 3), [ItemResult("a"), bad, bad, bad, ItemResult("a")], 0.1)
+    assert one.inputs == {OK: 2, ITEM: 1, BULK: 2}
+    assert one.figures.failed == pytest.approx(1 / 200)
+    one.counts.came_back(one.lease(0, 3), [bad] * 3, 0.1)
+    assert one.inputs == {OK: 2, ITEM: 1, BULK: 5}
+    fill = one.counters.batch_fill["m"]
+    assert sum(fill.counts) == 1 and fill.sum == pytest.approx(2 / 8)
+
+
+def test_a_batch_that_fails_with_lines_in_it_speaks_against_no_worker() -> None:
+    one = Counted()
+    for requests, lines in ((2, 3), (0, 3)):
+        one.counts.failed(one.lease(requests, lines), CRASHED, 0.5)
+        one.counts.killed(one.lease(requests, lines))
+    assert one.inputs == {BULK: 8} and one.figures.failed == 0.0
+    assert dict(one.counters.wasted_seconds) == {BULK: 1.0}
+    assert one.counters.bulk_kills["gpu-0"] == 2
+    one.counts.failed(one.lease(2, 0), CRASHED, 0.5)
+    one.counts.killed(one.lease(2, 0))
+    assert one.inputs == {BULK: 8, Cause.CRASHED.value: 2} and one.figures.failed > 0.0
+    assert one.counters.bulk_kills["gpu-0"] == 2
+
+
+def test_outputs_that_were_left_out_are_no_failures() -> None:
+    one = Counted()
+    one.counts.came_back(one.lease(3, 0), [ItemResult("a"), ItemResult(None, left_out=9), ItemResult(None, "no")], 0.1)
+    assert one.inputs == {OK: 1, ITEM: 1}
+
+
+def test_of_a_batch_in_several_calls_only_the_inputs_of_the_one_that_raised_count() -> None:
+    """The others run again beyond suspicion, and say nothing of the worker."""
+    one = Counted()
+    one.counts.failed(one.lease(8, 0), BatchFailure(Cause.RAISED, "no good", "gpu-0", places=(2, 5)), 0.5)
+    assert one.inputs == {Cause.RAISED.value: 2}
+    assert one.figures.failed == pytest.approx(2 / 200)
+    assert sum(one.counters.batch_fill["m"].counts) == 1

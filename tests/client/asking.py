@@ -1,7 +1,5 @@
 """Both clients under one set of blocking methods, so that one suite holds them to one behaviour."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -70,7 +68,6 @@ AnyTask = Task | BlockingTask
 
 @contextmanager
 def asking(kind: str, *arguments: Any, **how: Any) -> Iterator[AnyClient]:
-    """Client of one kind of CLIENTS."""
     if kind == "threads":
         with Client(*arguments, **how) as client:
             yield client

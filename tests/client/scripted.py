@@ -1,7 +1,5 @@
 """A service that answers as its script says, and keeps what it was asked."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import threading
@@ -64,7 +62,6 @@ def problem(status: int, code: str, header: Mapping[str, str] | None = None) -> 
 
 @contextmanager
 def scripted(*script: Step, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
-    """Scripted service on a port of its own."""
     service = Scripted(list(script), scheme="http" if tls is None else "https")
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,5 @@
 """Arrays through both clients: what is sent, what is read, and a real service in between."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -24,11 +22,10 @@ from headway.client import (
 )
 from headway.client.arrays import array_inference, read_arrays
 from headway.client.messages import Answer, Request
-from tests.client.asking import CLIENTS, asking
+from tests.client.asking import asking
 from tests.client.scripted import LOST, Step, scripted
 from tests.e2e.server import Server, serving
 
-kinds = pytest.mark.parametrize("kind", CLIENTS)
 NAN, INFINITY = float("nan"), float("inf")
 
 ARRAYS: dict[str, Any] = {
@@ -49,7 +46,6 @@ def body_of(request: Request) -> tuple[Any, bytes]:
 
 
 def echo(request: Request, **more: Any) -> Answer:
-    """Answer that gives the arrays of a request back."""
     head, data = body_of(request)
     text = json.dumps({"model_version": "3", "outputs": head["inputs"], **more}).encode()
     header = {"inference-header-content-length": str(len(text)), "x-request-id": "req_1"}
@@ -159,15 +155,12 @@ def test_arrays_by_name_with_parameters_and_wanted_outputs_are_one_request() -> 
         ("text", {"outputs": ["a"]}, "are named for arrays, and the input is of type str"),
     ],
 )
-@kinds
 def test_what_cannot_be_sent_is_refused_before_it_is(kind: str, input: Any, how: dict[str, Any], what: str) -> None:
     with asking(kind, "http://127.0.0.1:1") as client, pytest.raises(InvalidInput, match=what):
         client.infer(input, **how)
 
 
 class Remote:
-    """Array on a device of its own."""
-
     def __len__(self) -> int:
         return 1
 
@@ -241,7 +234,6 @@ def test_an_answer_of_other_arrays_than_it_says_is_none(output: dict[str, Any]) 
             read_arrays(answer)
 
 
-@kinds
 def test_a_request_with_arrays_is_sent_again_under_its_key_and_with_the_time_that_is_left(kind: str) -> None:
     good = echo(asked(np.ones((1, 2), "f4")))
     refused: Step = (503, {"retry-after-ms": "1"}, b'{"error":"no worker is ready"}')
@@ -255,7 +247,6 @@ def test_a_request_with_arrays_is_sent_again_under_its_key_and_with_the_time_tha
         assert 0 < left[-1] < left[0] <= 60_000, "the pause that was asked for is gone"
 
 
-@kinds
 def test_errors_have_their_code_from_the_header(kind: str) -> None:
     header = {
         "x-headway-error": "RATE_LIMITED",
@@ -293,7 +284,6 @@ ROWS = np.arange(12, dtype="f4").reshape(3, 4)
 
 
 @pytest.mark.processes
-@kinds
 def test_a_service_gives_arrays_for_arrays(kind: str, halved: Server) -> None:
     with asking(kind, f"http://127.0.0.1:{halved.port}") as client:
         result = client.infer(ROWS)
@@ -306,7 +296,6 @@ def test_a_service_gives_arrays_for_arrays(kind: str, halved: Server) -> None:
 
 
 @pytest.mark.processes
-@kinds
 def test_each_row_of_an_array_is_an_input_of_many(kind: str, halved: Server) -> None:
     with asking(kind, f"http://127.0.0.1:{halved.port}") as client:
         results = client.infer_many(ROWS)
@@ -322,7 +311,6 @@ def test_each_row_of_an_array_is_an_input_of_many(kind: str, halved: Server) -> 
 
 
 @pytest.mark.processes
-@kinds
 def test_errors_of_a_service_are_those_of_other_requests(kind: str, halved: Server) -> None:
     with asking(kind, f"http://127.0.0.1:{halved.port}") as client:
         for wrong, what in (
@@ -340,7 +328,6 @@ def test_errors_of_a_service_are_those_of_other_requests(kind: str, halved: Serv
 
 
 @pytest.mark.processes
-@kinds
 def test_every_datatype_goes_through_a_service_bit_for_bit(kind: str, passed: Server) -> None:
     arrays = {f"in_{name}": np.concatenate([one, one, one])[:2] for name, one in ARRAYS.items()}
     with asking(kind, f"http://127.0.0.1:{passed.port}") as client:

@@ -1,7 +1,5 @@
 """What a call of a client does after each answer, decided without I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -32,12 +30,9 @@ def test_an_attempt_tells_the_service_what_is_left_of_the_time() -> None:
     assert later.header == {"X-Request-Timeout-Ms": "750"} and later.connect == later.read == 0.75 + GRACE
 
 
-def test_no_attempt_begins_when_the_time_is_over() -> None:
+def test_no_attempt_begins_when_the_time_is_over_and_a_success_ends_the_call() -> None:
     with pytest.raises(TimedOut, match="no answer within 2 s"):
         call(timeout=2.0).attempt(102.0)
-
-
-def test_a_success_ends_the_call() -> None:
     assert call().answered(Answer(202, {}, b"{}"), 100.0) is None
 
 
@@ -76,12 +71,8 @@ def test_the_service_says_how_long_to_wait(header: dict[str, str], pause: float)
     assert one.answered(refused(429, header), 100.0) == pytest.approx(pause)
 
 
-def test_pauses_that_were_asked_for_are_spread_and_never_shorter() -> None:
-    one = call(rng=0.8)
-    assert one.answered(refused(429, {"retry-after": "1"}), 100.0) == pytest.approx(1.2)
-
-
-def test_pauses_grow_up_to_a_limit() -> None:
+def test_pauses_grow_up_to_a_limit_and_those_asked_for_are_spread_and_never_shorter() -> None:
+    assert call(rng=0.8).answered(refused(429, {"retry-after": "1"}), 100.0) == pytest.approx(1.2)
     one, pauses = call(timeout=1000.0, retries=6, rng=1.0), []
     for _ in range(6):
         one.attempt(100.0)

@@ -1,7 +1,5 @@
 """Both clients towards a service whose answers are scripted."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import ssl
@@ -35,10 +33,7 @@ from tests.servers.tls import Authority
 
 NOW = {"retry-after-ms": "1"}
 
-kinds = pytest.mark.parametrize("kind", CLIENTS)
 
-
-@kinds
 def test_a_request_carries_what_the_service_needs(kind: str) -> None:
     with scripted(ok({"label": "a"})) as service:
         with asking(kind, service.url + "/", "hw_key", timeout=7.0, headers={"X-Team": "blue"}) as client:
@@ -53,7 +48,6 @@ def test_a_request_carries_what_the_service_needs(kind: str) -> None:
         assert len(asked.header["Idempotency-Key"]) == 36
 
 
-@kinds
 @pytest.mark.parametrize(
     "step", [problem(503, "DRAINING", NOW), problem(429, "RATE_LIMITED", NOW), LOST, (CUT, {}, b'{"request_id"')]
 )
@@ -66,14 +60,12 @@ def test_a_request_is_sent_again_under_its_key(kind: str, step: Any) -> None:
         assert len({asked.header["Idempotency-Key"] for asked in service.asked}) == 2
 
 
-@kinds
 def test_the_callers_own_key_is_sent(kind: str) -> None:
     with scripted(ok()) as service, asking(kind, service.url) as client:
         client.infer("x", idempotency_key="order-7")
         assert service.asked[0].header["Idempotency-Key"] == "order-7"
 
 
-@kinds
 def test_without_retries_a_request_is_sent_once_and_has_no_key(kind: str) -> None:
     with scripted(problem(503, "DRAINING", NOW)) as service, asking(kind, service.url, retries=0) as client:
         with pytest.raises(Overloaded) as raised:
@@ -83,7 +75,6 @@ def test_without_retries_a_request_is_sent_once_and_has_no_key(kind: str) -> Non
         assert "Idempotency-Key" not in asked.header
 
 
-@kinds
 def test_a_hopeless_error_is_raised_at_once(kind: str) -> None:
     refusal = problem(422, "REJECTED_BY_MODEL", {"x-should-retry": "false"})
     with scripted(refusal) as service, asking(kind, service.url) as client:
@@ -92,7 +83,6 @@ def test_a_hopeless_error_is_raised_at_once(kind: str) -> None:
         assert len(service.asked) == 1
 
 
-@kinds
 def test_nobody_at_the_address_is_unreachable(kind: str) -> None:
     with scripted(ok()) as service:
         url = service.url
@@ -117,7 +107,6 @@ def silent() -> Iterator[Scripted]:
             release.set()
 
 
-@kinds
 def test_a_service_that_does_not_answer_times_out(kind: str) -> None:
     with (
         silent() as service,
@@ -127,7 +116,6 @@ def test_a_service_that_does_not_answer_times_out(kind: str) -> None:
         client.infer("x", timeout=0.05)
 
 
-@kinds
 def test_a_redirect_is_not_followed(kind: str) -> None:
     with scripted((302, {"Location": "http://127.0.0.1:1/"}, b"")) as service, asking(kind, service.url) as client:
         with pytest.raises(ApiError) as raised:
@@ -135,7 +123,6 @@ def test_a_redirect_is_not_followed(kind: str) -> None:
         assert (raised.value.status, len(service.asked)) == (302, 1)
 
 
-@kinds
 def test_many_inputs_are_answered_in_their_order(kind: str) -> None:
     with scripted(ok()) as service, asking(kind, service.url) as client:
         results = client.infer_many((text for text in "abcdef"), parameters={"n": 1}, concurrency=3)
@@ -146,7 +133,6 @@ def test_many_inputs_are_answered_in_their_order(kind: str) -> None:
             client.infer_many(["a"], concurrency=0)
 
 
-@kinds
 @pytest.mark.parametrize(
     "inputs", ["good", b"good", bytearray(b"good"), {"a": 1}, 7], ids=lambda value: type(value).__name__
 )
@@ -157,7 +143,6 @@ def test_what_is_no_list_of_inputs_is_refused_before_it_is_sent(kind: str, input
         assert service.asked == []
 
 
-@kinds
 def test_an_input_that_is_no_json_fails_in_its_place(kind: str) -> None:
     with scripted(ok()) as service, asking(kind, service.url) as client:
         good, bad = client.infer_many(["a", object()], return_errors=True)
@@ -165,7 +150,6 @@ def test_an_input_that_is_no_json_fails_in_its_place(kind: str) -> None:
         assert len(service.asked) == 1
 
 
-@kinds
 def test_the_first_error_among_many_is_raised_and_the_rest_is_not_sent(kind: str) -> None:
     with scripted(problem(404, "NOT_FOUND")) as service, asking(kind, service.url) as client:
         with pytest.raises(NotFound):
@@ -173,7 +157,6 @@ def test_the_first_error_among_many_is_raised_and_the_rest_is_not_sent(kind: str
         assert len(service.asked) < 100
 
 
-@kinds
 def test_an_error_among_many_inputs_has_its_place(kind: str) -> None:
     with scripted(ok(), problem(404, "NOT_FOUND")) as service, asking(kind, service.url) as client:
         with pytest.raises(NotFound, match=r"^input 1 of 3, counted from 0: told: NOT_FOUND \(404") as raised:
@@ -193,7 +176,6 @@ def test_an_error_among_many_inputs_has_its_place(kind: str) -> None:
         )
 
 
-@kinds
 def test_many_inputs_wait_out_the_rate_of_their_key(kind: str) -> None:
     refusals = [problem(429, "RATE_LIMITED", NOW)] * 20
     with scripted(*refusals, ok()) as service, asking(kind, service.url, retries=1) as client:
@@ -201,7 +183,6 @@ def test_many_inputs_wait_out_the_rate_of_their_key(kind: str) -> None:
         assert len(service.asked) == 22
 
 
-@kinds
 def test_who_interrupts_a_call_for_many_inputs_waits_for_none(kind: str) -> None:
     def inputs() -> Iterator[str]:
         yield "x"
@@ -211,7 +192,6 @@ def test_who_interrupts_a_call_for_many_inputs_waits_for_none(kind: str) -> None
         client.infer_many(inputs())
 
 
-@kinds
 def test_errors_of_many_inputs_are_returned_in_their_places(kind: str) -> None:
     with scripted(ok("a"), problem(404, "NOT_FOUND"), ok("c")) as service, asking(kind, service.url) as client:
         first, second, third = client.infer_many(["a", "b", "c"], concurrency=1, return_errors=True)
@@ -225,7 +205,6 @@ DONE: Step = 200, {}, b'{"task_id":"req_9","status":"SUCCESS","output":"out"}'
 MISSING = problem(404, "NOT_FOUND")
 
 
-@kinds
 def test_a_task_is_submitted_and_polled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.client.call.PAUSE", 0.0)
     with scripted(SUBMITTED, PENDING, PENDING, LOST, DONE) as service, asking(kind, service.url) as client:
@@ -239,7 +218,6 @@ def test_a_task_is_submitted_and_polled(kind: str, monkeypatch: pytest.MonkeyPat
         assert [one.path for one in asked[1:]] == ["/v1/result/req_9", *["/v1/result/req_9?wait=20.000"] * 3]
 
 
-@kinds
 def test_the_wait_for_a_task_ends_with_the_callers_time(kind: str) -> None:
     with scripted(PENDING) as service, asking(kind, service.url) as client:
         with pytest.raises(TimedOut, match="it goes on"):
@@ -247,7 +225,6 @@ def test_the_wait_for_a_task_ends_with_the_callers_time(kind: str) -> None:
         assert service.asked[0].path == "/v1/result/req_9?wait=0.010"
 
 
-@kinds
 def test_a_task_is_cancelled_whether_or_not_it_is_still_known(kind: str) -> None:
     with scripted((204, {}, b""), LOST, MISSING) as service, asking(kind, service.url) as client:
         for _ in range(3):
@@ -255,7 +232,6 @@ def test_a_task_is_cancelled_whether_or_not_it_is_still_known(kind: str) -> None
         assert {asked.method for asked in service.asked} == {"DELETE"}
 
 
-@kinds
 def test_a_closed_client_refuses_calls(kind: str) -> None:
     with scripted(ok()) as service, asking(kind, service.url) as client:
         client.infer("x")
@@ -280,8 +256,7 @@ def test_connections_are_not_shared_with_a_process_that_was_forked_off(monkeypat
         client.infer("x")
         before = client._connections()
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        after = client._connections()
-        assert after is not before
+        assert client._connections() is not before
         before.clear()
 
 
@@ -353,7 +328,6 @@ def test_the_way_to_this_machine_needs_no_proxy(monkeypatch: pytest.MonkeyPatch)
     assert Service(url="http://models.example").proxy is None
 
 
-@kinds
 def test_a_proxy_of_the_environment_is_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(ok()) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
@@ -400,7 +374,6 @@ def test_a_certificate_is_shown_where_the_service_asks_for_one(tmp_path: Path) -
                 assert raised.value.hopeless == ("asks its clients for a certificate" in str(raised.value))
 
 
-@kinds
 def test_a_port_that_does_not_speak_tls_is_asked_once(kind: str) -> None:
     with scripted(ok()) as service, asking(kind, service.url.replace("http:", "https:")) as client:
         with pytest.raises(Unreachable, match=r"does not speak TLS .* Is it http://\?") as raised:

@@ -1,7 +1,5 @@
 """Requests and answers of the clients, without a wire."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -25,8 +23,7 @@ NO_CLASS = {
 
 
 def test_every_error_of_the_service_has_a_class() -> None:
-    shown = {errors.SHOWN.get(code, code) for code in errors.CODES}
-    assert shown - NO_CLASS - BY_CODE.keys() == set()
+    assert {errors.SHOWN.get(code, code) for code in errors.CODES} - NO_CLASS - BY_CODE.keys() == set()
 
 
 @pytest.mark.parametrize("code", [code for code in errors.CODES if code not in NO_CLASS])

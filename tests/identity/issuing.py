@@ -1,7 +1,5 @@
 """An issuer of tokens: real keys, real signatures, and a server that publishes the keys."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -37,7 +35,6 @@ def _private_key(algorithm: str, name: str) -> Private:
 
 
 def jwk(algorithm: str, name: str = "first", **members: Any) -> dict[str, Any]:
-    """The public part of a key, with `name` as its id."""
     implementation = jwt.algorithms.get_default_algorithms()[algorithm]
     public = implementation.to_jwk(private_key(algorithm, name).public_key(), as_dict=True)
     public.pop("key_ops", None)
@@ -45,27 +42,17 @@ def jwk(algorithm: str, name: str = "first", **members: Any) -> dict[str, Any]:
 
 
 def jwks(*keys: Mapping[str, Any]) -> bytes:
-    """A key set."""
     return json.dumps({"keys": keys}).encode()
 
 
 def claims(**changed: Any) -> dict[str, Any]:
-    """Claims of a good token; a change to None leaves one out."""
-    good = {
-        "iss": ISSUER,
-        "aud": "headway",
-        "sub": "ada",
-        "exp": int(NOW) + 600,
-        "tenant": "acme",
-        "tier": "paid",
-    }
+    good = {"iss": ISSUER, "aud": "headway", "sub": "ada", "exp": int(NOW) + 600, "tenant": "acme", "tier": "paid"}
     return {name: value for name, value in {**good, **changed}.items() if value is not None}
 
 
 def token(
     algorithm: str = "ES256", name: str = "first", header: Mapping[str, Any] | None = None, **changed: Any
 ) -> bytes:
-    """A signed token."""
     headers = {"kid": name} if header is None else dict(header)
     return jwt.encode(claims(**changed), private_key(algorithm, name), algorithm, headers=headers).encode()
 
@@ -79,14 +66,7 @@ def issuer(algorithm: str = "ES256", jwks: str = "https://login.example.com/jwks
 
 
 class Publisher:
-    """Server for key sets, with its answers and the number of requests.
-
-    Attributes:
-        body, status, header: the answer.
-        asked: paths of all requests.
-        gate: closed, it holds answers back.
-        url: its address.
-    """
+    """Server for key sets, with its answer and the paths of all requests; while `gate` is closed, it holds answers back."""
 
     def __init__(self) -> None:
         self.body = jwks()
@@ -100,7 +80,6 @@ class Publisher:
 
 @contextmanager
 def publishing() -> Iterator[Publisher]:
-    """A server on a loopback port."""
     publisher = Publisher()
 
     class Handler(BaseHTTPRequestHandler):

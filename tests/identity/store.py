@@ -1,7 +1,5 @@
 """A store of keys in memory, which a test can put out of reach."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence
@@ -90,7 +88,6 @@ class StoreInMemory:
         self.closed += 1
 
     def forget(self, id: str) -> None:
-        """Remove a key as by hand, which no revision tells of."""
         del self._keys[id], self._revisions[id]
 
     def restore(self, *keys: ApiKey) -> None:

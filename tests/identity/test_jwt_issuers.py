@@ -1,13 +1,18 @@
-"""Files of issuers: the forms that are accepted."""
+"""Files of issuers: the forms that are accepted, and what a process makes of them."""
 
-from __future__ import annotations
-
+import sys
 from pathlib import Path
 
 import pytest
 
+from headway.app import stores
+from headway.config import Settings
 from headway.errors import SettingError
 from headway.identity.jwt.issuers import Issuer, read_issuers
+from headway.identity.jwt.tokens import Tokens
+from headway.identity.principals import CombinedIdentity
+from headway.runtime.counters import StoreCounts
+from tests.identity.issuing import ISSUER, jwk, jwks
 
 TIERS = ("enterprise", "paid", "free")
 
@@ -29,13 +34,10 @@ def read(folder: Path, text: str | bytes) -> list[Issuer]:
     return read_issuers(path, TIERS)
 
 
-def test_an_issuer_that_sets_nothing_has_the_default_claims_and_leeway(tmp_path: Path) -> None:
+def test_an_issuer_that_sets_nothing_has_defaults_and_its_keys_are_beside_the_file(tmp_path: Path) -> None:
     (one,) = read(tmp_path, row())
     assert (one.leeway_s, one.user_claim, one.tenant_claim, one.tier_claim) == (30.0, "sub", "tenant", "tier")
     assert (one.tenant, one.default_tier, one.models_claim) == (None, None, None)
-
-
-def test_a_file_of_keys_is_seen_from_the_file_that_names_it(tmp_path: Path) -> None:
     (one,) = read(tmp_path, row(jwks='"keys/jwks.json"'))
     assert one.jwks == str(tmp_path / "keys" / "jwks.json")
     assert not one.remote
@@ -125,3 +127,42 @@ def test_issuers_whose_tenants_could_meet_are_refused(one: str, other: str, tmp_
         named, _, value = second.partition(" = ") if second.startswith("tenant") else ("tenant_prefix", "", '""')
         assert caught.value.setting.endswith(f": issuers[2].{named}")
         assert repr(caught.value.value) == value.replace('"', "'")
+
+
+@pytest.fixture
+def issuers(tmp_path: Path) -> str:
+    (tmp_path / "jwks.json").write_bytes(jwks(jwk("ES256")))
+    path = tmp_path / "issuers.toml"
+    path.write_text(
+        f'[[issuers]]\nissuer = "{ISSUER}"\naudience = "headway"\njwks = "jwks.json"\nalgorithm = "ES256"\n'
+    )
+    return str(path)
+
+
+async def test_issuers_without_keys_make_an_identity_of_tokens(issuers: str) -> None:
+    identity, resources = stores.make_identity(Settings(jwt=issuers), StoreCounts())
+    assert isinstance(identity, Tokens)
+    assert list(resources) == [identity]
+    for resource in resources:
+        await resource.open()
+    for resource in resources:
+        await resource.close()
+
+
+async def test_issuers_beside_keys_make_an_identity_of_both(issuers: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text("keys = []\n")
+    identity, resources = stores.make_identity(Settings(jwt=issuers, keys=str(keys)), StoreCounts())
+    assert isinstance(identity, CombinedIdentity)
+    assert any(isinstance(resource, Tokens) for resource in resources)
+
+
+@pytest.mark.parametrize("package", ["jwt", "cryptography"])
+def test_without_a_checker_issuers_are_refused(package: str, issuers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package or ".identity.jwt." in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        SettingError, match=r"PyJWT\[crypto\], which is not installed. Run pip install 'PyJWT\[crypto\]>="
+    ):
+        stores.make_identity(Settings(jwt=issuers), StoreCounts())

@@ -1,9 +1,8 @@
-"""A key set is kept up to date, and what goes wrong with it changes nothing."""
-
-from __future__ import annotations
+"""A key set is fetched within bounds and kept up to date, and what goes wrong with it changes nothing."""
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from structlog.testing import capture_logs
 
 from headway.errors import SettingError
+from headway.identity.jwt import sources
 from headway.identity.jwt.issuers import ALGORITHMS
 from headway.identity.jwt.keysets import AGAIN, MAX_KEYS, KeySet, read_keys
-from headway.identity.jwt.sources import FileSource, Unreadable
-from tests.identity.issuing import issuer, jwk, jwks
+from headway.identity.jwt.sources import MAX_BYTES, MAX_REDIRECTS, FileSource, Unreadable, UrlSource
+from tests.identity.issuing import Publisher, issuer, jwk, jwks, publishing
 from tests.virtual_time import VirtualLoop, run
 
 
@@ -89,12 +89,9 @@ def test_keys_of_other_sizes_are_left_out() -> None:
     assert kids(jwks({**other, "kid": "large"}), "ES256") == []
 
 
-def test_of_a_private_key_only_the_public_part_is_read() -> None:
+def test_of_a_private_key_only_the_public_part_is_read_and_of_one_id_the_first() -> None:
     (key,) = read_keys(jwks(jwk("ES256", "one", d="AAAA")), "ES256").values()
     assert isinstance(key.jwk.key, ec.EllipticCurvePublicKey)
-
-
-def test_the_first_of_two_with_the_same_id_counts() -> None:
     found = read_keys(jwks(jwk("ES256", "one"), jwk("ES256", "two", kid="one")), "ES256")
     assert found["one"].material == read_keys(jwks(jwk("ES256", "one")), "ES256")["one"].material
 
@@ -121,9 +118,7 @@ def test_what_is_no_key_set(text: bytes) -> None:
         read_keys(text, "ES256")
 
 
-async def test_an_issuers_keys_are_read_again_every_few_minutes_and_soon_after_a_failure(
-    clock: Callable[[], float],
-) -> None:
+async def test_an_issuers_keys_are_read_every_few_minutes_or_after_a_failure(clock: Callable[[], float]) -> None:
     shelf = Shelf(clock, jwks(jwk("ES256")))
     keyset = KeySet(issuer(), shelf, clock)
     await keyset.open()
@@ -138,9 +133,7 @@ async def test_an_issuers_keys_are_read_again_every_few_minutes_and_soon_after_a
 
 
 @pytest.mark.parametrize("garbage", ["no answer", b"<html>", b"{}"])
-async def test_what_is_wrong_changes_nothing_and_is_logged_once(
-    garbage: bytes | str, clock: Callable[[], float]
-) -> None:
+async def test_a_wrong_file_changes_nothing_and_logs_once(garbage: bytes | str, clock: Callable[[], float]) -> None:
     shelf = Shelf(clock, jwks(jwk("ES256")))
     keyset = KeySet(issuer(), shelf, clock)
     await keyset.open()
@@ -256,3 +249,77 @@ async def test_keys_that_come_in_the_clear_are_warned_of(url: str, warned: bool,
     with capture_logs() as logs:
         await KeySet(issuer(jwks=url), Shelf(clock, jwks(jwk("ES256"))), clock).open()
     assert [line["log_level"] for line in logs] == ["warning"] * warned
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "TIMEOUT", 60.0)
+
+
+def read(publisher: Publisher) -> bytes | None:
+    return asyncio.run(UrlSource(publisher.url).read())
+
+
+def test_what_is_published_is_read_up_to_the_largest_key_set() -> None:
+    with publishing() as publisher:
+        publisher.body = jwks(jwk("ES256"))
+        assert read(publisher) == publisher.body
+    with publishing() as publisher:
+        publisher.body = b" " * MAX_BYTES
+        assert read(publisher) == publisher.body
+        publisher.body += b" "
+        with pytest.raises(Unreadable, match="larger"):
+            read(publisher)
+
+
+@pytest.mark.parametrize("status", [203, 401, 404, 500, 503])
+def test_only_an_answer_with_status_200_counts(status: int) -> None:
+    with publishing() as publisher:
+        publisher.status = status
+        with pytest.raises(Unreadable, match=str(status)):
+            read(publisher)
+
+
+def test_a_redirect_is_followed_within_the_scheme() -> None:
+    with publishing() as first, publishing() as second:
+        second.body = jwks(jwk("ES256"))
+        first.status, first.header = 302, {"Location": second.url}
+        assert read(first) == second.body
+
+
+@pytest.mark.parametrize("location", ["https://127.0.0.1:1/jwks", "file:///etc/passwd", "//[", "data:,x", ""])
+def test_a_redirect_that_leads_elsewhere_is_not_followed(location: str) -> None:
+    with publishing() as publisher:
+        publisher.status, publisher.header = 307, {"Location": location}
+        with pytest.raises(Unreadable):
+            read(publisher)
+        assert len(publisher.asked) == (1 if location else MAX_REDIRECTS + 1)
+
+
+def test_nobody_is_waited_for_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "TIMEOUT", 0.05)
+    with publishing() as publisher:
+        publisher.gate.clear()
+        with pytest.raises(Unreadable, match="no answer"):
+            read(publisher)
+
+
+def test_keys_of_an_address_where_nobody_listens_are_unreadable() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+        with pytest.raises(Unreadable, match="cannot be fetched"):
+            asyncio.run(UrlSource(f"http://127.0.0.1:{taken.getsockname()[1]}/").read())
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", b"\x00" * 100])
+async def test_keys_in_an_answer_that_is_not_http_or_is_cut_short_are_unreadable(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Unreadable, match="cannot be fetched"):
+            await UrlSource(f"http://127.0.0.1:{port}/").read()

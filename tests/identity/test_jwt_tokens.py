@@ -1,7 +1,5 @@
 """Authentication by token: what is accepted, what is refused, and what becomes of it with time."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
@@ -63,7 +61,6 @@ class World:
         return self.tokens.identify(bearer(text))
 
     def why_not(self, text: bytes) -> str:
-        """The reason for which a token is refused."""
         with capture_logs() as logs:
             assert self.principal(text) is None
         (line,) = logs
@@ -82,7 +79,6 @@ def encoded(part: Mapping[str, Any] | bytes) -> bytes:
 
 
 def signed(header: Mapping[str, Any] | bytes, payload: Mapping[str, Any] | bytes) -> bytes:
-    """A token with a good signature over whatever parts."""
     body = encoded(header) + b"." + encoded(payload)
     algorithm = jwt.algorithms.get_default_algorithms()["ES256"]
     return body + b"." + encoded(algorithm.sign(body, private_key("ES256")))

@@ -1,7 +1,5 @@
 """API keys for tests: texts that say whose they are, and the file they are in."""
 
-from __future__ import annotations
-
 import string
 
 from headway.identity.api_keys.credential import LIVE, NOISE, digest, generate, parse
@@ -21,21 +19,18 @@ def key_of(name: str) -> str:
 
 
 def id_of(name: str) -> str:
-    """Id of the key called so."""
     found = parse(key_of(name).encode())
     assert found is not None
     return found[0]
 
 
 def digest_of(name: str) -> bytes:
-    """Stored digest of the secret of key `name`."""
     found = parse(key_of(name).encode())
     assert found is not None
     return digest(found[1])
 
 
 def entry(name: str, user: str = "ada", tenant: str = "acme", tier: str = "paid", more: str = "") -> str:
-    """Entry of key `name` in a file of keys."""
     return (
         f'[[keys]]\nid = "{id_of(name)}"\nsha256 = "{digest_of(name).hex()}"\nuser = "{user}"\ntenant = "{tenant}"\n'
         f'tier = "{tier}"\n{more}\n'

@@ -1,7 +1,5 @@
 """Settings of the tests of the load generator."""
 
-from __future__ import annotations
-
 import pytest
 
 from headway.load import connection

@@ -71,8 +71,6 @@ class Exchange(asyncio.Protocol):
 
 
 class Scripted:
-    """Events that the server saw: every `Call`, and every connection."""
-
     def __init__(self, script: Script, hangs_up: bool) -> None:
         self.script, self.hangs_up = script, hangs_up
         self.calls: list[Call] = []
@@ -80,7 +78,6 @@ class Scripted:
         self.listening: asyncio.Server | None = None
 
     def stop_listening(self) -> None:
-        """Refuse new connections from now on."""
         assert self.listening is not None
         self.listening.close()
 
@@ -104,11 +101,8 @@ Start = Callable[[Scripted, Generator], None]
 def load(
     script: Script, *, start: Start | None = None, hang_up: bool = False, **settings: Any
 ) -> tuple[Record, Scripted]:
-    """Run a load test on a scripted server: 50 requests in 50 ms unless `settings` say otherwise.
-
-    `start` is called when both are set up and before the first connection. With `hang_up` the server closes every
-    connection as soon as it is open.
-    """
+    """Run a load test on a scripted server: 50 requests in 50 ms unless `settings` say otherwise. `start` is called before the
+    first connection, and with `hang_up` the server closes every one at once."""
 
     async def drive() -> tuple[Record, Scripted]:
         loop = asyncio.get_running_loop()
@@ -136,7 +130,6 @@ def load(
 
 
 def outcomes(record: Record) -> dict[str, int]:
-    """Count of each outcome of all tiers, `ok` for answers."""
     found: dict[str, int] = {}
     for stream in record.streams:
         for label, count in [("ok", len(stream.answered)), *stream.failed.items()]:

@@ -1,17 +1,21 @@
-from __future__ import annotations
+"""`headway bench`, the search for the highest rate that LoadGen finds valid, and services with short lives."""
 
 import asyncio
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.stand import judge
+from bench.stand.judge import Late, Load, Verdict
 from headway.cli import main
 from headway.load.record import Record
 from headway.load.report import line
@@ -22,7 +26,6 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def server() -> Iterator[tuple[Scripted, str]]:
-    """A scripted server on a thread of its own, and its address."""
     scripted = Scripted(Call.answer, hangs_up=False)
     loop = asyncio.new_event_loop()
     scripted.listening = loop.run_until_complete(
@@ -45,9 +48,7 @@ def bench(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_bench_prints_a_table_by_tier_and_exits_with_0(
-    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_prints_a_table_and_exits_0(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
     scripted, address = server
     code = bench(address, "--mix", "paid=1,free=1", "--expect", "upper", "--promise", "9999", "--seed", "4")
     out = capsys.readouterr().out
@@ -58,9 +59,7 @@ def test_bench_prints_a_table_by_tier_and_exits_with_0(
     assert len({call.input for call in scripted.calls}) == len(scripted.calls) > 20
 
 
-def test_json_on_stdout_and_in_a_file(
-    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_json_to_both_places(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     assert bench(server[1], "--arrivals", "uniform", "--json", "--out", str(file)) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -70,10 +69,7 @@ def test_json_on_stdout_and_in_a_file(
 
 
 def test_body_model_and_key_reach_the_server_and_the_key_no_result(
-    server: tuple[Scripted, str],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = tmp_path / "body.json"
     body.write_text('{"input": "hello", "parameters": {"k": 1}}')
@@ -89,17 +85,13 @@ def test_body_model_and_key_reach_the_server_and_the_key_no_result(
     assert json.loads(out)["command"][-3:] == ["…", "--json", "--key=…"]
 
 
-def test_bench_exits_with_1_when_answers_are_wrong(
-    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_exits_1_when_answers_are_wrong(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
     server[0].script = lambda call: call.answer("wrong")
     assert bench(server[1], "--expect", "echo", "--json") == 1
     assert json.loads(capsys.readouterr().out)["mismatches"] > 20
 
 
-def test_bench_exits_with_1_and_says_why_when_nothing_succeeded(
-    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_exits_1_when_nothing_succeeded(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
     server[0].script = lambda call: call.answer(status=429, headers="Retry-After: 1\r\n", error="SHED")
     assert bench(server[1], "--arrivals", "uniform", "--quiet") == 1
     printed = capsys.readouterr()
@@ -171,9 +163,7 @@ def test_nobody_there_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert printed.err.startswith("headway: no connection to 127.0.0.1:1: ")
 
 
-def test_ctrl_c_shows_what_was_found_until_then(
-    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_shows_what_was_found(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt_at_the_tenth(call: Call) -> None:
         call.answer()
         if call.number == 10:
@@ -204,8 +194,57 @@ def test_ctrl_c_shows_what_was_found_until_then(
         (["h/v1/predict"], "--model = None: /v1/predict asks for a model"),
     ],
 )
-def test_a_bad_setting_ends_it_before_it_begins(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_setting_ends_it_at_once(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(*arguments) == 3
     assert says in capsys.readouterr().err
+
+
+LOAD = Load(questions=(), bound_ms=100.0)
+
+
+def carries(most: float, late_ms: float = 0.1, failures: dict[str, int] | None = None) -> Callable[..., Verdict]:
+    """Stands for a run: VALID up to a rate."""
+
+    def run(urls: Sequence[str], load: Load, rate: float, seconds: float, queries: int = 1) -> Verdict:
+        result = "VALID" if rate <= most else "INVALID"
+        late = Late(late_ms, 0.0, 0.0)
+        return Verdict(result, "", True, rate, rate, 1000, 50.0, 90.0, 99.0, 120.0, failures or {}, 0, late)
+
+    return run
+
+
+def found(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Verdict], steps: int = 12) -> judge.Found:
+    monkeypatch.setattr(judge, "_run", run)
+    return judge.most(["http://127.0.0.1:1"], LOAD, 400.0, steps, lambda line: None)
+
+
+@pytest.mark.parametrize("most", [50.0, 390.0, 400.0, 1234.0])
+def test_the_highest_rate_that_holds_is_found(monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+    best = found(monkeypatch, carries(most)).best
+    assert best is not None
+    assert most / judge.WITHIN <= best.target_rate <= most
+
+
+def test_nothing_is_reported_where_no_rate_holds_or_an_answer_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = found(monkeypatch, carries(0.0), steps=3)
+    assert outcome.best is None
+    assert [run.target_rate for run in outcome.runs] == pytest.approx([400.0, 400.0 / 1.4, 400.0 / 1.96])
+    assert found(monkeypatch, carries(1000.0, failures={"503": 1}), steps=2).best is None
+
+
+def test_a_run_whose_client_was_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = found(monkeypatch, carries(1000.0, late_ms=2.1))
+    assert outcome.runs == []
+    assert "late by 2.1, 2.1, 2.1 ms (P99) at 400/s, and 2.0 is the most" in outcome.refused
+
+
+@pytest.mark.processes
+def test_its_lives_are_written_into_the_functions() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.stand.hurried", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 from itertools import pairwise
 from typing import Any, cast
@@ -12,8 +10,6 @@ from headway.load.connection import IDLE, Connection, ConnectionPool
 
 
 class Wire:
-    """Stands for a transport."""
-
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.ended = ""
@@ -29,8 +25,6 @@ class Wire:
 
 
 class Desk:
-    """An owner that notes what it is told."""
-
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import math
 import socket
@@ -17,7 +15,6 @@ from headway.load.spec import LoadSpec, Target
 from tests.load.scripted import Call, Script, Scripted, load, outcomes, response
 
 ALL = 50
-"""Requests in a load of the default settings."""
 
 
 def right(call: Call) -> None:
@@ -250,12 +247,7 @@ def _nothing(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("script", "label"),
-    [
-        (Call.close, "closed"),
-        (_reset, "reset"),
-        (_cut_short, "truncated"),
-        (_nonsense, "malformed"),
-    ],
+    [(Call.close, "closed"), (_reset, "reset"), (_cut_short, "truncated"), (_nonsense, "malformed")],
 )
 def test_what_befalls_a_connection_is_the_outcome(script: Script, label: str) -> None:
     record, _ = load(script)
@@ -300,16 +292,13 @@ def test_a_server_that_hangs_up_on_every_connection_fails_every_request() -> Non
     assert server.calls == []
 
 
-def test_nobody_there_to_begin_with_is_said() -> None:
-    async def drive() -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            port = taken.getsockname()[1]
-            spec = LoadSpec(target=Target("127.0.0.1", port, "x", "/"), rate=1.0, duration=1.0)
-            with pytest.raises(Unreachable, match=rf"no connection to 127\.0\.0\.1:{port}: .*Is the server running"):
-                await Generator(spec, "test").run()
-
-    asyncio.run(drive())
+async def test_nobody_there_to_begin_with_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        spec = LoadSpec(target=Target("127.0.0.1", port, "x", "/"), rate=1.0, duration=1.0)
+        with pytest.raises(Unreachable, match=rf"no connection to 127\.0\.0\.1:{port}: .*Is the server running"):
+            await Generator(spec, "test").run()
 
 
 def test_stopping_ends_the_load_with_an_outcome_for_every_request_sent() -> None:
@@ -354,8 +343,7 @@ def test_whatever_happens_each_request_has_one_outcome(fates: list[int], connect
     record, server = load(
         lambda call: FATES[fates[call.number % len(fates)]](call), connections=connections, timeout=0.02, duration=0.03
     )
-    found = outcomes(record)
-    assert sum(found.values()) == sum(record.sent) == 30
+    assert sum(outcomes(record).values()) == sum(record.sent) == 30
     assert math.isfinite(record.elapsed)
     assert record.peak <= (connections or math.inf)
     assert len({call.input for call in server.calls}) == len(server.calls) <= 30

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 from array import array
 from typing import Any
@@ -108,14 +106,11 @@ def test_rows_are_told_beside_requests() -> None:
     assert "rows" not in shown(report_of(order(), record_of(order(), [0.1])))
 
 
-def test_an_empty_load_is_reported() -> None:
+def test_an_empty_load_is_reported_and_an_interrupted_one_over_the_time_it_had() -> None:
     spec = order()
     report = report_of(spec, record_of(spec, []))
     assert (report.total.requests, report.total.latency_ms.count, report.arrivals_cv) == (0, 0, 0.0)
     assert "–" in shown(report)
-
-
-def test_an_interrupted_load_is_counted_over_the_time_it_had() -> None:
     spec = order(duration=1_000.0)
     record = record_of(spec, [0.1] * 50)
     record.interrupted, record.elapsed, record.last_answer = True, 5.0, 5.0

@@ -1,28 +1,28 @@
-from __future__ import annotations
-
+import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 
 import pytest
+import uvloop
 
 from headway.core.arrivals import replay
 from headway.errors import SettingError
-from headway.load.schedule import TraceFile, due_times
+from headway.load.schedule import Alarm, TraceFile, due_times
 from headway.load.spec import LoadSpec, Target
+from tests.scenes import Played
 
 
 def order(arrivals: str, seed: int = 1) -> LoadSpec:
     return LoadSpec(target=Target("h", 80, "h", "/"), rate=100.0, duration=1.0, arrivals=arrivals, seed=seed)
 
 
-def test_dues_end_with_the_duration() -> None:
+def test_dues_end_with_the_duration_and_are_those_of_their_seed() -> None:
     assert list(due_times(order("uniform"))) == [number / 100 for number in range(100)]
     poisson = list(due_times(order("poisson")))
     assert 0.9 < poisson[-1] < 1.0
     assert 60 < len(poisson) < 140
-
-
-def test_one_seed_gives_one_schedule_and_another_seed_another() -> None:
     assert list(due_times(order("poisson"))) == list(due_times(order("poisson")))
     assert list(due_times(order("poisson"))) != list(due_times(order("poisson", seed=2)))
 
@@ -56,3 +56,71 @@ def test_a_trace_that_is_none_is_refused_before_the_load(tmp_path: Path, content
 def test_a_word_that_is_no_kind_of_arrivals_is_refused() -> None:
     with pytest.raises(SettingError, match=r"--arrivals = 'poison'.*Use poisson, uniform, or the path"):
         due_times(order("poison"))
+
+
+Body = Callable[[Callable[[Callable[[], None]], Alarm]], Awaitable[None]]
+
+
+@pytest.fixture(params=[True, False], ids=["precise", "plain"])
+def precise(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def make(request: pytest.FixtureRequest, precise: bool) -> Played:
+    def run(body: Body) -> None:
+        async def drive() -> None:
+            loop = asyncio.get_running_loop()
+            await body(lambda ring: Alarm(loop, ring, precise=precise))
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(drive())
+
+    return Played(run)
+
+
+async def test_an_alarm_rings_once_and_not_too_early(make: Callable[[Callable[[], None]], Alarm]) -> None:
+    rung: list[float] = []
+    first = asyncio.Event()
+
+    def ring() -> None:
+        rung.append(perf_counter())
+        first.set()
+
+    alarm = make(ring)
+    start = perf_counter()
+    alarm.arm(0.004)
+    await first.wait()
+    # uvloop rounds its own timers to the nearest millisecond.
+    assert rung[0] - start >= 0.003
+    await ring_after(make, 0.003)
+    assert len(rung) == 1
+    alarm.close()
+
+
+async def test_arming_again_replaces_and_zero_rings_at_once(make: Callable[[Callable[[], None]], Alarm]) -> None:
+    first = asyncio.Event()
+    alarm = make(first.set)
+    alarm.arm(3_600.0)
+    alarm.arm(0.0)
+    await first.wait()
+    alarm.close()
+
+
+async def test_a_closed_alarm_does_not_ring(make: Callable[[Callable[[], None]], Alarm]) -> None:
+    rung: list[None] = []
+    alarm = make(lambda: rung.append(None))
+    alarm.arm(0.0)
+    alarm.close()
+    alarm.close()
+    await ring_after(make, 0.002)
+    assert rung == []
+
+
+async def ring_after(make: Callable[[Callable[[], None]], Alarm], seconds: float) -> None:
+    """Wait until another alarm, armed now, has rung."""
+    rung = asyncio.Event()
+    alarm = make(rung.set)
+    alarm.arm(seconds)
+    await rung.wait()
+    alarm.close()

@@ -1,7 +1,5 @@
 """A ledger in memory that answers as it is told to."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Peculiarities of PostgreSQL: privileges, constraints, levels of isolation, and a pool in front."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -46,8 +44,6 @@ async def opened(url: str) -> AsyncIterator[PostgresLedger]:
 
 
 def told(url: str, story: Story) -> None:
-    """Run a story on an open ledger."""
-
     async def main() -> None:
         async with opened(url) as ledger:
             await story(ledger)
@@ -107,15 +103,12 @@ def test_a_row_that_the_database_refuses_is_no_outage(postgres: SharedPostgres, 
 
 
 async def backends(server: RunningPostgres, url: str) -> set[int]:
-    """Process ids of the server that belong to Headway."""
     asked = "SELECT pid FROM pg_stat_activity WHERE application_name = 'headway' AND datname = current_database()"
     return {row[0] for row in await asyncio.to_thread(server.query, asked, url=url)}
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_processes_that_start_and_change_keys_together_state_their_isolation(
-    postgres: SharedPostgres, level: str
-) -> None:
+def test_processes_that_change_keys_together_isolate_them(postgres: SharedPostgres, level: str) -> None:
     server = postgres.server()
     url = server.fresh()
     server.query(f"ALTER DATABASE {urlsplit(url).path[1:]} SET default_transaction_isolation = '{level}'")
@@ -165,9 +158,7 @@ def test_ledger_and_keys_go_through_pgbouncer(tmp_path: Path, postgres: SharedPo
     ("mode", "option", "hint"),
     [("transaction", "?work_mem=8MB", "ignore_startup_parameters"), ("statement", "", "pool sessions or transactions")],
 )
-def test_what_pgbouncer_will_never_take_is_a_wrong_setting(
-    postgres: SharedPostgres, mode: str, option: str, hint: str
-) -> None:
+def test_what_pgbouncer_never_takes_is_refused(postgres: SharedPostgres, mode: str, option: str, hint: str) -> None:
     server = postgres.server()
     with PgBouncer(server.url, mode) as bouncer, pytest.raises(SettingError, match=hint):
         told(bouncer.front_of(server.url) + option, nothing)

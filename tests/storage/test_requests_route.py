@@ -1,7 +1,5 @@
 """`/internal/requests/{id}`: memory first, then the broker, then the ledger."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

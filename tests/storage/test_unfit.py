@@ -1,7 +1,5 @@
 """Files that cannot be a ledger are refused when opened, and one that does not answer is reported as that."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -56,7 +54,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[PostgresServer]:
-    """A PostgreSQL to do harm to."""
     with PostgresServer() as server:
         yield server
 
@@ -77,9 +74,7 @@ def own() -> Iterator[PostgresServer]:
         ("postgresql://headway:canary@127.0.0.1:1/x?sslmode=canary", "is no URL that asyncpg understands"),
     ],
 )
-def test_what_will_never_do_is_a_wrong_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, reason: str
-) -> None:
+def test_a_hopeless_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, reason: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("this is no database, but long enough to look like one" * 10)
     Path("folder").mkdir()
@@ -217,9 +212,7 @@ def test_a_certificate_without_its_key_is_a_wrong_setting(tmp_path: Path) -> Non
             asyncio.run(opened(f"{UNREACHABLE}?{options}"))
 
 
-def test_a_server_that_stands_still_does_not_answer_and_is_reached_again(
-    own: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_stands_still_is_reached_later(own: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     url = own.fresh()
 
     async def main() -> None:

@@ -1,0 +1,11 @@
+"""Both clients, for tests that take the kind of one."""
+
+import pytest
+
+from tests.client.asking import CLIENTS
+
+
+@pytest.fixture(params=CLIENTS)
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found

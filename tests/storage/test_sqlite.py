@@ -1,0 +1,394 @@
+"""Files of SQLite: their locks, damage that is told as that, and replacement while they are in use.
+
+Closing any descriptor of a file ends all locks that the process has on it. Another process then takes itself for the last
+one, and deletes the log that this one writes on into.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from headway.cli import EXIT_SETTING
+from headway.config import Settings
+from headway.errors import RequestError, StoreCorrupted, StoreUnavailable
+from headway.identity.api_keys.cache import ApiKeyCache
+from headway.runtime.availability import Availability
+from headway.runtime.counters import StoreCounts
+from headway.storage.sqlite import connection_thread
+from headway.storage.sqlite.keys import SqliteKeys
+from headway.storage.sqlite.ledger import SqliteLedger
+from tests.cli.command import code_of
+from tests.contracts.test_key_stores import key
+from tests.contracts.test_ledgers import record
+from tests.identity.writing import key_of
+
+_watched: list[tuple[str, list[str]]] = []
+_hooked = False
+
+
+@contextmanager
+def opened_by_python(folder: Path) -> Iterator[list[str]]:
+    """Files that Python itself opens in a folder, in the order in which it does."""
+    global _hooked
+    if not _hooked:  # A hook cannot be taken away again.
+        _hooked = True
+        sys.addaudithook(_note)
+    found: list[str] = []
+    _watched.append((str(folder), found))
+    try:
+        yield found
+    finally:
+        _watched.remove((str(folder), found))
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and isinstance(arguments[0], str | os.PathLike):
+        path = os.path.realpath(os.fspath(arguments[0]))
+        for folder, found in _watched:
+            if path.startswith(f"{folder}/"):
+                found.append(path)
+
+
+def locks(path: Path, pid: int | None = None) -> int:
+    """POSIX locks of a process on a file; of this one, if none is named."""
+    inode = str(path.stat().st_ino)
+    rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return sum(
+        row[1] == "POSIX" and row[4] == str(pid or os.getpid()) and row[5].split(":")[2] == inode for row in rows
+    )
+
+
+def descriptors(path: Path, pid: int | None = None) -> int:
+    """Descriptors of a file in a process; in this one, if none is named."""
+    found = 0
+    for entry in Path(f"/proc/{pid or os.getpid()}/fd").iterdir():
+        try:
+            found += os.path.samestat(entry.stat(), path.stat())
+        except OSError:
+            continue
+    return found
+
+
+def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(tmp_path: Path) -> None:
+    """A service with `--keys ledger` has a ledger and a store of keys, one opened after the other."""
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        ledger = SqliteLedger(f"sqlite:///{path}")
+        await ledger.open()
+        held = locks(path)
+        assert held
+        keys = SqliteKeys(f"sqlite:///{path}")
+        await keys.open()
+        assert (locks(path), descriptors(path)) == (held, 4), "two connections each, and SQLite's descriptors alone"
+        for number in range(3):
+            await ledger.write([record()])
+            await keys.add(key(f"key{number}"))
+            beside = SqliteKeys(f"sqlite:///{path}")
+            await beside.open()
+            assert len(await beside.keys()) == number + 1
+            await beside.close()
+            assert locks(path) == held
+        await keys.close()
+        assert locks(path) == held
+        await ledger.close()
+        assert (locks(path), descriptors(path)) == (0, 0)
+
+    with opened_by_python(tmp_path) as opened:
+        asyncio.run(main())
+    assert opened == []
+
+
+def test_a_new_file_is_made_without_being_opened_by_several_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
+        await asyncio.gather(*(store.open() for store in stores))
+        assert locks(path)
+        assert (path.stat().st_mode & 0o777) == 0o600
+        for store in stores:
+            await store.close()
+
+    with opened_by_python(tmp_path) as opened:
+        asyncio.run(main())
+    assert opened == []
+
+
+def test_where_only_root_makes_nodes_the_file_is_linked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mknod", refuse)
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
+        await asyncio.gather(*(store.open() for store in stores))
+        assert locks(path)
+        assert {one.name for one in await asyncio.to_thread(lambda: list(tmp_path.iterdir()))} == {
+            "ledger.db",
+            "ledger.db-shm",
+            "ledger.db-wal",
+        }
+        for store in stores:
+            await store.close()
+
+    with opened_by_python(tmp_path) as opened:
+        asyncio.run(main())
+    assert str(path) not in opened
+
+
+async def test_a_link_to_no_file_yet_has_one_made_for_its_owner_only(tmp_path: Path) -> None:
+    target, path = tmp_path / "target.db", tmp_path / "link.db"
+    path.symlink_to(target)
+    keys = SqliteKeys(f"sqlite:///{path}")
+    await keys.open()
+    await keys.add(key("a"))
+    await keys.close()
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+_OVERWRITE = "import sys; f = open(sys.argv[1], 'r+b'); f.seek(int(sys.argv[2])); f.write(b'x' * 20_000)"
+
+
+def overwrite(path: Path, offset: int) -> None:
+    """Write nonsense into the file, by another process: this one would lose its locks by opening it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    subprocess.run([sys.executable, "-c", _OVERWRITE, str(path), str(offset)], check=True)
+
+
+def senseless_row(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE headway_keys SET models = '[', revision = revision + 100")
+
+
+def log_removed(path: Path) -> None:
+    Path(f"{path}-wal").unlink()
+
+
+def made(path: Path) -> None:
+    async def main() -> None:
+        keys, ledger = SqliteKeys(f"sqlite:///{path}"), SqliteLedger(f"sqlite:///{path}")
+        await keys.open()
+        for letter in "abcdefghij":
+            await keys.add(key(letter))
+        await ledger.open()
+        await ledger.write([record()])
+        await keys.close()
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("offset", [0, 4096])
+def test_a_damaged_file_ends_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int) -> None:
+    path = tmp_path / "ledger.db"
+    made(path)
+    overwrite(path, offset)
+    for action in (("list",), ("revoke", key("a").id), ("create", "--user", "u", "--tenant", "t", "--tier", "paid")):
+        assert code_of(["keys", *action, "--ledger", f"sqlite:///{path}"]) == EXIT_SETTING
+        told = capsys.readouterr()
+        assert "corrupted" in told.err and "put a copy in its place" in told.err
+        assert told.out == ""
+
+
+@pytest.mark.parametrize("damage", [senseless_row, log_removed])
+def test_damage_of_a_file_in_use_lets_nobody_in(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    path = tmp_path / "ledger.db"
+    made(path)
+
+    async def main() -> None:
+        keys = SqliteKeys(f"sqlite:///{path}")
+        ring = ApiKeyCache(keys, Settings(), StoreCounts(), lambda: 0.0, lambda: 0.0)
+        await ring.open()
+        credential = f"Bearer {key_of('a')}".encode()
+        assert ring.identify(credential) is not None
+        damage(path)
+        for _ in range(2):
+            with pytest.raises(StoreCorrupted):
+                await ring.refresh()
+            with pytest.raises(RequestError, match="cannot be checked") as refused:
+                ring.identify(credential)
+            assert refused.value.code == "SERVICE_OVERLOADED"
+        await ring.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "work",
+    [lambda ledger: ledger.write([record()]), lambda ledger: ledger.find(record().id)],
+    ids=["write", "find"],
+)
+def test_a_ledger_damaged_in_use_is_closed(tmp_path: Path, work: Callable[[SqliteLedger], Awaitable[object]]) -> None:
+    path = tmp_path / "ledger.db"
+    made(path)
+
+    async def main() -> None:
+        ledger = SqliteLedger(f"sqlite:///{path}")
+        await ledger.open()
+        await asyncio.to_thread(overwrite, path, 4096)
+        with pytest.raises(StoreCorrupted):
+            await work(ledger)
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_damage_is_told_loudly_and_once() -> None:
+    with structlog.testing.capture_logs() as logged:
+        outage = Availability("keys", lambda: 9.0, "store of keys")
+        outage.failed(1.0, StoreUnavailable("away"))
+        for _ in range(2):
+            outage.failed(2.0, StoreCorrupted("no sense"))
+            outage.failed(3.0, StoreUnavailable("away"))
+        assert outage.over()
+    assert [(line["log_level"], line["event"]) for line in logged] == [
+        ("warning", "the store of keys is out of reach"),
+        ("error", "the store of keys is damaged"),
+        ("info", "the store of keys is back"),
+    ]
+
+
+AT = 1.0
+
+
+def copied(path: Path) -> Path:
+    copy = path.with_name("copy.db")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    return copy
+
+
+def put_in_place(copy: Path, path: Path) -> None:
+    """The file alone: the log of the one that was there stays beside it."""
+    copy.replace(path)
+
+
+def put_in_place_of_all(copy: Path, path: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink()
+    copy.replace(path)
+
+
+def put_in_place_by_steps(copy: Path, path: Path) -> None:
+    path.rename(path.with_name("before.db"))
+    shutil.copy(copy, path)
+
+
+@pytest.mark.parametrize("put", [put_in_place, put_in_place_of_all, put_in_place_by_steps])
+def test_readers_and_writers_go_over_to_the_new_file(tmp_path: Path, put: Callable[[Path, Path], None]) -> None:
+    path = tmp_path / "ledger.db"
+    early, late, after = record(), record(), record()
+
+    async def main() -> None:
+        keys, ledger = SqliteKeys(f"sqlite:///{path}"), SqliteLedger(f"sqlite:///{path}")
+        await ledger.open()
+        await keys.open()
+        await keys.add(key("a"))
+        await ledger.write([early])
+        copy = copied(path)
+        await keys.add(key("b"))
+        await ledger.write([late])
+        put(copy, path)
+        assert [one.id for one in await keys.keys()] == [key("a").id]
+        beside = SqliteKeys(f"sqlite:///{path}")
+        await beside.open()
+        assert await beside.expire(key("a").id, AT)
+        await beside.close()
+        assert await keys.get(key("a").id) == key("a", expires_at=AT)
+        assert await ledger.find(late.id) == []
+        await ledger.write([after])
+        assert [len(await ledger.find(one.id)) for one in (early, late, after)] == [1, 0, 1]
+        await keys.add(key("c"))
+        assert locks(path)
+        await keys.close()
+        await ledger.close()
+
+    with structlog.testing.capture_logs() as logged:
+        asyncio.run(main())
+    assert {(line["log_level"], line["event"]) for line in logged} == {
+        ("warning", "another file has taken the place of the ledger's; using the new one")
+    }
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("SELECT count(*) FROM headway_keys").fetchone() == (2,)
+
+
+async def test_several_that_go_over_at_once_share_one_log(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
+    for store in stores:
+        await store.open()
+    copy = copied(path)
+    await stores[0].add(key("lost"))
+    put_in_place(copy, path)
+    await asyncio.gather(*(store.add(key(letter)) for store, letter in zip(stores, "abcd", strict=True)))
+    for store in stores:
+        assert len(await store.keys()) == 4
+    for store in stores:
+        await store.close()
+
+
+async def test_a_file_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    path, away = tmp_path / "ledger.db", tmp_path / "away.db"
+    keys = SqliteKeys(f"sqlite:///{path}")
+    await keys.open()
+    path.rename(away)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="moved or removed"):
+            await keys.keys()
+    assert not path.exists()
+    away.rename(path)
+    assert list(await keys.keys()) == []
+    await keys.close()
+
+
+async def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    keys = SqliteKeys(f"sqlite:///{path}")
+    await keys.open()
+    await keys.add(key("a"))
+    copy = copied(path)
+    await keys.add(key("b"))
+    late = await keys.latest()
+    with closing(sqlite3.connect(copy)) as source, closing(sqlite3.connect(path)) as target:
+        source.backup(target)
+    assert await keys.changes(late, 10) is None
+    await keys.add(key("c"))
+    assert (await keys.latest()).revision == late.revision
+    assert await keys.changes(late, 10) is None
+    assert [one.id for one in await keys.keys()] == [key("a").id, key("c").id]
+    await keys.close()
+
+
+async def test_out_of_descriptors_a_new_file_is_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.db"
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    keys = SqliteKeys(f"sqlite:///{path}")
+    await keys.open()
+    copied(path).replace(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(connection_thread, "locked", refuse)
+        with pytest.raises(StoreUnavailable, match="Too many open files"):
+            await keys.keys()
+    assert list(await keys.keys()) == []
+    await keys.close()

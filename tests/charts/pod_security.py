@@ -3,8 +3,6 @@
 https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +20,6 @@ PROFILES = {"RuntimeDefault", "Localhost"}
 
 
 def violations(spec: dict[str, Any]) -> list[str]:
-    """Rules of the standard that the specification of a pod breaks."""
     return sorted({*_of_pod(spec), *(found for one in _containers(spec) for found in _of_container(one, spec))})
 
 

@@ -1,7 +1,5 @@
 """The chart as Helm renders it: objects by kind and name, for values that differ from the defaults."""
 
-from __future__ import annotations
-
 import base64
 import json
 import tempfile
@@ -123,10 +121,7 @@ SWITCHES: dict[str, Values] = {
 
 
 def helm(command: str, values: Values, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a command of Helm on the chart; what it refused, with why.
-
-    Helm says on stderr, too, that it follows the links in the chart.
-    """
+    """Exit code and output of a command of Helm on the chart, without its words on the links that it follows."""
     with tempfile.TemporaryDirectory() as home:
         file = Path(home) / "values.json"
         file.write_text(json.dumps(values))
@@ -137,36 +132,30 @@ def helm(command: str, values: Values, *arguments: str) -> tuple[int, str]:
 
 
 def render(switch: str = "defaults") -> list[Object]:
-    """All objects for the values of a switch."""
     return rendered(json.dumps(SWITCHES[switch]))
 
 
 @cache
 def rendered(values: str) -> list[Object]:
-    """All objects for values that are written as JSON."""
     code, output = helm("template", json.loads(values))
     assert code == 0, output
-    return [
-        one for one in yaml.load_all(output, yaml.CSafeLoader) if one is not None
-    ]  # Ten times as fast as safe_load_all.
+    # Ten times as fast as safe_load_all.
+    return [one for one in yaml.load_all(output, yaml.CSafeLoader) if one is not None]
 
 
 def refusal(**values: Any) -> str:
-    """What Helm says of values that it refuses."""
     code, output = helm("template", values)
     assert code != 0, output
     return output
 
 
 def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
-    """Objects of a kind by their names."""
     found = {one["metadata"]["name"]: one for one in objects if one["kind"] == kind}
     assert len(found) == sum(one["kind"] == kind for one in objects)
     return found
 
 
 def workloads(objects: list[Object]) -> dict[str, Object]:
-    """Deployments and StatefulSets by their names."""
     return of_kind(objects, "Deployment") | of_kind(objects, "StatefulSet")
 
 

@@ -1,7 +1,5 @@
 """What is around the processes of the chart: Redis, its secrets, network policies, what Prometheus and Grafana get."""
 
-from __future__ import annotations
-
 import base64
 import json
 import tarfile
@@ -167,8 +165,6 @@ def test_redis_writes_nobody_s_inputs_to_a_disk_unless_it_is_told_to() -> None:
 
 
 class ChartRedis(RedisServer):
-    """Redis with the settings and users of the chart, whose user may not ask for a PONG."""
-
     def answers(self) -> bool:
         try:
             return bool(self.command("TIME"))

@@ -1,7 +1,6 @@
-"""Objects of the chart against the schemas of Kubernetes and of the operators, and the schema of its own values."""
+"""Objects of the chart keep to the schemas of Kubernetes and the operators, and to the Pod Security Standard `restricted`."""
 
-from __future__ import annotations
-
+import copy
 import json
 import runpy
 from collections.abc import Iterator
@@ -13,7 +12,8 @@ import yaml
 
 from headway.config.settings import Settings
 from headway.errors import SettingError
-from tests.charts.rendering import CHART, KEDA, MODELS, SWITCHES, Object, helm, refusal, render
+from tests.charts.pod_security import violations
+from tests.charts.rendering import CHART, KEDA, MODELS, NAME, SWITCHES, Object, helm, of_kind, pods, refusal, render
 from tests.clients.environments import run_client
 
 VERSIONS = tuple(f"1.{minor}.0" for minor in range(30, 38))
@@ -194,23 +194,14 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
             {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}}},
             "gateway.autoscaling.minReplicas: is 4, and maxReplicas only 3",
         ),
+        ({"scaling": KEDA, "models": MODELS}, "models.greeter.worker.scaling.max: set the most workers"),
         (
-            {"scaling": KEDA, "models": MODELS},
-            "models.greeter.worker.scaling.max: set the most workers",
-        ),
-        (
-            {
-                "scaling": KEDA,
-                "models": {"a": {"target": "x", "worker": {"scaling": {"min": 3, "max": 2}}}},
-            },
+            {"scaling": KEDA, "models": {"a": {"target": "x", "worker": {"scaling": {"min": 3, "max": 2}}}}},
             "models.a.worker.scaling.min: is 3, and scaling.max only 2",
         ),
         ({"worker": {"scaling": {"min": -1}}}, "/worker/scaling/min"),
         (
-            {
-                "scaling": KEDA,
-                "models": {"a": {"target": "x", "worker": {"scaling": {"min": 0, "max": 2}}}},
-            },
+            {"scaling": KEDA, "models": {"a": {"target": "x", "worker": {"scaling": {"min": 0, "max": 2}}}}},
             "models.a.worker.scaling: min is 0 and zeroAfterSeconds 0. A model goes to zero with",
         ),
         ({"settings": {"scale_to_zero_after_s": 60}}, "Set worker.scaling.zeroAfterSeconds"),
@@ -227,3 +218,83 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
 )
 def test_values_that_cannot_be_are_refused_with_what_is_wrong(values: dict[str, Any], said: str) -> None:
     assert said in refusal(**values)
+
+
+GOOD: dict[str, Any] = {
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    "containers": [
+        {"name": "one", "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+    ],
+    "volumes": [{"name": "tmp", "emptyDir": {}}],
+}
+
+
+def test_all_pods_are_restricted_whatever_is_turned_on() -> None:
+    found = {(switch, name): violations(pod["spec"]) for switch in SWITCHES for name, pod in pods(render(switch))}
+    assert len(found) > 50
+    assert {place: rules for place, rules in found.items() if rules} == {}
+
+
+def test_the_root_of_each_container_is_read_only_with_a_place_to_write() -> None:
+    for name, pod in pods(render("models")):
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        for container in pod["spec"]["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
+            [tmp] = [one["name"] for one in container["volumeMounts"] if one["mountPath"] == "/tmp"]
+            assert volumes[tmp]["emptyDir"]["sizeLimit"], name
+            assert "runAsUser" in pod["spec"]["securityContext"], name
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("hostNetwork", True, "hostNetwork"),
+        ("hostPID", True, "hostPID"),
+        ("hostIPC", True, "hostIPC"),
+        ("volumes", [{"name": "disk", "hostPath": {"path": "/"}}], "volume disk"),
+        ("securityContext.sysctls", [{"name": "kernel.msgmax", "value": "1"}], "sysctl kernel.msgmax"),
+        ("securityContext.runAsNonRoot", False, "root"),
+        ("securityContext.runAsUser", 0, "root"),
+        ("securityContext.seccompProfile", {"type": "Unconfined"}, "seccomp"),
+        ("securityContext.seccompProfile", {}, "seccomp"),
+        ("securityContext.appArmorProfile", {"type": "Unconfined"}, "AppArmor"),
+        ("securityContext.seLinuxOptions", {"type": "spc_t"}, "SELinux"),
+        ("securityContext.seLinuxOptions", {"role": "admin"}, "SELinux"),
+        ("containers.0.securityContext.privileged", True, "privileged"),
+        ("containers.0.securityContext.allowPrivilegeEscalation", True, "privilege escalation"),
+        ("containers.0.securityContext.capabilities", {}, "capabilities kept"),
+        ("containers.0.securityContext.capabilities.add", ["SYS_ADMIN"], "capabilities added"),
+        ("containers.0.securityContext.runAsUser", 0, "root"),
+        ("containers.0.securityContext.runAsNonRoot", False, "root"),
+        ("containers.0.securityContext.procMount", "Unmasked", "proc"),
+        ("containers.0.securityContext.windowsOptions", {"hostProcess": True}, "host process"),
+        ("containers.0.ports", [{"containerPort": 1, "hostPort": 1}], "host port"),
+        ("containers.0.livenessProbe", {"httpGet": {"port": 1, "host": "10.0.0.1"}}, "host of a probe"),
+        ("initContainers", [{"name": "two"}], "privilege escalation"),
+    ],
+)
+def test_what_breaks_the_standard_is_found(place: str, value: Any, said: str) -> None:
+    spec = copy.deepcopy(GOOD)
+    assert violations(spec) == []
+    *parents, last = place.split(".")
+    where: Any = spec
+    for part in parents:
+        where = where[int(part)] if part.isdigit() else where[part]
+    where[last] = value
+    assert said in violations(spec)
+
+
+def test_nobody_has_rights_or_a_token() -> None:
+    for switch in SWITCHES:
+        objects = render(switch)
+        assert all(pod["spec"]["automountServiceAccountToken"] is False for _, pod in pods(objects)), switch
+        for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"):
+            assert of_kind(objects, kind) == {}, switch
+        assert all(not one["automountServiceAccountToken"] for one in of_kind(objects, "ServiceAccount").values())
+
+
+def test_each_account_is_made_unless_it_is_somebody_elses() -> None:
+    made = {*of_kind(render("models"), "ServiceAccount")}
+    assert made == {f"{NAME}-{part}" for part in ("gateway", "worker", "controller", "redis")}
+    assert of_kind(render("accounts of others"), "ServiceAccount") == {}
+    assert f"{NAME}-redis" not in of_kind(render("redis elsewhere"), "ServiceAccount")

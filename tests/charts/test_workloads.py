@@ -1,7 +1,5 @@
 """Workloads of the chart: what each process is told, how it is found, how it ends, and who changes their number."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -40,7 +38,6 @@ WORKERS = {key: f"{NAME}-worker-{key}" for key in MODELS}
 FILES = {GATEWAY: "gateway.toml", CONTROLLER: "controller.toml"} | {
     name: f"worker-{key}.toml" for key, name in WORKERS.items()
 }
-"""File of settings of each workload."""
 
 
 def container(objects: list[Object], name: str) -> Object:
@@ -50,7 +47,6 @@ def container(objects: list[Object], name: str) -> Object:
 
 
 def settings(objects: list[Object], name: str, tmp_path: Any) -> Settings:
-    """Settings that a process of a workload comes to: file, environment and command line, as Headway reads them."""
     file = tmp_path / "headway.toml"
     file.write_text(of_kind(objects, "ConfigMap")[NAME]["data"][FILES[name]])
     environ = environment(objects, name)
@@ -67,7 +63,6 @@ def matches(selector: Object, labels: dict[str, str]) -> bool:
 
 
 def labels(objects: list[Object]) -> dict[str, dict[str, str]]:
-    """Labels of the pods of each workload."""
     return {name: pod["metadata"]["labels"] for name, pod in pods(objects)}
 
 
@@ -80,11 +75,7 @@ def test_each_process_reads_its_settings_as_they_were_meant(tmp_path: Any) -> No
         assert found.broker.startswith("redis://headway:") and found.broker.endswith(f"@{REDIS}:6379/0")
         assert (found.admin_host, found.admin_port, len(found.admin_token)) == ("0.0.0.0", 9000, 32)
     gateway, large = settings(objects, GATEWAY, tmp_path), settings(objects, WORKERS["large"], tmp_path)
-    assert (gateway.host, gateway.port, gateway.lame_duck_ms) == (
-        "0.0.0.0",
-        8000,
-        5000,
-    )
+    assert (gateway.host, gateway.port, gateway.lame_duck_ms) == ("0.0.0.0", 8000, 5000)
     assert [model.name for model in gateway.models] == ["greeter", "org/Large-2"]
     assert [(model.name, model.target) for model in large.models] == [("org/Large-2", "large.py:Model")]
     assert dict(large.models[0].values).items() >= {"max_batch_size": 16, "gpu_timeout_ms": 2500.5}.items()
@@ -306,8 +297,7 @@ def test_the_values_that_the_page_shows_are_good_ones() -> None:
     worker = workloads(objects)[WORKERS["greeter"]]
     assert container(objects, WORKERS["greeter"])["image"] == "registry.example/greeter:7"
     assert worker["spec"]["replicas"] == 2
-    scaled = workloads(rendered(json.dumps(install | scale)))[WORKERS["greeter"]]
-    assert "replicas" not in scaled["spec"]
+    assert "replicas" not in workloads(rendered(json.dumps(install | scale)))[WORKERS["greeter"]]["spec"]
     for name in ("networkPolicy.monitoring", "gateway.autoscaling"):
         assert f"`{name}`" in page or f"`{name}:" in page
         values: Any = yaml.safe_load((CHART / "values.yaml").read_text())

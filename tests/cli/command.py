@@ -1,7 +1,5 @@
 """Runs the command line, in this process or in one of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -31,7 +29,6 @@ def run(arguments: Sequence[str], cwd: Path, **environ: str) -> subprocess.Compl
 
 
 def code_of(arguments: Sequence[str]) -> int:
-    """Exit code of `headway ARGUMENTS` in this process."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     return int(ended.value.code or 0)

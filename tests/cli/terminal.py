@@ -1,7 +1,5 @@
 """A command on a terminal of its own, as a person would see it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -19,12 +17,7 @@ _STEERING = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """`headway …` on a pseudo-terminal; `with` starts it and ends it.
-
-    Arguments:
-        arguments: of the command.
-        size: columns and lines.
-    """
+    """`headway …` on a pseudo-terminal of so many columns and lines; `with` starts it and ends it."""
 
     def __init__(self, *arguments: str, size: tuple[int, int] = (100, 40)) -> None:
         self._command = [sys.executable, "-m", "headway", *arguments]
@@ -40,15 +33,12 @@ class Terminal:
         return shown
 
     def press(self, key: str) -> None:
-        """Press a key."""
         os.write(self._ours, key.encode())
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
     def code(self) -> int:
-        """Exit code, once it has ended."""
         return self._process.wait(PATIENCE)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,5 @@
 """What `headway bulk submit` takes a file for: requests, texts, or neither."""
 
-from __future__ import annotations
-
 import io
 import json
 

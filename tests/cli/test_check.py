@@ -1,7 +1,5 @@
 """`headway check` and the ways in which `headway serve` ends before it begins, in real processes."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

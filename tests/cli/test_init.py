@@ -1,7 +1,5 @@
 """`headway init`: what it makes works as it says, and nothing is overwritten."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -43,8 +41,7 @@ def test_what_is_printed_works(tmp_path: Path, flags: list[str]) -> None:
     assert checked.returncode == 0 and checked.stdout.endswith("fit to serve\n"), checked.stdout + checked.stderr
     assert "note:" not in checked.stdout
     assert serve == ["headway", "serve", "model.py:Model"]
-    refused = run(["serve", "model.py:Model", "--max-batch-size", "0"], folder)
-    assert refused.returncode == 3
+    assert run(["serve", "model.py:Model", "--max-batch-size", "0"], folder).returncode == 3
     linted = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E,F,I,B,UP", "--line-length", "120"]
     told = subprocess.run(linted, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     assert told.returncode == 0, told.stdout

@@ -1,7 +1,5 @@
 """`headway keys`, in a process of its own where its streams or its environment matter, else in this one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -34,16 +32,12 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Result:
-    """Result of a command."""
-
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 
 
 @pytest.fixture
 def keys(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs `headway keys …` in this process."""
-
     def act(*arguments: str, file: str = "keys.toml") -> Result:
         with pytest.raises(SystemExit) as ended:
             main(["keys", *arguments, *(["--keys", file] if file else [])])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
@@ -23,15 +21,7 @@ from headway.errors import SettingError
 from headway.model import Role
 from tests.cli.command import ROOT, code_of, run
 
-HEAVY = {
-    "aiohttp",
-    "asyncio",
-    "msgspec",
-    "prometheus_client",
-    "pydantic",
-    "structlog",
-    "uvloop",
-}
+HEAVY = {"aiohttp", "asyncio", "msgspec", "prometheus_client", "pydantic", "structlog", "uvloop"}
 UNASKED = frozenset((
     "aiohttp", "asyncpg", "difflib", "google.protobuf", "grpc", "hpack", "jwt", "numpy", "opentelemetry", "pydantic",
     "headway.backends.grpc", "headway.backends.http", "headway.backends.remote", "headway.bulk", "headway.dialects.table",
@@ -57,7 +47,6 @@ SUBCOMMANDS = [["dlq", "list"], ["keys", "create"]]
 
 @functools.cache
 def all_help_of(command: str) -> str:
-    """The help of a command with all settings."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert code_of([command, "--help-all"]) == 0
     return out.getvalue()
@@ -65,7 +54,6 @@ def all_help_of(command: str) -> str:
 
 @functools.cache
 def help_of(*command: str) -> str:
-    """Help of a command, or of the program."""
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         assert code_of([*command, "--help"]) == 0
     return shown.getvalue()
@@ -88,7 +76,6 @@ def all_modules_after(statement: str) -> list[str]:
 
 
 def within(names: Collection[str], packages: Collection[str]) -> set[str]:
-    """Those of some modules that are, or are in, some packages."""
     return {name for name in names if any(f"{name}.".startswith(f"{one}.") for one in packages)}
 
 
@@ -282,9 +269,7 @@ def test_a_misspelt_variable_is_told(capsys: pytest.CaptureFixture[str], monkeyp
         ("nothing", "--keys"),
     ],
 )
-def test_what_will_not_do_later_is_named_as_it_was_given(
-    given: str, spelt: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_late_refusals_name_the_text(given: str, spelt: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     if given == "environment":
         monkeypatch.setenv("HEADWAY_KEYS", "none.toml")
@@ -336,9 +321,7 @@ def test_a_bad_setting_is_exit_code_3(arguments: list[str], message: str, capsys
 def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "headway", *arguments]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120
-        )
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (1, "headway: the output cannot be written: No space left on device\n")
 
 

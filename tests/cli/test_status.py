@@ -1,10 +1,9 @@
-"""`headway status`: the text that it makes of an admin port's answers."""
-
-from __future__ import annotations
+"""`headway status`: the text that it makes of an admin port's answers, and of the process that its environment describes."""
 
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +11,12 @@ import pytest
 
 from headway.cli.admin import Admin
 from headway.cli.status import costs, look, overview, serves
+from headway.cli.trust import described
+from headway.errors import SettingError
+from tests.authority import Authority
 from tests.cli.command import code_of
+from tests.cli.test_operate import Running, service
+from tests.cli.test_tls import Files, files
 
 HEALTH: dict[str, Any] = {
     "status": "ok", "role": "gateway", "id": "edge-1", "broker": "redis://…@broker:6379/0", "policy": "paced",
@@ -96,9 +100,7 @@ def port() -> Iterator[Port]:
 @pytest.mark.parametrize(
     "answer", [{"message": "nothing is served at /internal/health; /docs lists what is"}, {}, ["x"]]
 )
-def test_a_port_that_is_no_admin_port_is_told_from_one(
-    port: Port, answer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_other_than_admin_is_recognised(port: Port, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     port.answers["/internal/health"] = (404, answer)
     assert code_of(["status", "--admin", port.url]) == 1
     told = capsys.readouterr().err
@@ -225,8 +227,7 @@ def test_without_the_broker_the_fleet_is_shown_as_it_was(port: Port) -> None:
     ]
     assert "load          12 requests/s, 3 held by this process" in shown
     assert "dead letters  2" in shown
-    names = [line.split()[0] for line in shown if line]
-    assert {"edge-2", "host-a/gpu-0"} <= set(names)
+    assert {"edge-2", "host-a/gpu-0"} <= {line.split()[0] for line in shown if line}
 
 
 def test_it_ends_by_whether_the_process_serves(port: Port, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,3 +283,93 @@ def test_a_worker_that_is_wanted_and_of_which_nothing_is_heard_is_missing() -> N
     found = {**HEALTH, **FLEET, "scaling": there | {"greeter": scaling}}
     assert "missing       greeter: 1 wanted, on the way for 95 s, longer than a start should take\n" in overview(found)
     assert "missing" not in overview({**found, "scaling": there})
+
+
+__all__ = ["files", "service"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "url"),
+    [
+        ({}, "http://127.0.0.1:9000"),
+        ({"HEADWAY_ADMIN_PORT": "9100"}, "http://127.0.0.1:9100"),
+        ({"HEADWAY_ADMIN_HOST": "0.0.0.0", "HEADWAY_ADMIN_PORT": ""}, "http://127.0.0.1:9000"),
+        ({"HEADWAY_ADMIN_HOST": "::"}, "http://[::1]:9000"),
+        ({"HEADWAY_ADMIN_HOST": "[fd00::7]"}, "http://[fd00::7]:9000"),
+        ({"HEADWAY_ADMIN_HOST": "10.0.0.5"}, "http://10.0.0.5:9000"),
+        ({"HEADWAY_ADMIN_HOST": "localhost", "HEADWAY_TLS_CERT": "a.pem"}, "https://localhost:9000"),
+    ],
+)
+def test_the_address_is_that_of_the_environment(environ: dict[str, str], url: str) -> None:
+    assert described(environ) == (url, environ.get("HEADWAY_TLS_CERT", ""))
+
+
+def test_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "headway.toml"
+    file.write_text('admin_port = 9100\ntls_cert = "a.pem"\n[models.m]\n')
+    assert described({"HEADWAY_CONFIG": str(file)}) == ("https://127.0.0.1:9100", "a.pem")
+    monkeypatch.chdir(tmp_path)
+    assert described({}).url == "https://127.0.0.1:9100"
+    assert described({"HEADWAY_CONFIG": str(file), "HEADWAY_ADMIN_PORT": "9200"}).url == "https://127.0.0.1:9200"
+
+
+@pytest.mark.parametrize("port", ["0", "70000", "http", "-1"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(SettingError, match="--admin"):
+        described({"HEADWAY_ADMIN_PORT": port})
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "headway.toml"
+    broken.write_text("admin_port =")
+    for file in (broken, tmp_path / "none.toml"):
+        with pytest.raises(SettingError, match="HEADWAY_CONFIG"):
+            described({"HEADWAY_CONFIG": str(file)})
+
+
+def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert described({}).url == "http://127.0.0.1:9000"
+    file = tmp_path / "headway.toml"
+    file.mkdir()
+    with pytest.raises(SettingError, match=r"headway\.toml"):
+        described({})
+    file.rmdir()
+    file.symlink_to("nowhere")
+    with pytest.raises(SettingError, match=r"headway\.toml"):
+        described({})
+
+
+def test_commands_ask_the_port_of_the_environment(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWAY_ADMIN")
+    monkeypatch.setenv("HEADWAY_ADMIN_HOST", "0.0.0.0")
+    monkeypatch.setenv("HEADWAY_ADMIN_PORT", service.url.rpartition(":")[2])
+    for command in (["status"], ["top", "--once"], ["dlq", "list"]):
+        assert code_of(command) == 0
+
+
+def test_commands_trust_exactly_the_certificate_of_their_own_process(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADWAY_ADMIN_PORT", files.url.rpartition(":")[2])
+    monkeypatch.setenv("HEADWAY_CERT", str(files.client[0]))
+    monkeypatch.setenv("HEADWAY_CERT_KEY", str(files.client[1]))
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(files.service[0].read_bytes() + files.authority.file.read_bytes())
+    for certificate in (files.service[0], chain):
+        monkeypatch.setenv("HEADWAY_TLS_CERT", str(certificate))
+        assert code_of(["status"]) == 0
+    other = files.authority.issue("other-service")[0]
+    other.write_bytes(other.read_bytes() + files.authority.file.read_bytes())  # Whom its authority trusts is no matter.
+    monkeypatch.setenv("HEADWAY_TLS_CERT", str(other))
+    capsys.readouterr()
+    assert code_of(["status"]) == 1
+    assert "certificate is not trusted" in capsys.readouterr().err
+    monkeypatch.setenv("HEADWAY_CA", str(files.authority.file))
+    assert code_of(["status"]) == 0
+    monkeypatch.setenv("HEADWAY_CA", str(Authority(tmp_path, "stranger").file))
+    assert code_of(["status"]) == 1
+    for file in (tmp_path / "none.pem", files.service[1]):
+        monkeypatch.delenv("HEADWAY_CA", raising=False)
+        monkeypatch.setenv("HEADWAY_TLS_CERT", str(file))
+        assert code_of(["status"]) == 3

@@ -1,7 +1,5 @@
 """Commands that ask a service over TLS: `headway status`, `headway bench` and a start with certificates that will not do."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator
@@ -89,9 +87,7 @@ def test_status_says_what_is_wrong_with_the_certificates(files: Files, capsys: p
         assert told in capsys.readouterr().err
 
 
-def test_files_that_cannot_be_used_are_bad_settings(
-    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unusable_files_are_bad_settings(files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("hello")
     encrypted = files.authority.issue("encrypted", password=b"secret")
@@ -123,8 +119,6 @@ def test_bench_asks_over_tls(files: Files, capsys: pytest.CaptureFixture[str]) -
         (["--tls-client-ca", "no.pem"], "headway: --tls-client-ca = 'no.pem': has no effect without --tls-cert."),
     ],
 )
-def test_a_start_with_wrong_certificates_ends_at_once(
-    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_certificates_end_a_start(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["serve", "module:function", *given]) == 3
     assert told in capsys.readouterr().err

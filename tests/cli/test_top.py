@@ -1,17 +1,18 @@
-"""`headway top`: the board's events as text, what fits a terminal, keys, and a real terminal on a real service."""
-
-from __future__ import annotations
+"""`headway top`, on a real terminal too, and the line on standard error while a command is silent."""
 
 import asyncio
+import io
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from headway.cli import terminal as module
 from headway.cli.admin import Admin, AdminError
 from headway.cli.board_view import BoardEvent, BoardView, largest, milliseconds, taken
 from headway.cli.status import Sort
-from headway.cli.terminal import HELP, fit, narrowed
+from headway.cli.terminal import HELP, fit, narrowed, waiting
 from headway.cli.top import BoardFollower, Keys, events
 from headway.model import InferenceRequest, RequestOptions
 from headway.runtime.request_id import new_id
@@ -298,11 +299,62 @@ def test_on_a_terminal_the_board_of_one_process_is_live_until_q(service: Running
 
 
 @pytest.mark.processes
-def test_on_a_terminal_a_missing_token_is_told_of_until_ctrl_c(
-    service: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_terminal_a_missing_token_is_told_until_ctrl_c(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_ADMIN_TOKEN", "wrong")
     with Terminal("top") as terminal:
         terminal.until("HEADWAY_ADMIN_TOKEN", "(401)")
         terminal.interrupt()
         assert terminal.code() == 0
+
+
+class Stream(io.StringIO):
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.live, self.lines = live, threading.Semaphore(0)
+
+    def isatty(self) -> bool:
+        return self.live
+
+    def flush(self) -> None:
+        self.lines.release()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENT", 0.0)
+    monkeypatch.setattr(module, "EVERY", 0.0)
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, *, live: bool) -> str:
+    stream = Stream(live=live)
+    monkeypatch.setattr("sys.stderr", stream)
+    with waiting("simulating") as doing:
+        stream.lines.acquire()
+        doing.tell("simulating 9 GPUs")
+        while "9 GPUs" not in stream.getvalue():
+            stream.lines.acquire()
+    return stream.getvalue()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_terminal_has_one_line_which_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(monkeypatch, live=True)
+    assert text.startswith("\r\x1b[Ksimulating … 0 s\r\x1b[K")
+    assert "simulating 9 GPUs … 0 s" in text
+    assert text.endswith("\r\x1b[K")
+    assert "\n" not in text
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_file_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, live=False).splitlines()
+    assert lines[0] == "simulating … 0 s"
+    assert "simulating 9 GPUs … 0 s" in lines
+
+
+def test_what_is_quickly_done_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(live=True)
+    monkeypatch.setattr("sys.stderr", stream)
+    with waiting("simulating"):
+        pass
+    assert stream.getvalue() == ""

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
@@ -58,8 +56,7 @@ def found(box: Box, inputs: Sequence[Value] | None = None, most: int = 20, timeo
 
 
 def test_the_first_inputs_stand_beside_their_answers_in_the_largest_batch() -> None:
-    answers = found(Box(upper), inputs=["a", "b"] * 8).answers
-    assert answers == [("a", "A"), ("b", "B")]
+    assert found(Box(upper), inputs=["a", "b"] * 8).answers == [("a", "A"), ("b", "B")]
     assert len(found(Box(upper)).answers) == MOST_ANSWERS
 
 
@@ -261,19 +258,15 @@ def test_an_output_that_is_no_string_is_a_fault() -> None:
     def function(inputs: list[str]) -> list[ItemResult]:
         return [ItemResult(None, "the output is of type int", fault=True), *upper(inputs[1:])]
 
-    faults = found(Box(function)).faults
-    assert faults[0] == "input 1 of 1: the output is of type int"
+    assert found(Box(function)).faults[0] == "input 1 of 1: the output is of type int"
 
 
-def test_many_bad_outputs_for_one_reason_are_one_fault() -> None:
+def test_many_bad_outputs_for_one_reason_are_one_fault_and_so_are_rejected_inputs() -> None:
     def function(inputs: list[str]) -> list[ItemResult]:
         return [*upper(inputs[:1]), *(ItemResult(None, "it is an int", fault=True) for _ in inputs[1:])]
 
     assert found(Box(function), most=4).faults == ["input 2 of 2: it is an int"]
     assert found(Box(lambda inputs: function(["", *inputs])[1:]), most=4).faults == ["input 1 of 1: it is an int"]
-
-
-def test_many_rejected_inputs_are_one_fault() -> None:
     faults = found(Box(lambda inputs: [ItemResult(None, f"no number: {text}") for text in inputs])).faults
     assert len(faults) == 1
 

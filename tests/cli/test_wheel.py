@@ -1,7 +1,5 @@
 """The wheel and the source archive: what is in them, and that a wheel alone serves."""
 
-from __future__ import annotations
-
 import os
 import sys
 import zipfile

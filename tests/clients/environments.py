@@ -7,8 +7,6 @@ makes those that are missing, or whose lock has changed, side by side. Every pac
 none, as that takes the network: they are skipped where one is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -37,17 +35,12 @@ PATIENCE = 300.0
 
 
 def names() -> list[str]:
-    """Names of all environments."""
     of_node = (path.parent.name for path in HERE.glob("*/package-lock.json"))
     return sorted([*(path.stem for path in HERE.glob("*.txt")), *of_node, CONTAINER])
 
 
 def make(name: str) -> str:
-    """Make an environment, unless it is there with these packages.
-
-    Returns:
-        Why it could not be made; empty where it is there.
-    """
+    """Make an environment, unless it is there with these packages. Returns why it could not be made."""
     if _fits(name):
         return ""
     shutil.rmtree(FOLDER / name, ignore_errors=True)

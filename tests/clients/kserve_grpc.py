@@ -1,7 +1,5 @@
 """What KServe's gRPC client asks of a server of texts; its arguments are the port's address, a good key, and one over its limit."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -21,7 +19,6 @@ def headers(key: str) -> list[tuple[str, str]]:
 async def infer(
     client: InferenceGRPCClient, *texts: str, model: str = "default", key: str = KEY, **options: Any
 ) -> list[Any]:
-    """Texts of the answer, and its id."""
     tensor = InferInput("INPUT", [len(texts)], "BYTES")
     tensor.set_data_from_numpy(np.array(texts, dtype=object))
     answer = await client.infer(InferRequest(model, [tensor], request_id="7"), headers=headers(key), **options)
@@ -29,7 +26,6 @@ async def infer(
 
 
 async def refusal(asked: Any) -> list[Any]:
-    """Status and details of the error of a call, and whether a retry makes sense."""
     try:
         await asked
     except grpc.RpcError as exc:

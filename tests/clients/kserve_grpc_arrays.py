@@ -1,7 +1,5 @@
 """What KServe's gRPC client asks of a server of arrays; its argument is the port's address."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -13,33 +11,28 @@ from kserve import InferenceGRPCClient, InferInput, InferRequest  # type: ignore
 
 
 def given(name: str, datatype: str, array: Any, raw: bool) -> InferInput:
-    """Input with its data."""
     tensor = InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array, binary_data=raw)
     return tensor
 
 
 async def ask(client: InferenceGRPCClient, model: str, *inputs: InferInput) -> Any:
-    """Answer of a model."""
     return await client.infer(InferRequest(model, list(inputs), request_id="7"))
 
 
 async def sums(client: InferenceGRPCClient, array: Any, raw: bool) -> list[Any]:
-    """Numbers of an answer, their shape, and its id."""
     answer = await ask(client, "sums", given("x", "FP32", array, raw))
     found = answer.outputs[0].as_numpy()
     return [found.tolist(), list(found.shape), answer.id]
 
 
 async def rank(client: InferenceGRPCClient, raw: bool) -> dict[str, Any]:
-    """Outputs of an answer, by name."""
     query, ids = np.array([[1, 2]], np.float32), np.array([[3, 4]])
     answer = await ask(client, "ranker", given("query", "FP32", query, raw), given("ids", "INT64", ids, raw))
     return {one.name: one.as_numpy().tolist() for one in answer.outputs}
 
 
 async def refusal(asked: Any) -> list[str]:
-    """Status and details of the error of a call."""
     try:
         await asked
     except grpc.RpcError as exc:

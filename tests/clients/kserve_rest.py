@@ -1,7 +1,5 @@
 """What KServe's REST client asks of a server of texts; its arguments are the server's address and a good key."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -19,7 +17,6 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 async def infer(
     client: InferenceRESTClient, binary: bool, output: bool, *texts: str, model: str = "default", key: str = KEY
 ) -> list[Any]:
-    """Texts of the answer, and its id."""
     tensor = InferInput("INPUT", [len(texts)], "BYTES")
     tensor.set_data_from_numpy(np.array(texts, dtype=object), binary_data=binary)
     request = InferRequest(model, [tensor], request_id="7", parameters={"binary_data_output": output})
@@ -28,7 +25,6 @@ async def infer(
 
 
 async def refusal(asked: Any) -> list[Any]:
-    """Status and text of the error of a call."""
     try:
         await asked
     except HTTPStatusError as exc:

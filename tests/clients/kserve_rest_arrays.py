@@ -1,7 +1,5 @@
 """What KServe's REST client asks of a server of arrays; its argument is the server's address."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -15,27 +13,23 @@ URL = f"http://{sys.argv[1]}"
 
 
 def given(name: str, datatype: str, array: Any, binary: bool) -> InferInput:
-    """Input with its data."""
     tensor = InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array, binary_data=binary)
     return tensor
 
 
 async def ask(client: InferenceRESTClient, model: str, output: bool, *inputs: InferInput) -> Any:
-    """Answer of a model."""
     request = InferRequest(model, list(inputs), request_id="7", parameters={"binary_data_output": output})
     return await client.infer(URL, request, model_name=model)
 
 
 async def sums(client: InferenceRESTClient, array: Any, binary: bool, output: bool) -> list[Any]:
-    """Numbers of an answer, their shape, and its id."""
     answer = await ask(client, "sums", output, given("x", "FP32", array, binary))
     found = answer.outputs[0].as_numpy()
     return [found.tolist(), list(found.shape), answer.id]
 
 
 async def rank(client: InferenceRESTClient, binary: bool, output: bool) -> dict[str, Any]:
-    """Outputs of an answer, by name."""
     answer = await ask(
         client,
         "ranker",
@@ -47,7 +41,6 @@ async def rank(client: InferenceRESTClient, binary: bool, output: bool) -> dict[
 
 
 async def refusal(asked: Any) -> list[Any]:
-    """Status and text of the error of a call."""
     try:
         await asked
     except HTTPStatusError as exc:

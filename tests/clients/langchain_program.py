@@ -1,7 +1,5 @@
 """Program of LangChain: chat models, streams and embeddings, towards the URL that is its argument."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -18,7 +16,6 @@ embeddings = OpenAIEmbeddings(**AT, check_embedding_ctx_length=False)
 
 
 def raised(call: Callable[[], Any]) -> list[Any]:
-    """Class and code of the error."""
     try:
         return ["no error", repr(call())]
     except openai.APIStatusError as exc:

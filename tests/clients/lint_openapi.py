@@ -1,7 +1,5 @@
 """What an independent validator says of the OpenAPI documents in a file, a list of them, that is its argument."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What MLServer's codecs make of arrays, DataFrames and texts, and read in the answers of a server; its argument is the address."""
 
-from __future__ import annotations
-
 import json
 import sys
 import urllib.request
@@ -14,7 +12,6 @@ from mlserver.types import InferenceRequest, InferenceResponse  # type: ignore[i
 
 
 def ask(model: str, request: InferenceRequest) -> InferenceResponse:
-    """Answer of a model."""
     body = request.model_dump_json(exclude_none=True).encode()
     url = f"http://{sys.argv[1]}/v2/models/{model}/infer"
     with urllib.request.urlopen(urllib.request.Request(url, body)) as answer:
@@ -22,7 +19,6 @@ def ask(model: str, request: InferenceRequest) -> InferenceResponse:
 
 
 def arrays(answer: InferenceResponse) -> dict[str, Any]:
-    """Outputs of an answer, by name."""
     return {one.name: NumpyCodec.decode_output(one).tolist() for one in answer.outputs if one.datatype != "BYTES"}
 
 

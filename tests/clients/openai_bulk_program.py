@@ -1,7 +1,5 @@
 """Program of OpenAI's client: files and batches, towards the URL that is its argument."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -43,7 +41,6 @@ def of_endpoint(url: Any, lines: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Use every call, and print what came of it."""
     completions, chat, embeddings = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
     seen: dict[str, Any] = {}
     found = of_endpoint(completions, [line("a", completions, prompt="hello"), line("b", chat, prompt="hello"), "{"])

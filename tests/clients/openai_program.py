@@ -1,7 +1,5 @@
 """Program of OpenAI's client: every call and every error, towards the URL that is its argument."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

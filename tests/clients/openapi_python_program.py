@@ -3,8 +3,6 @@
 Arguments: URL of the service, and an empty folder for the client.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -38,7 +36,6 @@ def call(name: str, *places: str, status: int = 200, **arguments: Any) -> Any:
 
 
 def main() -> None:
-    """Call every operation, and print what came of it."""
     seen["texts"] = [
         call("plain_inference", body=made_of.PlainRequest(input_="a")).output,
         call("predict", body=File(io.BytesIO(b"b")), model_id="text").output,

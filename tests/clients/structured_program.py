@@ -1,7 +1,5 @@
 """Program that asks for JSON of a form, by OpenAI's client and LangChain; its arguments are the URL of the service and a good key."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -17,8 +15,6 @@ MESSAGES: Any = [{"role": "user", "content": "Ann is 3, as JSON"}]
 
 
 class Person(openai.BaseModel):
-    """What is asked for."""
-
     name: str
     age: int
 

@@ -42,7 +42,6 @@ def structured(inputs: list[str], parameters: list[dict[str, Any]]) -> list[str]
 
 
 def octets(inputs: list[bytes]) -> list[bytes]:
-    """Octets in capitals."""
     return [one.upper() for one in inputs]
 
 

@@ -1,7 +1,5 @@
 """Locks of the clients' environments, and what a test does without an environment."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -35,9 +33,7 @@ def test_each_package_of_a_lock_has_a_hash_and_no_address(name: str) -> None:
     assert all("integrity" in package and "resolved" not in package for package in packages.values())
 
 
-def test_a_test_without_its_environment_is_skipped_and_fails_where_all_are_required(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_test_without_environment_is_skipped_or_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environments, "FOLDER", tmp_path)
     monkeypatch.delenv(environments.REQUIRED, raising=False)
     with pytest.raises(pytest.skip.Exception, match=r"environment of openai is not there, .* run `make clients`"):
@@ -47,9 +43,7 @@ def test_a_test_without_its_environment_is_skipped_and_fails_where_all_are_requi
         environments.run_client("openai", "openai_program.py")
 
 
-def test_what_is_made_is_told_when_it_begins_and_ends(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_step_is_told_at_both_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(environments, "make", lambda name: "no network" if name == "triton" else "")
     monkeypatch.setattr("sys.argv", ["environments", "openai"])
     assert environments.main() == 0

@@ -1,7 +1,5 @@
 """Models of examples/ that take or give arrays, each served as docs/tensors.md says, and asked by the page's clients as they stand."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

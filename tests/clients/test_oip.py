@@ -1,7 +1,5 @@
 """Clients of the Open Inference Protocol over REST, unchanged, against a running server with keys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, environment: str, program: str) -> Any:
-    """What a program prints."""
     return run_client(environment, program, f"127.0.0.1:{server.port}", key_of("client"), key_of("slow"))
 
 

@@ -1,7 +1,5 @@
 """OpenAI's client, the newest and the one before, and LangChain, towards a running service."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -118,9 +116,7 @@ def test_langchain_works_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sees", [True, False])
-def test_json_of_a_form_comes_of_a_target_that_sees_what_is_asked_and_is_else_refused(
-    tmp_path: Path, sees: bool
-) -> None:
+def test_json_of_a_form_needs_a_target_that_sees_what_is_asked_for(tmp_path: Path, sees: bool) -> None:
     with launched(tmp_path, target="tests.clients.targets:structured" if sees else TARGET) as server:
         server.ready()
         seen = run_client("openai", "structured_program.py", f"http://127.0.0.1:{server.port}", "any key")
@@ -128,5 +124,28 @@ def test_json_of_a_form_comes_of_a_target_that_sees_what_is_asked_and_is_else_re
         for way, found in seen.items():
             param = "text" if "True" in way or way == "responses" else "response_format"
             assert found == (["Ann", 3] if sees else [400, "bad_request", param]), way
+        server.signal()
+        server.check_end()
+
+
+def test_openais_client_runs_batches_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text(entry("client", more="rate = 0") + entry("other", tenant="globex"))
+    with launched(tmp_path, "--keys", "keys.toml", "--bulk-dir", "bulk", target=TARGET) as server:
+        server.ready()
+        url = f"http://127.0.0.1:{server.port}"
+        seen = run_client("openai", "openai_bulk_program.py", url, key_of("client"), key_of("other"))
+        assert seen == {
+            "completions": ["completed", [3, 1, 2], "HELLO", 400],
+            "chat": "USER: HI\nASSISTANT:",
+            "embeddings": [[[2.0, 0.5, -1.0]] * count for count in (1, 3)],
+            "files": [3, 7, "batch_output"],
+            "batches": [2, 3, {"k": "v"}],
+            "file": True,
+            "deleted": True,
+            "gone": "not_found",
+            "foreign file": "not_found",
+            "foreign batch": "not_found",
+            "cancelled": ["cancelled", True],
+        }
         server.signal()
         server.check_end()

@@ -1,14 +1,17 @@
-"""Clients that generators of others make of a running service's contract call each of its routes."""
-
-from __future__ import annotations
+"""The contract is one that generators of others read, and the clients they make call each route."""
 
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from headway.config import Settings
+from headway.http import openapi
+from headway.model import ValueKind
 from tests.clients.environments import run_client
 from tests.e2e.server import Server, launched
 
@@ -47,3 +50,23 @@ def test_a_client_by_openapi_ts_calls_every_route(service: tuple[Server, str, Pa
     seen = run_client("openapi-ts", "openapi_ts_program.js", url, str(folder))
     assert (seen["texts"], seen["numbers"], seen["refused"]) == (TEXTS, [2, 0.5, -1], "BAD_REQUEST")
     assert set(seen["called"]) == operations(server)
+
+
+def documents() -> list[dict[str, Any]]:
+    every = [openapi.document(Settings(), openapi.Kinds(*kinds)) for kinds in product(ValueKind, ValueKind)]
+    return [*every, openapi.document(Settings(keys="keys.toml"))]
+
+
+def test_a_validator_of_others_finds_no_error_in_the_contract(tmp_path: Path) -> None:
+    (tmp_path / "contracts.json").write_bytes(msgspec.json.encode(documents()))
+    assert run_client("openapi", "lint_openapi.py", str(tmp_path / "contracts.json")) == []
+
+
+def test_every_operation_says_which_credential_it_takes_and_where_it_is() -> None:
+    for document in documents():
+        assert document["servers"] == [{"url": "/"}]
+        assert document["info"]["license"]
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                if method in ("get", "post", "delete"):
+                    assert "security" in operation, (path, method)

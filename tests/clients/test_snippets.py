@@ -1,7 +1,5 @@
 """Snippets of the documents for each client, run as they stand: in the client's environment, against a service."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import subprocess
@@ -72,9 +70,7 @@ def test_each_client_has_a_snippet() -> None:
 @pytest.mark.parametrize(
     ("block", "environment"), snippets(), ids=lambda one: f"{one.page}:{one.line}" if isinstance(one, Block) else one
 )
-def test_a_snippet_runs_as_it_stands(
-    block: Block, environment: str, ports: dict[str, str], stubs: str, tmp_path: Path
-) -> None:
+def test_a_snippet_runs(block: Block, environment: str, ports: dict[str, str], stubs: str, tmp_path: Path) -> None:
     text = block.text
     for documented, real in ports.items():
         text = text.replace(documented, real)

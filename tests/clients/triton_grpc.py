@@ -1,7 +1,5 @@
 """Everything that `tritonclient.grpc` asks of a server of texts; its arguments are the port's address and a good key."""
 
-from __future__ import annotations
-
 import json
 import queue
 import sys
@@ -18,14 +16,12 @@ done: queue.Queue[Any] = queue.Queue()
 
 
 def tensor(*texts: str) -> Any:
-    """Input of these texts."""
     made = triton.InferInput("INPUT", [len(texts)], "BYTES")
     made.set_data_from_numpy(np.array([text.encode() for text in texts], dtype=object))
     return made
 
 
 def infer(*texts: str, **options: Any) -> Any:
-    """Id and texts of the answer."""
     answer = client.infer(**{"model_name": "default", "inputs": [tensor(*texts)], "headers": HEADERS, **options})
     return [answer.get_response().id, texts_of(answer)]
 
@@ -35,7 +31,6 @@ def texts_of(answer: Any) -> list[str]:
 
 
 def status(call: Any) -> list[str]:
-    """Status and message of the error that a call raises."""
     try:
         call()
     except InferenceServerException as exc:
@@ -44,7 +39,6 @@ def status(call: Any) -> list[str]:
 
 
 def later() -> list[str]:
-    """Texts of an answer that was waited for in the background."""
     client.async_infer("default", [tensor("later")], lambda result, error: done.put(result), headers=HEADERS)
     return texts_of(done.get(timeout=30))
 

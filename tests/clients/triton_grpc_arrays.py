@@ -1,7 +1,5 @@
 """What `tritonclient.grpc` asks of a server of arrays; its argument is the port's address."""
 
-from __future__ import annotations
-
 import json
 import queue
 import sys
@@ -22,14 +20,12 @@ DTYPES: dict[str, Any] = {
 
 
 def given(name: str, datatype: str, array: Any) -> Any:
-    """Input with its data."""
     tensor = triton.InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array)
     return tensor
 
 
 def arrays(rows: int, columns: int) -> dict[str, Any]:
-    """Arrays of every datatype."""
     numbers = np.arange(rows * 2 * columns).reshape(rows, 2, columns)
     found = {name: (numbers % 100).astype(dtype) for name, dtype in DTYPES.items()}
     for name in ("FP32", "FP64"):
@@ -56,18 +52,15 @@ def _equal(found: Any, array: Any) -> bool:
 
 
 def sums(array: Any, **options: Any) -> Any:
-    """Numbers of the answer to one array, and its id."""
     answer = client.infer("sums", [given("x", "FP32", array)], **options)
     return [answer.as_numpy("sums").tolist(), answer.get_response().id]
 
 
 def ranked() -> list[Any]:
-    """Inputs of the ranker."""
     return [given("query", "FP32", np.array([[1, 2]], np.float32)), given("ids", "INT64", np.array([[3, 4]]))]
 
 
 def rank(*outputs: str) -> list[str]:
-    """Names of the outputs that an answer has."""
     wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
     return [one.name for one in client.infer("ranker", ranked(), outputs=wanted).get_response().outputs]
 
@@ -90,7 +83,6 @@ def streamed() -> list[Any]:
 
 
 def large() -> bool:
-    """Whether 600 kB come back as they were sent."""
     numbers = np.random.default_rng(1).random((1, 2, 75_000), np.float32)
     inputs = [given(f"in_{name}", name, numbers if name == "FP32" else array) for name, array in arrays(1, 1).items()]
     answer = client.infer("same", inputs, outputs=[triton.InferRequestedOutput("out_FP32")])
@@ -98,7 +90,6 @@ def large() -> bool:
 
 
 def refusal(call: Any) -> list[str]:
-    """Status and message of the error that a call raises."""
     try:
         call()
     except InferenceServerException as exc:

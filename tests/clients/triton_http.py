@@ -1,7 +1,5 @@
 """Everything that `tritonclient.http` asks of a server of texts; its arguments are the server's address and a good key."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
@@ -18,7 +16,6 @@ client = triton.InferenceServerClient(ADDRESS, network_timeout=60.0)
 def infer(
     texts: list[str], shape: list[int] | None = None, binary: bool = True, output: bool | None = None, **options: Any
 ) -> Any:
-    """Texts of the answer, its shape and its id."""
     array = np.array(texts, dtype=object).reshape(shape or [len(texts)])
     tensor = triton.InferInput("INPUT", list(array.shape), "BYTES")
     tensor.set_data_from_numpy(array, binary_data=binary)
@@ -31,7 +28,6 @@ def infer(
 
 
 def refusal(call: Any) -> list[str]:
-    """Status and message of the error that a call raises."""
     try:
         call()
     except InferenceServerException as exc:
@@ -40,7 +36,6 @@ def refusal(call: Any) -> list[str]:
 
 
 def later() -> list[str]:
-    """Texts of an answer that was waited for in the background."""
     tensor = triton.InferInput("ANY", [1], "BYTES")
     tensor.set_data_from_numpy(np.array(["later"], dtype=object))
     pending = client.async_infer("default", [tensor], headers={**HEADERS})

@@ -1,7 +1,5 @@
 """What `tritonclient.http` asks of a server of arrays; its argument is the server's address."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
@@ -22,14 +20,12 @@ BINARY_ALONE = ("FP16", "BF16")
 
 
 def given(name: str, datatype: str, array: Any, binary: bool) -> Any:
-    """Input with its data."""
     tensor = triton.InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array, binary_data=binary)
     return tensor
 
 
 def arrays(rows: int, columns: int) -> dict[str, Any]:
-    """Arrays of every datatype."""
     numbers = np.arange(rows * 2 * columns).reshape(rows, 2, columns)
     found = {name: (numbers % 100).astype(dtype) for name, dtype in DTYPES.items()}
     for name, dtype in DTYPES.items():
@@ -64,13 +60,11 @@ def _equal(found: Any, array: Any) -> bool:
 
 
 def sums(array: Any, binary: bool = True, **options: Any) -> Any:
-    """Answer to one array."""
     answer = client.infer("sums", [given("x", "FP32", array, binary)], **options)
     return [answer.as_numpy("sums").tolist(), answer.get_response().get("id")]
 
 
 def rank(outputs: list[str] | None) -> list[str]:
-    """Names of the outputs that an answer has."""
     inputs = [
         given("query", "FP32", np.array([[1, 2]], np.float32), True),
         given("ids", "INT64", np.array([[3, 4, 5]]), False),
@@ -80,7 +74,6 @@ def rank(outputs: list[str] | None) -> list[str]:
 
 
 def refusal(call: Any) -> list[str]:
-    """Status and message of the error that a call raises."""
     try:
         call()
     except InferenceServerException as exc:

@@ -7,8 +7,6 @@
 Nothing is waited for by sleeping: `until` asks the page anew whenever its document has changed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -45,12 +43,7 @@ new Promise((resolve) => {
 
 
 class Page:
-    """One tab.
-
-    Attributes:
-        requests: URLs that it has asked for.
-        complaints: errors and warnings of its console, and exceptions of its scripts.
-    """
+    """One tab: the URLs that it has asked for, and complaints of its console and exceptions of its scripts."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -62,25 +55,21 @@ class Page:
         self._reading = asyncio.ensure_future(self._read())
 
     async def send(self, method: str, **parameters: Any) -> Any:
-        """Result of a command."""
         self._number += 1
         answer = self._answers[self._number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
         return await asyncio.wait_for(answer, PATIENCE)
 
     async def begin(self) -> None:
-        """Hear of requests, of the console and of loads."""
         for domain in ("Page", "Network", "Runtime", "Log"):
             await self.send(f"{domain}.enable")
 
     async def go(self, url: str) -> None:
-        """Open a URL, and wait until it has been loaded."""
         self._loaded.clear()
         await self.send("Page.navigate", url=url)
         await asyncio.wait_for(self._loaded.wait(), PATIENCE)
 
     async def run(self, script: str) -> Any:
-        """Value of an expression, or of the promise that it is."""
         told = await self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in told:
             raise AssertionError(f"{script[:200]}: {told['exceptionDetails']}")
@@ -95,18 +84,15 @@ class Page:
             raise AssertionError(f"{condition} does not come; the page says: {text}; {self.complaints}") from None
 
     async def text(self, selector: str) -> str:
-        """Text of an element."""
         found: str = await self.run(f"document.querySelector({json.dumps(selector)}).innerText")
         return found
 
     async def press(self, key: str, code: int = 0, text: str = "", shift: bool = False) -> None:
-        """Press a key."""
         how = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         await self.send("Input.dispatchKeyEvent", type="keyDown", **how, **({"text": text} if text else {}))
         await self.send("Input.dispatchKeyEvent", type="keyUp", **how)
 
     async def write(self, text: str) -> None:
-        """Type a text into what has the focus."""
         await self.send("Input.insertText", text=text)
 
     async def size(self, width: int, height: int, mobile: bool = False) -> None:
@@ -116,17 +102,14 @@ class Page:
         )
 
     async def prefer(self, **features: str) -> None:
-        """Set preferences of the system, such as prefers_color_scheme="dark"."""
         listed = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         await self.send("Emulation.setEmulatedMedia", features=listed)
 
     async def picture(self, file: Path, whole: bool = False) -> None:
-        """Save a picture of the page; of all of it with `whole`."""
         told = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         await asyncio.to_thread(file.write_bytes, base64.b64decode(told["data"]))
 
     async def close(self) -> None:
-        """Stop listening."""
         await self._socket.close()
         await asyncio.gather(self._reading, return_exceptions=True)
 
@@ -159,14 +142,11 @@ class Page:
 
 
 class Chromium:
-    """A running browser."""
-
     def __init__(self, http: aiohttp.ClientSession, port: int) -> None:
         self._http, self._port = http, port
         self._pages: list[Page] = []
 
     async def open(self, url: str) -> Page:
-        """Open a page in a tab of its own."""
         async with self._http.put(f"http://127.0.0.1:{self._port}/json/new?about:blank") as answer:
             address = (await answer.json())["webSocketDebuggerUrl"]
         page = Page(await self._http.ws_connect(address, max_msg_size=1 << 28))
@@ -176,14 +156,12 @@ class Chromium:
         return page
 
     async def close(self) -> None:
-        """Close all tabs."""
         for page in self._pages:
             await page.close()
 
 
 @contextlib.asynccontextmanager
 async def browser(folder: Path) -> AsyncIterator[Chromium]:
-    """A browser with an empty profile. Skips the test where there is none."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         reason = "there is no Chromium here: apt-get install chromium"

@@ -1,7 +1,5 @@
 """The stage, made once for all tests of a worker."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack

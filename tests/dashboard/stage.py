@@ -1,10 +1,7 @@
 """Stage of the dashboard's tests in a real browser: one fleet of real processes and one Chromium for all of them."""
 
-from __future__ import annotations
-
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import aiohttp
@@ -123,13 +120,3 @@ async def sign_in(page: Page) -> None:
         await page.write(TOKEN)
         await enter(page)
         await page.until(LIVE)
-
-
-def on_stage(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Make a test of a coroutine function, which runs in the loop of the stage."""
-
-    @functools.wraps(test)
-    def play(stage: Stage, **given: Any) -> None:
-        stage.run(test(stage, **given))
-
-    return play

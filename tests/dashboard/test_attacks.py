@@ -1,11 +1,21 @@
-"""Attacks on the dashboard in a real browser: a rebound name, a page of another site, a stolen cookie."""
+"""Other sites in a real browser: attacks on the dashboard, and a page that asks the public port as docs/http.md shows it."""
 
-from __future__ import annotations
+import asyncio
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
-from tests.dashboard.stage import LIVE, Stage, enter, on_stage, quiet, sign_in, tab_to
+from tests.dashboard.chromium import browser
+from tests.dashboard.stage import LIVE, Stage, enter, quiet, sign_in, tab_to
+from tests.docs.pages import ROOT, blocks
+from tests.e2e.server import launched
+from tests.identity.writing import entry, key_of
 
 __all__ = ["quiet"]
 
@@ -25,7 +35,6 @@ FETCHED = """
 """
 
 
-@on_stage
 async def test_a_page_of_a_name_that_was_rebound_to_this_host_gets_nothing(stage: Stage) -> None:
     """The page is of http://evil.test, which by now means 127.0.0.1: to the browser all that it asks is its own site."""
     for server in (stage.gateway, stage.guarded):
@@ -37,50 +46,46 @@ async def test_a_page_of_a_name_that_was_rebound_to_this_host_gets_nothing(stage
         await page.send("Page.close")
 
 
-def test_a_page_of_another_site_changes_nothing_for_who_is_signed_in(stage: Stage) -> None:
-    async def act() -> None:
-        await stage.letter("wanted")
-        signed_in = await stage.open(stage.guarded)
-        await sign_in(signed_in)
-        admin = f"http://127.0.0.1:{stage.guarded.admin_port}"
+async def test_a_page_of_another_site_changes_nothing_for_who_is_signed_in(stage: Stage) -> None:
+    await stage.letter("wanted")
+    signed_in = await stage.open(stage.guarded)
+    await sign_in(signed_in)
+    admin = f"http://127.0.0.1:{stage.guarded.admin_port}"
 
-        async def hostile(_: web.Request) -> web.Response:
-            return web.Response(text="<title>hostile</title><iframe></iframe>", content_type="text/html")
+    async def hostile(_: web.Request) -> web.Response:
+        return web.Response(text="<title>hostile</title><iframe></iframe>", content_type="text/html")
 
-        site = web.Application()
-        site.router.add_get("/", hostile)
-        runner = web.AppRunner(site)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        page = await stage.chromium.open(f"http://evil.test:{runner.addresses[0][1]}/")
-        purge = f"{admin}/internal/dlq/req_wanted"
-        for method, mode in (("POST", "no-cors"), ("DELETE", "cors"), ("GET", "cors")):
-            asked = f"fetch('{purge}', {{method: '{method}', mode: '{mode}', credentials: 'include'}})"
-            assert await page.run(f"{asked}.then((told) => told.type, () => 'blocked')") in ("opaque", "blocked")
+    site = web.Application()
+    site.router.add_get("/", hostile)
+    runner = web.AppRunner(site)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    page = await stage.chromium.open(f"http://evil.test:{runner.addresses[0][1]}/")
+    purge = f"{admin}/internal/dlq/req_wanted"
+    for method, mode in (("POST", "no-cors"), ("DELETE", "cors"), ("GET", "cors")):
+        asked = f"fetch('{purge}', {{method: '{method}', mode: '{mode}', credentials: 'include'}})"
+        assert await page.run(f"{asked}.then((told) => told.type, () => 'blocked')") in ("opaque", "blocked")
+    await page.run(
+        f"new Promise((seen) => {{ const frame = document.querySelector('iframe'); frame.onload = seen; frame.src = '{admin}/dashboard'; }})"
+    )
+    assert (
         await page.run(
-            f"new Promise((seen) => {{ const frame = document.querySelector('iframe'); frame.onload = seen; frame.src = '{admin}/dashboard'; }})"
+            "(() => { try { return document.querySelector('iframe').contentDocument; } catch { return null; } })()"
         )
-        assert (
-            await page.run(
-                "(() => { try { return document.querySelector('iframe').contentDocument; } catch { return null; } })()"
-            )
-            is None
+        is None
+    )
+    assert (
+        await page.run(
+            f"new Promise((told) => {{ const one = new EventSource('{admin}/internal/events', {{withCredentials: true}}); one.onopen = () => told('open'); one.onerror = () => {{ one.close(); told('blocked'); }}; }})"
         )
-        assert (
-            await page.run(
-                f"new Promise((told) => {{ const one = new EventSource('{admin}/internal/events', {{withCredentials: true}}); one.onopen = () => told('open'); one.onerror = () => {{ one.close(); told('blocked'); }}; }})"
-            )
-            == "blocked"
-        )
-        await page.send("Page.close")
-        await runner.cleanup()
-        await signed_in.until("document.querySelector('#letters').textContent.includes('req_wanted')")
-        await signed_in.until(LIVE)
-
-    stage.run(act())
+        == "blocked"
+    )
+    await page.send("Page.close")
+    await runner.cleanup()
+    await signed_in.until("document.querySelector('#letters').textContent.includes('req_wanted')")
+    await signed_in.until(LIVE)
 
 
-@on_stage
 async def test_a_stolen_cookie_in_another_browser_ends_with_the_session(stage: Stage) -> None:
     victim = await stage.open(stage.guarded)
     await sign_in(victim)
@@ -96,6 +101,50 @@ async def test_a_stolen_cookie_in_another_browser_ends_with_the_session(stage: S
     await thief.until("!document.querySelector('#sign-in').hidden")
     await thief.go(f"{home}/dashboard")
     await thief.until("!document.querySelector('#sign-in').hidden")
-    asked = "fetch('internal/dlq').then((told) => told.status)"
-    assert await thief.run(asked) == 401
+    assert await thief.run("fetch('internal/dlq').then((told) => told.status)") == 401
     await thief.send("Page.close")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("<!doctype html><title>app</title>")
+    handler = partial(Quiet, directory=str(tmp_path / "site"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(60)
+
+
+def test_the_snippet_of_the_page_works_from_a_page_of_an_origin_that_is_named(tmp_path: Path, site: str) -> None:
+    [snippet] = [block.text for block in blocks(ROOT / "docs" / "http.md") if "await fetch(" in block.text]
+    (tmp_path / "keys.toml").write_text(entry("app"))
+    flags = "--keys", "keys.toml", "--cors-origins", site
+    with launched(tmp_path, *flags, target="tests.clients.targets:answer") as server:
+        server.ready()
+
+        async def asked(page_url: str, text: str) -> Any:
+            async with browser(tmp_path / "browser") as chromium:
+                page = await chromium.open(page_url)
+                script = snippet.replace("localhost:8000", f"127.0.0.1:{server.port}").replace("KEY", key_of("app"))
+                script = (
+                    script.replace('"hello"', f'"{text}"')
+                    .replace("console.log(", "return [")
+                    .replace('id"));', 'id")];')
+                )
+                return await page.run(f"(async () => {{ {script} }})().catch((error) => String(error))")
+
+        (tmp_path / "browser").mkdir()
+        output, id = asyncio.run(asked(site, "hello"))
+        assert (output, id[:4]) == ("HELLO", "req_")
+        assert asyncio.run(asked(site, "bad")) == "Error: 422: ValueError: a bad input", "errors can be read, too"
+        other = site.replace("127.0.0.1", "localhost")
+        assert asyncio.run(asked(other, "hello")) == "TypeError: Failed to fetch"
+        server.signal()
+        server.ended()

@@ -1,7 +1,5 @@
 """Orders of the dashboard in a real browser: rollouts are started, promoted and aborted, workers drained and undrained."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -39,7 +37,6 @@ async def order(page: Page, name: str, *, sure: str) -> None:
 
 
 async def fill(page: Page, label: str, value: str) -> None:
-    """Fill in what a label names."""
     script = """(() => {
       const [label] = [...document.querySelectorAll('#dialog label')].filter((one) => one.textContent.startsWith(%s));
       const input = label.querySelector('input, select');

@@ -1,7 +1,5 @@
 """The dashboard in a real browser, over a fleet of real processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -17,7 +15,7 @@ from headway.model.board import Notice, ScalingChange
 from tests.cli.terminal import Terminal
 from tests.clients.environments import FOLDER, REQUIRED
 from tests.dashboard.chromium import Page
-from tests.dashboard.stage import EVIL, LIVE, TOKEN, Stage, enter, on_stage, quiet, tab_to, under_load
+from tests.dashboard.stage import EVIL, LIVE, TOKEN, Stage, enter, quiet, tab_to, under_load
 
 __all__ = ["quiet"]
 
@@ -57,9 +55,7 @@ def test_every_panel_moves_under_load_at_any_process(stage: Stage, role: str) ->
         for worker in workers:
             await page.until(f"document.querySelector('#batches tbody').textContent.includes({json.dumps(worker)})")
         await page.until(f"document.querySelectorAll('.lane canvas').length === 2 && {PAINTED}")
-        page.complaints = [
-            one for one in page.complaints if "getImageData" not in one
-        ]  # It is this test that reads them.
+        page.complaints = [one for one in page.complaints if "getImageData" not in one]
         assert "free" in await page.text("#batches")
 
     stage.run(under_load(stage, act()))
@@ -81,7 +77,6 @@ def test_no_table_is_cut_on_a_desktop(stage: Stage, width: int) -> None:
     stage.run(under_load(stage, act()))
 
 
-@on_stage
 async def test_the_lines_of_the_charts_have_no_tiers_colour(stage: Stage) -> None:
     colours = """(() => {
       const of = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
@@ -95,7 +90,6 @@ async def test_the_lines_of_the_charts_have_no_tiers_colour(stage: Stage) -> Non
     assert (len(lines), shared) == (8, [])
 
 
-@on_stage
 async def test_a_killed_worker_is_seen_and_its_return(stage: Stage) -> None:
     page = await stage.open(stage.gateway)
     await page.until(LIVE)
@@ -111,46 +105,38 @@ async def test_a_killed_worker_is_seen_and_its_return(stage: Stage) -> None:
     await page.until(f"document.querySelector('#events').textContent.includes({back})")
 
 
-def test_a_dead_letter_is_shown_as_text_replayed_and_purged_by_keyboard_alone(stage: Stage) -> None:
-    async def act() -> None:
-        for id in ("replayed", "purged"):
-            await stage.letter(id)
-        page = await stage.open(stage.gateway)
-        await page.until("document.querySelector('#letters').textContent.includes('req_purged')")
-        shown = await page.text("#letters")
-        assert f"error {EVIL}" in shown and f"tenant {EVIL}" in shown, "names are text"
-        await tab_to(page, "Show req_replayed")
+async def test_a_dead_letter_is_shown_as_text_replayed_and_purged_by_keyboard_alone(stage: Stage) -> None:
+    for id in ("replayed", "purged"):
+        await stage.letter(id)
+    page = await stage.open(stage.gateway)
+    await page.until("document.querySelector('#letters').textContent.includes('req_purged')")
+    shown = await page.text("#letters")
+    assert f"error {EVIL}" in shown and f"tenant {EVIL}" in shown, "names are text"
+    await tab_to(page, "Show req_replayed")
+    await enter(page)
+    await page.until("document.querySelector('#dialog').open")
+    body = await page.text("#dialog")
+    assert f"text of replayed {EVIL}" in body and EVIL in body
+    await page.press("Escape", 27)
+    await page.until("!document.querySelector('#dialog').open")
+    for act, id in (("Replay", "replayed"), ("Purge", "purged")):
+        await tab_to(page, f"{act} req_{id}")
         await enter(page)
         await page.until("document.querySelector('#dialog').open")
-        body = await page.text("#dialog")
-        assert f"text of replayed {EVIL}" in body and EVIL in body
+        assert await page.run("document.activeElement.textContent") == "Cancel", "the harmless answer has the focus"
         await page.press("Escape", 27)
         await page.until("!document.querySelector('#dialog').open")
-        for act, id in (("Replay", "replayed"), ("Purge", "purged")):
-            await tab_to(page, f"{act} req_{id}")
-            await enter(page)
-            await page.until("document.querySelector('#dialog').open")
-            assert (await page.run("document.activeElement.textContent")) == "Cancel", (
-                "the harmless answer has the focus"
-            )
-            await page.press("Escape", 27)
-            await page.until("!document.querySelector('#dialog').open")
-            assert f"req_{id}" in await page.text("#letters"), "asked twice: nothing has happened"
-            await tab_to(page, f"{act} req_{id}")
-            await enter(page)
-            await page.until("document.querySelector('#dialog').open")
-            await tab_to(page, act)
-            await enter(page)
-            await page.until(f"!document.querySelector('#letters').textContent.includes('req_{id}')")
-        assert "taken" not in await page.run("document.title")
-        assert (
-            await page.run("document.querySelectorAll('main img, main script, dialog img, dialog script').length") == 0
-        )
-
-    stage.run(act())
+        assert f"req_{id}" in await page.text("#letters"), "asked twice: nothing has happened"
+        await tab_to(page, f"{act} req_{id}")
+        await enter(page)
+        await page.until("document.querySelector('#dialog').open")
+        await tab_to(page, act)
+        await enter(page)
+        await page.until(f"!document.querySelector('#letters').textContent.includes('req_{id}')")
+    assert "taken" not in await page.run("document.title")
+    assert await page.run("document.querySelectorAll('main img, main script, dialog img, dialog script').length") == 0
 
 
-@on_stage
 async def test_signing_in_and_out_by_keyboard_and_the_cookie_after_it(stage: Stage) -> None:
     page = await stage.open(stage.guarded)
     await page.until("!document.querySelector('#sign-in').hidden && document.activeElement.id === 'token'")
@@ -178,7 +164,6 @@ async def test_signing_in_and_out_by_keyboard_and_the_cookie_after_it(stage: Sta
             assert answer.status == 401
 
 
-@on_stage
 async def test_the_page_fits_400_pixels_and_heeds_theme_and_motion(stage: Stage) -> None:
     page = await stage.open(stage.gateway)
     await page.until(LIVE)
@@ -205,7 +190,6 @@ async def test_the_page_fits_400_pixels_and_heeds_theme_and_motion(stage: Stage)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@on_stage
 async def test_axe_finds_nothing_serious(stage: Stage, theme: str) -> None:
     script = axe()
     await stage.letter("seen")
@@ -225,7 +209,6 @@ async def test_axe_finds_nothing_serious(stage: Stage, theme: str) -> None:
 
 
 def axe() -> Path:
-    """Script of axe. Skips the test where there is none."""
     script = FOLDER / "axe" / "node_modules" / "axe-core" / "axe.min.js"
     if not script.exists():
         reason = "the environment of axe is not there; run `make clients`"
@@ -242,7 +225,6 @@ async def check(page: Page, script: Path) -> None:
     assert not told, told
 
 
-@on_stage
 async def test_decisions_of_the_autoscaler_are_shown_with_their_reasons_as_text(stage: Stage) -> None:
     page = await stage.open(stage.gateway)
     await page.until("document.querySelector('#scaling tbody tr').cells[0].textContent === 'default'")
@@ -256,7 +238,6 @@ async def test_decisions_of_the_autoscaler_are_shown_with_their_reasons_as_text(
     assert "taken" not in await page.run("document.title")
 
 
-@on_stage
 async def test_figures_of_gpus_are_shown_where_there_are_any(stage: Stage) -> None:
     shown = """import(new URL('panels.js', document.querySelector('script[src]').src)).then(({ tables }) => {
       const worker = { worker_id: 'w', model: 'm', status: 'healthy', reason: '', failed: 0, utilisation: 0, restarts: 0 };
@@ -278,7 +259,6 @@ async def test_figures_of_gpus_are_shown_where_there_are_any(stage: Stage) -> No
     assert some == ["GPU", "75 % of 80 GiB, computes 73 %, 311 W, 61 °C, 2 ECC errors, Xid 31, 94", "–", "–"]
 
 
-@on_stage
 async def test_what_a_call_of_a_model_takes_is_shown_once_it_is_known(stage: Stage) -> None:
     shown = """import(new URL('panels.js', document.querySelector('script[src]').src)).then(({ tables }) => {
       const worker = { worker_id: 'w', model: 'm', status: 'healthy', reason: '', failed: 0, utilisation: 0, restarts: 0, gpu_figures: null };
@@ -320,7 +300,6 @@ def test_in_a_terminal_any_process_shows_the_board_of_the_fleet(stage: Stage, mo
     stage.run(under_load(stage, act()))
 
 
-@on_stage
 async def test_without_the_broker_the_fleet_is_shown_as_it_was_and_a_loss_of_its_data_afterwards(stage: Stage) -> None:
     redis = stage.redis
     stage.fleet.expected |= {"the broker is out of reach", "what the broker knew is lost"}

@@ -1,7 +1,5 @@
 """The dashboard's stream: what it tells, how it goes on after a break, and what becomes of slow and unwelcome viewers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -57,7 +55,6 @@ class Tab:
 
     @property
     def last(self) -> str:
-        """Id of the last event."""
         return self.events[-1][1]
 
     def _cut(self) -> None:
@@ -132,14 +129,7 @@ async def test_a_tab_that_comes_back_gets_what_it_has_missed(stand: Stand, port:
     known = [id for _, id, _ in stays.events]
     again = [id for _, id, _ in back.events]
     assert again == known[known.index(leaves.last) + 1 :][: len(again)], "all that were sent since, in order, once"
-    for unknown in (
-        "",
-        "x",
-        "other-1",
-        "-",
-        leaves.last.split("-")[0] + "-99999",
-        leaves.last.split("-")[0] + "-٣",
-    ):
+    for unknown in ("", "x", "other-1", "-", leaves.last.split("-")[0] + "-99999", leaves.last.split("-")[0] + "-٣"):
         fresh = Tab(port, last_event_id=unknown.encode().decode("latin-1"))
         await fresh.until("start")
         await fresh.leave()
@@ -160,8 +150,7 @@ async def test_a_tab_that_reads_nothing_is_dropped_and_told_and_costs_others_not
     assert len(quick.events) >= before + BUFFER
     assert not slow.cut
     slow.reads.set()
-    told = await slow.until("dropped")
-    assert "did not take its events in time" in told["reason"]
+    assert "did not take its events in time" in (await slow.until("dropped"))["reason"]
     await slow.running
     await quick.leave()
 
@@ -261,9 +250,7 @@ async def test_without_the_broker_the_stream_says_so_until_it_is_back(stand: Sta
 
 @pytest.mark.parametrize("path", ["/dashboard", "/dashboard/main.js", "/dashboard/style.css", "/dashboard/icon.svg"])
 @on_admin(admin_token=TOKEN)
-async def test_the_page_is_served_without_a_credential_under_a_strict_policy(
-    stand: Stand, port: Port, path: str
-) -> None:
+async def test_the_page_needs_no_credential_under_a_strict_policy(stand: Stand, port: Port, path: str) -> None:
     page = await port.get(path)
     assert page.status == 200
     policy = page.headers["content-security-policy"]
@@ -317,7 +304,6 @@ async def test_the_kernel_keeps_little_of_a_stream_and_notices_a_network_that_is
         connected = writer.get_extra_info("socket")
         kept = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         assert kept <= 2 * STREAM_BYTES, "Linux doubles what it is told"
-        silence = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-        assert silence == STREAM_SILENCE * 1000
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == STREAM_SILENCE * 1000
         for one in (writer, *held):
             one.close()

@@ -1,7 +1,5 @@
 """Base of the images that tests build: Debian's packages, by debootstrap, which takes root and the network."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -16,12 +14,8 @@ UNUSED = ("usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt",
 
 
 def make_base(folder: Path) -> None:
-    """Make a root file system that has Python with pip below /usr/local, as the images of Python have them.
-
-    Raises:
-        subprocess.CalledProcessError: a step failed.
-        FileNotFoundError: there is no debootstrap.
-    """
+    """Make a root file system that has Python with pip below /usr/local, as the images of Python have them; raises where a step
+    fails."""
     run("debootstrap", "--variant=minbase", "--include=python3-venv,ca-certificates", "bookworm", str(folder))
     for name in UNUSED:  # Every image and every container has a copy.
         shutil.rmtree(folder / name)

@@ -7,8 +7,6 @@
 Nothing is pulled, and no daemon runs. `make clients` makes the base (`tests.clients.environments`), as that takes the network.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -42,22 +40,18 @@ class Stage:
     steps: tuple[Step, ...]
 
     def of(self, name: str) -> list[str]:
-        """What follows each instruction of this name."""
         return [step.text for step in self.steps if step.name == name]
 
     def words(self, name: str) -> list[str]:
-        """Words of the last instruction of this name, which has the form of a list."""
         return list(json.loads(self.of(name)[-1].partition("[")[1] + self.of(name)[-1].partition("[")[2]))
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that it sets."""
         pairs = (word.partition("=") for text in self.of("ENV") for word in shlex.split(text))
         return {name: value for name, _, value in pairs}
 
 
 def stages(path: Path = FILE) -> list[Stage]:
-    """The stages of a file."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     steps = [Step(*line.split(None, 1)) for line in text.replace("\\\n", " ").splitlines() if line.strip()]
     starts = [at for at, step in enumerate(steps) if step.name == "FROM"]
@@ -65,22 +59,13 @@ def stages(path: Path = FILE) -> list[Stage]:
 
 
 class Engine:
-    """buildah with images of its own, which end with the block.
-
-    Arguments:
-        folder: where they are; some 2 GB.
-        base: root file system of the image BASE.
-    """
+    """buildah with images of its own, some 2 GB, which end with the block, on a root file system of the image BASE."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder, self._base = folder, base
 
     def build(self, name: str, file: Path, context: Path, **arguments: str) -> None:
-        """Build an image from a file, whose arguments are names of images here.
-
-        Raises:
-            subprocess.CalledProcessError: it cannot be built.
-        """
+        """Build an image from a file, whose arguments are names of images here."""
         named = (f"--build-arg={key}=localhost/{value}" for key, value in arguments.items())
         # A health check is none of OCI's.
         how = ("--isolation=chroot", "--format=docker", "--pull=never", f"--signature-policy={self._policy}")

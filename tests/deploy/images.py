@@ -3,8 +3,6 @@
 `make images` runs it: to build them takes minutes, so that it is none of `make test`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """deploy/compose.yaml: Docker Compose reads it, its commands are ours, and its Redis will do for Headway."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -33,7 +31,6 @@ def config(variables: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The services as Docker Compose reads them."""
     variables = tmp_path_factory.mktemp("compose") / "variables"
     variables.write_text(f"REDIS_PASSWORD={PASSWORD}\n")
     read = config(variables)

@@ -1,7 +1,5 @@
 """Files of images in deploy: hadolint has nothing to say, and their user, their health check and what they hold are right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Units of systemd in deploy/systemd: what they start is there, systemd takes them, and they let their processes do little."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -30,7 +28,6 @@ ONLY_WITHOUT_A_TARGET = {"MemoryDenyWriteExecute", "PrivateDevices", "PrivateUse
 
 
 def lines(unit: Path) -> list[tuple[str, str]]:
-    """The assignments of a unit, in order."""
     text = unit.read_text(encoding="utf-8")
     return [
         (name, value)
@@ -50,9 +47,7 @@ def test_there_is_a_unit_for_each_role() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
-def test_a_unit_starts_its_role_again_and_gives_it_time_to_end(
-    unit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_restarts_its_role_and_lets_it_end(unit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = value(unit, "ExecStart").split()
     assert command[0] == "/srv/headway/env/bin/headway"

@@ -1,7 +1,5 @@
 """What a page shows beside what came: numbers, times and ids may differ, words may not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,11 +23,8 @@ _ANY = {
 
 
 def missing(shown: Sequence[str], came: str, ids: dict[str, str]) -> str | None:
-    """The first line that a page shows and that did not come, in this order; None when all came.
-
-    Arguments:
-        ids: id on the page to the one that came in its place; those of lines that came are added.
-    """
+    """The first line that a page shows and that did not come, in this order, if any; what came adds to `ids`, from the page to
+    what came."""
     left = iter(came.splitlines())
     for line in shown:
         if line.strip() in ("", "…"):

@@ -1,7 +1,5 @@
 """Code blocks of a page, and the commands in them with what the page shows of their output."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,13 +21,7 @@ _FILE = re.compile(r"^(?:#|//) (\S+\.\w+)$")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block.
-
-    Attributes:
-        page: path of the page, from the root of the project.
-        line: line number of its fence.
-        language: word after the fence, or empty.
-    """
+    """One fenced block, the path of its page from the root, and the line number of its fence."""
 
     page: str
     line: int
@@ -50,13 +42,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a page.
-
-    Attributes:
-        host: host before the prompt, or empty.
-        text: as it is typed, on one line unless it is a script.
-        shown: lines that the page shows below it.
-    """
+    """One command of a page: the host before its prompt, if any, what is typed, and the lines shown below it."""
 
     page: str
     line: int
@@ -69,7 +55,6 @@ class Command:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Every fenced block of a page, in order."""
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         yield Block(str(page.relative_to(ROOT)), text.count("\n", 0, found.start()) + 1, found[1], dedent(found[2]))

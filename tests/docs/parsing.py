@@ -1,7 +1,5 @@
 """Commands that are parsed, and not run: `headway` by its own command line, anything else by the shell."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -24,12 +22,10 @@ def parse(text: str) -> None:
     if words[:1] != ["headway"]:
         subprocess.run(["bash", "-n", "-c", text], check=True, capture_output=True, timeout=30)
         return
-    stop = next((at for at, word in enumerate(words) if word in _STOPS), len(words))
-    parse_headway(words[1:stop])
+    parse_headway(words[1 : next((at for at, word in enumerate(words) if word in _STOPS), len(words))])
 
 
 def parse_headway(arguments: list[str]) -> None:
-    """Raise what is wrong with the arguments of `headway`."""
     context = _context(arguments)
     load({name: value for name, value in context.params.items() if name in FIELDS}, environ={})
 

@@ -4,8 +4,6 @@ Each address and port of the documents stands for one of this run: `10.0.0.N` fo
 free. What comes back is read with the addresses and ports of the documents again.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -32,11 +30,7 @@ _ASKS = re.compile(r"\bheadway (status|top|dlq|rollout)\b")
 
 
 class Service:
-    """What a reader has started and what goes on.
-
-    Attributes:
-        output: path of what it has written.
-    """
+    """What a reader has started and what goes on; `output` is the path of what it has written."""
 
     def __init__(self, script: str, folder: Path, environ: dict[str, str], output: Path) -> None:
         self.output = output
@@ -45,7 +39,6 @@ class Service:
 
     @property
     def told(self) -> str:
-        """What it has written so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
     def up(self) -> bool:
@@ -92,14 +85,12 @@ class Reader:
         self._foreign: set[int] = set()
 
     def close(self) -> None:
-        """End what runs."""
         for service in self._services.values():
             service.end()
         for port in self._ports.values():
             port.close()
 
     def port(self, number: int, host: str = "") -> int:
-        """Free port that stands for a port of the documents."""
         key = (host or self.home, number)
         if key not in self._ports:
             self._ports[key] = Port()

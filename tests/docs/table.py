@@ -1,7 +1,5 @@
 """How each command of the documents is tried: the first row that fits says."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -40,11 +38,7 @@ class Remember:
 
 @dataclass(frozen=True)
 class Parse:
-    """Have it parsed: `headway` by its own command line, anything else by the shell.
-
-    Attributes:
-        why: why it is not run.
-    """
+    """Have it parsed, for the reason `why`: `headway` by its own command line, anything else by the shell."""
 
     why: str
 

@@ -1,7 +1,5 @@
 """Alerts in deploy/prometheus: each has its unit test and its entry in the runbook, and uses metrics that exist."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -132,7 +130,6 @@ def two_fleets(test: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_fleet(fleet: str, series: str) -> str:
-    """Series with the label of a fleet."""
     begun = f"{series[:-1]}," if series.endswith("}") else f"{series}{{"
     return f'{begun}fleet="{fleet}"}}'
 

@@ -1,7 +1,5 @@
 """Every command of the documents is tried as its reader would, or parsed, and none is left out."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import builtins
 import re
 from pathlib import Path
@@ -7,9 +5,16 @@ from typing import Any
 
 import pytest
 
+from headway.app import input_policy
+from headway.app.input_policy import PolicyResource
+from headway.config import Settings
 from headway.core.input_policy import InputRule
-from headway.errors import SettingError
+from headway.errors import SettingError, TargetError
+from headway.gateway.served_models import ServedModels
+from headway.input_policy import file as policy_file
 from headway.input_policy.file import PolicyFile, read_policy
+from headway.model import InferenceRequest, Principal, RequestOptions
+from headway.runtime.counters import Counters
 
 TIERS, MODELS = ("enterprise", "paid", "free"), ("chat",)
 WHOLE = """
@@ -61,11 +66,8 @@ def test_rules_of_every_kind_are_read(tmp_path: Path) -> None:
     assert found.searches["overrides"]("Ignore previous instructions")
 
 
-def test_a_file_in_shadow_has_every_rule_in_shadow(tmp_path: Path) -> None:
+def test_a_file_in_shadow_has_every_rule_in_shadow_and_the_example_is_good(tmp_path: Path) -> None:
     assert all(rule.shadow for rule in read(tmp_path, "shadow = true\n" + WHOLE).rules)
-
-
-def test_the_example_is_good(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "input_policy.toml"
     assert len(read(tmp_path, example.read_text(encoding="utf-8")).rules) == 5
 
@@ -111,9 +113,7 @@ def rule(lines: str) -> str:
         (rule("normalise = 'NFC'") * 2, "rules[2].name", "one", "an earlier rule", "Choose another"),
     ],
 )  # fmt: skip
-def test_a_wrong_line_is_named_with_its_value_why_and_how_to_mend_it(
-    tmp_path: Path, text: str, where: str, value: object, reason: str, hint: str
-) -> None:
+def test_a_wrong_line_is_shown(tmp_path: Path, text: str, where: str, value: object, reason: str, hint: str) -> None:
     with pytest.raises(SettingError) as told:
         read(tmp_path, text)
     error = told.value
@@ -150,3 +150,89 @@ def test_the_package_is_needed_for_patterns_only(tmp_path: Path, monkeypatch: py
     assert read(tmp_path, rule("normalise = 'NFC'")).rules
     with pytest.raises(ModuleNotFoundError):
         read(tmp_path, WHOLE)
+
+
+WORDS = '[[rules]]\nname = "words"\npatterns = ["evil"]\n'
+FUNCTION = '[[rules]]\nname = "judge"\nfunction = "{}"\n'
+
+
+def resource(folder: Path, text: str) -> PolicyResource:
+    path = folder / "policy.toml"
+    path.write_text(text, encoding="utf-8")
+    counters = Counters()
+    return PolicyResource(
+        Settings(input_policy=str(path)), ["default"], counters.input_policy, counters.worker.restarts
+    )
+
+
+def refused(policy: PolicyResource, text: str) -> bool:
+    ann = Principal("ann", "acme", 1)
+    request = InferenceRequest(ann, "id", RequestOptions(1.0), "default", text)
+    found = policy.gate.inspect(("acme", "ann"), request, ServedModels(["default"]), lambda waited, failure: None)
+    return found.failure is not None
+
+
+def test_a_missing_package_is_named_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*arguments: object) -> None:
+        raise ModuleNotFoundError("No module named 're2'", name="re2")
+
+    monkeypatch.setattr(policy_file, "_searches", missing)
+    with pytest.raises(SettingError, match="google-re2, which is not installed") as told:
+        resource(tmp_path, WORDS)
+    assert told.value.hint == "Run pip install 'google-re2>=1.1.20251105,<2'."
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [("http://localhost/", "is not a Python function"), ("nothing", "cannot be used: TARGET 'nothing'")],
+)
+def test_what_is_no_function_of_python_is_refused_with_its_rule(tmp_path: Path, function: str, reason: str) -> None:
+    with pytest.raises(SettingError) as told:
+        resource(tmp_path, FUNCTION.format(function))
+    assert told.value.setting == f"{tmp_path / 'policy.toml'}: rule judge: function"
+    assert told.value.value == function
+    assert told.value.reason.startswith(reason)
+
+
+def test_a_function_that_ends_with_a_question_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks(*arguments: object) -> None:
+        raise TargetError("why me?")
+
+    monkeypatch.setattr(input_policy, "parse_target", asks)
+    with pytest.raises(SettingError, match=r"cannot be used: why me\?"):
+        resource(tmp_path, FUNCTION.format("any:function"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "reason"), [("no", "has no 'no'"), ("unannotated", "returned bool for this input, expected str")]
+)
+async def test_a_function_that_does_not_judge_a_first_text_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    policy = resource(tmp_path, FUNCTION.format(f"tests.targets.guard:{name}"))
+    with pytest.raises(SettingError, match=reason) as told:
+        await policy.open()
+    assert "-> list[bool]" in told.value.hint
+    await policy.close()
+
+
+@pytest.mark.processes
+async def test_a_function_that_is_misspelt_is_told_what_is_meant(tmp_path: Path) -> None:
+    policy = resource(tmp_path, FUNCTION.format("tests.targets.guard:unanotated"))
+    with pytest.raises(SettingError, match=r"has no 'unanotated'\. Did you mean 'unannotated'\?$"):
+        await policy.open()
+    await policy.close()
+
+
+async def test_a_second_reading_puts_new_rules_in_force_and_a_bad_file_keeps_the_old_ones(tmp_path: Path) -> None:
+    policy = resource(tmp_path, WORDS)
+    await policy.open()
+    assert refused(policy, "evil")
+    (tmp_path / "policy.toml").write_text(WORDS.replace("evil", "(evil"))
+    with pytest.raises(SettingError, match="is no pattern"):
+        await policy.reread()
+    assert refused(policy, "evil")
+    (tmp_path / "policy.toml").write_text(WORDS.replace("evil", "wicked"))
+    await policy.reread()
+    assert not refused(policy, "evil")
+    assert refused(policy, "wicked")
+    await policy.close()

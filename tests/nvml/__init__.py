@@ -7,8 +7,6 @@
 A process that has the stand-in on its path imports it as `pynvml`; it reads the file of `gpus` at each call.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,7 @@ FILE = "STAND_IN_NVML"
 
 
 class Gpus:
-    """GPUs of a machine that a test has made up.
-
-    Attributes:
-        path: file that tells of them.
-    """
+    """Made-up GPUs of a machine, which the file `path` tells of."""
 
     def __init__(self, folder: Path, *gpus: dict[str, Any]) -> None:
         self.folder = folder

@@ -7,8 +7,6 @@ HAProxy and nginx are the distribution's, Envoy comes with `make clients`. Witho
 be missing.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,16 +22,8 @@ from tests.servers.redis import lacking
 
 
 class Balancer:
-    """One of them; `with` starts it and ends it.
-
-    Arguments:
-        kind: envoy, haproxy or nginx.
-        folder: where its files are; made if need be.
-        gateways: whom it passes requests on to, two.
-        certificates: its own, and of its clients.
-        mutual: clients have to show a certificate.
-        idle: seconds for which a connection to a gateway may be idle; else as its file says.
-    """
+    """Envoy, HAProxy or nginx before two gateways; `with` starts it and ends it. `idle`: seconds for which a connection to a
+    gateway may be idle."""
 
     def __init__(
         self,
@@ -60,12 +50,10 @@ class Balancer:
 
     @property
     def url(self) -> str:
-        """Where clients ask it."""
         return f"https://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> str:
-        """All that it has printed."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def __enter__(self) -> Self:

@@ -1,7 +1,5 @@
 """A cluster of three primaries, which share the slots."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Self
@@ -14,18 +12,7 @@ SLOTS = 16384
 
 
 class ClusterSetup:
-    """`with` starts it, and it is whole.
-
-    Arguments:
-        kind: one of `redis.KINDS`.
-        folder: where the servers' files are.
-        durable: see RedisServer.
-        replicas: whether each primary has a replica.
-
-    Attributes:
-        servers: the primaries; the first has the lowest slots.
-        replicas: their replicas, in the same order.
-    """
+    """`with` starts it, and it is whole: primaries, the first with the lowest slots, and their replicas in the same order."""
 
     def __init__(self, kind: str, folder: Path, size: int = 3, durable: bool = False, replicas: bool = False) -> None:
         program(kind)
@@ -39,11 +26,9 @@ class ClusterSetup:
 
     @property
     def url(self) -> str:
-        """redis+cluster://HOST:PORT of one of them."""
         return f"redis+cluster://{LOOPBACK}:{self.servers[0].port}"
 
     def of(self, key: str) -> RedisServer:
-        """The server that has a key's slot."""
         slot = self.servers[0].command("CLUSTER", "KEYSLOT", key)
         return next(one for number, one in enumerate(self.servers) if slot in self._slots(number))
 
@@ -110,19 +95,16 @@ class ClusterSetup:
 
 
 def _follows(replica: RedisServer) -> bool:
-    """Whether a replica has all that its primary has."""
     told = replica.command("INFO", "replication")
     return bool(told["role"] == "slave" and told["master_link_status"] == "up")
 
 
 def _replicas(server: RedisServer) -> int:
-    """Number of nodes that a server knows as replicas."""
     rows = (line.split() for line in server.command("CLUSTER", "NODES").splitlines())
     return sum(b"slave" in row[2].split(b",") for row in rows)
 
 
 def _epochs(server: RedisServer) -> dict[bytes, int]:
-    """The epochs of all nodes, by their names, as a server knows them."""
     rows = (line.split() for line in server.command("CLUSTER", "NODES").splitlines())
     return {row[0]: int(row[6]) for row in rows}
 

@@ -2,8 +2,6 @@
 own classes.
 """
 
-from __future__ import annotations
-
 import gzip
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,13 +76,11 @@ class Collector:
             return [*self.spans]
 
     def named(self, name: str, count: int = 1) -> list[Received]:
-        """Wait until there are so many spans of a name."""
         found = self.until(lambda spans: sum(one.name == name for one in spans) >= count)
         return [one for one in found if one.name == name]
 
 
 def read_spans(body: bytes) -> list[Received]:
-    """Spans in a message."""
     found = []
     for of_process in ExportTraceServiceRequest.FromString(body).resource_spans:
         process = _attributes(of_process.resource.attributes)
@@ -108,7 +104,6 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 @contextmanager
 def http_collector() -> Iterator[Collector]:
-    """A collector that is asked over HTTP."""
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
@@ -149,7 +144,6 @@ def http_collector() -> Iterator[Collector]:
 
 @contextmanager
 def grpc_collector() -> Iterator[Collector]:
-    """A collector that is asked over gRPC."""
     collector = Collector()
 
     def export(body: bytes, context: Any) -> bytes:

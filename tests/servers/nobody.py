@@ -1,7 +1,5 @@
 """User of the servers that do not run as root."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,5 @@ def as_nobody() -> dict[str, Any]:
 
 
 def give(folder: Path) -> None:
-    """Let such a process have a folder."""
     if os.getuid() == 0:
         os.chown(folder, NOBODY, NOBODY)

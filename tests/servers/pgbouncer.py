@@ -3,8 +3,6 @@
 It is the distribution's. Without one a test is skipped, or fails with HEADWAY_TEST_REQUIRE_SERVERS=1.
 """
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess
@@ -39,14 +37,8 @@ server_idle_timeout = 0.2
 
 
 class PgBouncer:
-    """One for all databases of a server; `with` starts it and ends it.
-
-    Each transaction gets another connection than the last one did, where there are several.
-
-    Arguments:
-        url: of the server.
-        mode: one of MODES, or `statement`.
-    """
+    """One for all databases of a server; `with` starts it and ends it. Each transaction gets another connection than the last one
+    did."""
 
     def __init__(self, url: str, mode: str) -> None:
         self._program = programs.found("pgbouncer")

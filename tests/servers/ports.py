@@ -1,7 +1,5 @@
 """Ports chosen by the system that stay ours while nobody listens on them."""
 
-from __future__ import annotations
-
 import socket
 
 LOOPBACK = "127.0.0.1"

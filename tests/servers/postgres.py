@@ -5,8 +5,6 @@ HEADWAY_TEST_POSTGRES_URL names a running server for the contract suites instead
 Tests that stop or pause a server always start one of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util
@@ -44,11 +42,7 @@ _numbers = itertools.count(1)
 
 
 class RunningPostgres:
-    """A server that somebody else has started.
-
-    Arguments:
-        url: of a database of it.
-    """
+    """A server that somebody else has started, by the URL of a database of it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -88,17 +82,12 @@ class RunningPostgres:
         return urlsplit(self.url)._replace(path=f"/{name}").geturl()
 
     def drop(self) -> None:
-        """Remove all databases made by `fresh`."""
         while self._made:
             self.query(f"DROP DATABASE {self._made.pop()} WITH (FORCE)")
 
 
 class PostgresServer(RunningPostgres):
-    """A server of our own; `with` starts it and ends it.
-
-    Arguments:
-        options: of postgresql.conf; they overrule those here, which trade safety for speed.
-    """
+    """A server of our own; `with` starts it and ends it. `options` overrule those here, which trade safety for speed."""
 
     def __init__(self, **options: str) -> None:
         self._options = _OPTIONS | options
@@ -111,7 +100,6 @@ class PostgresServer(RunningPostgres):
 
     @property
     def log(self) -> str:
-        """Log so far."""
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
     def start(self) -> None:
@@ -129,12 +117,10 @@ class PostgresServer(RunningPostgres):
 
     @property
     def pid(self) -> int:
-        """Process id while the server runs."""
         assert self._process, "it does not run"
         return self._process.pid
 
     def answers(self) -> bool:
-        """Whether it takes queries by now."""
         assert self._process
         if self._process.poll() is not None:
             raise AssertionError(f"PostgreSQL ended with code {self._process.returncode}:\n{self.log[-2000:]}")
@@ -217,20 +203,17 @@ class SharedPostgres:
         self._pools: dict[str, PgBouncer] = {}
 
     def server(self) -> RunningPostgres:
-        """The server."""
         if self._server is None:
             url = os.environ.get(FOREIGN)
             self._server = RunningPostgres(url) if url else PostgresServer().__enter__()
         return self._server
 
     def pooled(self, mode: str) -> PgBouncer:
-        """A PgBouncer in front of it."""
         if mode not in self._pools:
             self._pools[mode] = PgBouncer(self.server().url, mode).__enter__()
         return self._pools[mode]
 
     def free(self) -> None:
-        """Give up the databases of a test."""
         if self._server is not None:
             self._server.free()
 

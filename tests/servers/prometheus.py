@@ -7,8 +7,6 @@
 It is the distribution's. Without one a test is skipped, or fails with HEADWAY_TEST_REQUIRE_SERVERS=1.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -45,16 +43,8 @@ def program(name: str) -> str:
 
 
 class Prometheus:
-    """One Prometheus; `with` starts it and ends it.
-
-    Arguments:
-        folder: where its files are; made if need be.
-        scraped: the processes whose admin ports it scrapes, each under its role.
-        rules: its rule files.
-        interval: time between two scrapes, and between two evaluations of the rules.
-        certificate: files of the certificate that it shows, and of its key, where the ports speak TLS.
-        fleets: label `fleet` of those that have one.
-    """
+    """One Prometheus, which scrapes admin ports, each under its role; `with` starts it and ends it. `fleets`: labels of those
+    that have one."""
 
     def __init__(
         self,
@@ -103,7 +93,6 @@ class Prometheus:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
         return f"http://{LOOPBACK}:{self._port.number}"
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
@@ -120,12 +109,10 @@ class Prometheus:
         return found[0][1] if found else None
 
     def rules(self) -> list[dict[str, Any]]:
-        """Every rule, with its state and its last error."""
         groups: list[dict[str, Any]] = self._ask("rules")["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
     def firing(self) -> set[str]:
-        """Names of the alerts that fire."""
         alerts: list[dict[str, Any]] = self._ask("alerts")["alerts"]
         return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 

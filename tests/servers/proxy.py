@@ -1,7 +1,5 @@
 """A network between client and server that is slow, silent or cut, as the test says."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -21,13 +19,8 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class ChaosProxy:
-    """A TCP proxy in a thread of its own; all connections to `port` are passed on to `target`.
-
-    Its methods may be called from any thread, and return when what they ask for is so.
-
-    Arguments:
-        target: port of the server, on loopback.
-    """
+    """A TCP proxy to a port on loopback, in a thread of its own. Its methods may be called from any thread, and return when it is
+    so."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -41,7 +34,6 @@ class ChaosProxy:
         self._thread = threading.Thread(target=self._run, name="chaos-proxy", daemon=True)
 
     def delay(self, seconds: float) -> None:
-        """Delay everything by `seconds` from now on, each way."""
         self._do(self._set(seconds, self.open.is_set()))
 
     def black_hole(self) -> None:

@@ -4,8 +4,6 @@ A process of its own waits for the end of a pipe that only we hold open, and the
 environment says that this process has started them, or what it has started.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os
@@ -41,7 +39,6 @@ class Reaper:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
     def watch(self, pid: int) -> None:
-        """End `pid` when this process ends."""
         self._tell(f"+{pid}")
 
     def forget(self, pid: int) -> None:

@@ -1,7 +1,5 @@
 """One Redis or Valkey server as a child process, and what a test does to it."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os
@@ -105,7 +103,6 @@ class RunningServer:
         return {key.decode(errors="replace"): left for key, left in zip(flat[::2], flat[1::2], strict=True)}
 
     def flush(self) -> None:
-        """Forget all keys of its database."""
         self.command("FLUSHDB")
 
 
@@ -150,18 +147,15 @@ class RedisServer(RunningServer):
 
     @property
     def pid(self) -> int:
-        """Process id while the server runs."""
         assert self._process, "it does not run"
         return self._process.pid
 
     @property
     def runs(self) -> bool:
-        """Whether it has been started, and not been ended since."""
         return self._process is not None
 
     @property
     def log(self) -> str:
-        """Log so far."""
         return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")
 
     def start(self) -> None:
@@ -187,15 +181,12 @@ class RedisServer(RunningServer):
         return True
 
     def stop(self) -> None:
-        """Have it end by itself (SIGTERM)."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL)."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Stop and start it."""
         self.stop()
         self.start()
 
@@ -238,11 +229,7 @@ class RedisServer(RunningServer):
 
 
 class SharedServers:
-    """One server of each kind for the whole test session, started when it is first asked for.
-
-    Arguments:
-        folder: where their files are.
-    """
+    """One server of each kind for the whole test session, started when it is first asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

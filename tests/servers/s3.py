@@ -1,7 +1,5 @@
 """A server of S3's protocol as a child process, with one bucket in memory, and what a process asks it with."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +17,7 @@ BUCKET = "jobs"
 
 
 class S3Server:
-    """`with` starts it and ends it. Skips the test where its environment is missing.
-
-    Attributes:
-        environ: environment variables of a process that asks it.
-    """
+    """`with` starts it and ends it. Skips the test where its environment is missing. `environ` is for a process that asks it."""
 
     def __init__(self, folder: Path) -> None:
         environments.need(ENVIRONMENT)
@@ -41,7 +35,6 @@ class S3Server:
         }
 
     def names(self) -> str:
-        """Names of its objects, in the XML in which it lists them."""
         with urlopen(f"{self._url}/{BUCKET}?list-type=2", timeout=PATIENCE) as answer:
             return str(answer.read().decode())
 

@@ -1,7 +1,5 @@
 """A primary with a replica, and Sentinels that put the replica in its place when it is gone."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
@@ -53,7 +51,6 @@ class SentinelSetup:
 
     @property
     def url(self) -> str:
-        """redis+sentinel://HOST:PORT,…/SERVICE."""
         return f"redis+sentinel://{','.join(f'{LOOPBACK}:{one.port}' for one in self.sentinels)}/{SERVICE}"
 
     @property
@@ -74,7 +71,6 @@ class SentinelSetup:
 
     @property
     def replica(self) -> RedisServer:
-        """Server that is not the primary."""
         primary = self.primary
         return next(server for server in self.servers if server is not primary)
 

@@ -1,7 +1,5 @@
 """The proxy does to connections what a network does."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -16,7 +14,6 @@ from tests.servers.proxy import ChaosProxy
 
 @pytest.fixture
 def proxy() -> Iterator[ChaosProxy]:
-    """A proxy before a server that sends everything back."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

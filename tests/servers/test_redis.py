@@ -1,23 +1,22 @@
-"""The servers do what is asked of them, and none outlives its test."""
+"""The servers do what is asked of them, none outlives its test, and a missing one is told."""
 
-from __future__ import annotations
-
+import gc
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bench.stand.proxies import Behind
 from tests.e2e.client import wait_until
-from tests.servers.redis import (
-    FOREIGN,
-    REQUIRED,
-    WORKERS,
-    RedisServer,
-    RunningServer,
-    SharedServers,
-    lacking,
-)
+from tests.servers.balancers import Balancer
+from tests.servers.cluster import ClusterSetup
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.prometheus import Prometheus
+from tests.servers.redis import FOREIGN, REQUIRED, WORKERS, RedisServer, RunningServer, SharedServers, lacking
+from tests.servers.sentinel import SentinelSetup
+from tests.servers.tls import Authority, TlsServer
 
 
 def alive(pid: int) -> bool:
@@ -56,9 +55,7 @@ def test_a_shared_server_is_started_once_and_is_empty_whenever_asked_for(servers
     assert server.command("DBSIZE") == 0
 
 
-def test_a_foreign_server_must_be_empty_and_only_its_database_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_server_must_be_empty_and_lends_one_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer("valkey", tmp_path / "foreign") as own:
         own.command("SET", "treasure", "1")
         monkeypatch.setenv(FOREIGN, own.url)
@@ -86,3 +83,31 @@ def test_a_server_that_is_lacking_skips_a_test_unless_none_may_be_lacking(monkey
     monkeypatch.setenv(REQUIRED, "1")
     with pytest.raises(pytest.fail.Exception, match="no such server"):
         lacking("no such server")
+
+
+SETUPS: dict[str, Callable[[Path], object]] = {
+    "a server": lambda folder: RedisServer("redis", folder),
+    "a cluster": lambda folder: ClusterSetup("redis", folder),
+    "sentinels": lambda folder: SentinelSetup("redis", folder),
+    "a server over TLS": TlsServer,
+    "certificates": Authority,
+    "PgBouncer": lambda folder: PgBouncer("postgresql://127.0.0.1:1/postgres", "session"),
+    "Prometheus": lambda folder: Prometheus(folder, []),
+    "a balancer": lambda folder: Balancer("haproxy", folder, [Behind(1, 2)], certificates=None),  # type: ignore[arg-type]
+}
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_setup_that_is_skipped_has_opened_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(REQUIRED, raising=False)
+    monkeypatch.setattr("tests.servers.redis._found", lambda kind: ("", f"{kind} is not there"))
+    gc.collect()
+    before = descriptors()
+    with pytest.raises(pytest.skip.Exception):
+        SETUPS[name](tmp_path)
+    assert descriptors() == before

@@ -1,7 +1,5 @@
 """A server that speaks TLS alone, knows its users by name, and has a certificate of an authority of our own."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,14 +15,7 @@ RULES = "~headway:* &headway:* +@all -@dangerous +info +config|get +function|loa
 
 
 class Authority:
-    """Makes certificates that nobody else trusts.
-
-    Arguments:
-        folder: where it keeps them.
-
-    Attributes:
-        certificate: path of its own, by which servers are checked.
-    """
+    """Makes certificates that nobody else trusts; `certificate` is the path of its own."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("openssl") is None:
@@ -48,16 +39,8 @@ class Authority:
 
 
 class TlsServer(RedisServer):
-    """A Redis server over TLS; Valkey's wheel is built without. `url` is the administrator's.
-
-    Arguments:
-        folder: where its files are.
-        rules: what the user `headway` may do, as in ACL SETUSER; the user `default` may do nothing.
-        durable: see RedisServer.
-
-    Attributes:
-        authority: who vouches for it.
-    """
+    """A Redis server over TLS; Valkey's wheel is built without. `rules`: what its user `headway` may do; `default` may do
+    nothing. `url` is the administrator's."""
 
     def __init__(self, folder: Path, rules: str = RULES, durable: bool = False) -> None:
         self.authority = Authority(folder / "certificates")

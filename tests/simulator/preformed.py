@@ -8,8 +8,6 @@ A batch is closed before it is known when a GPU will be free for it, and by a ga
 traffic only.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import random
@@ -22,15 +20,8 @@ from headway.simulator.traffic import arrivals
 
 
 def simulate_preformed(scenario: Scenario, window: float) -> Record:
-    """Run a scenario with batches formed by its gateways. No entry is refused or expires, no worker dies.
-
-    Arguments:
-        scenario: scenario whose rate, arrivals, workers, batch time and gateways are used.
-        window: seconds after its oldest member at which a batch closes that is not full; infinite for full ones only.
-
-    Raises:
-        SettingError: the trace has no rate.
-    """
+    """Run a scenario with batches formed by its gateways, which close a `window` after their oldest member. No entry is refused
+    or expires, no worker dies."""
     record = Record(scenario)
     free_at = [0.0] * scenario.workers  # A heap: the first batch goes to the first GPU that is free.
     for formed_at, members, reason in _formed(scenario, window, record):

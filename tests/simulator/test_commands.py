@@ -1,7 +1,5 @@
 """`headway simulate` and `headway plan`."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -64,9 +62,7 @@ class TestSimulate:
         assert code_of([*SIMULATE, "--compare", "--promise", "50", "--plot", str(picture)]) == 0
         assert picture.read_bytes().startswith(b"<?xml")
 
-    def test_simulate_says_how_to_install_what_drawing_needs(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_says_what_to_install(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         assert code_of([*SIMULATE, "--plot", "run.png"]) == 3
         assert "pip install 'matplotlib>=" in capsys.readouterr().err
@@ -93,16 +89,12 @@ class TestSimulate:
             (["--batch-times", "x"], "--batch-times = 'x'"),
         ],
     )
-    def test_a_day_refuses_what_has_no_effect_on_it(
-        self, option: list[str], shown: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_day_refuses_a_void_one(self, option: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert code_of(["simulate", "--autoscale", *MODEL, *option]) == 3
         told = " ".join(capsys.readouterr().err.split())
         assert f"{shown}: has no effect on a day under the autoscaler. Leave it out, or leave out --autoscale." in told
 
-    def test_a_day_shows_what_going_to_zero_costs_and_saves(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_day_shows_zeros_cost(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(day, "DAY", 1200)
         options = ["--rate", "0.001", "--scale-to-zero-after-s", "300", "--request-timeout-ms", "9000"]
         assert code_of(["simulate", "--autoscale", *MODEL, *options]) == 0
@@ -154,9 +146,7 @@ class TestSimulate:
         assert all(part in err for part in parts), err
 
     @pytest.mark.parametrize("text", ["a,b\n1,2\n", "TIMESTAMP\n5\n", "TIMESTAMP\n5\n4\n", "\xff\xfe"])
-    def test_a_bad_trace_says_what_is_wrong(
-        self, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_a_bad_trace_says_what_is_bad(self, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         trace = tmp_path / "trace.csv"
         trace.write_bytes(text.encode("latin-1"))
         assert code_of([*SIMULATE, "--trace", str(trace)]) == 3
@@ -165,9 +155,7 @@ class TestSimulate:
 
 @pytest.mark.usefixtures("short_plans")
 class TestPlan:
-    def test_a_full_disk_is_told_in_one_line(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_full_disk_is_one_line(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         class Full(io.StringIO):
             def write(self, text: str) -> int:
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -189,9 +177,7 @@ class TestPlan:
         assert found["p95_ms"] <= 30
         assert found["one_less"]["gpus"] == found["gpus"] - 1
 
-    def test_a_plan_of_a_trace_says_that_other_days_may_be_burstier(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_a_plan_says_other_days_may_be_burstier(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         trace = tmp_path / "monday.csv"
         trace.write_text("\n".join(str(number * 0.01) for number in range(500)))
         assert code_of([*PLAN, "--p95", "100", "--trace", str(trace)]) == 0

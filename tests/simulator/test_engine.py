@@ -1,17 +1,29 @@
-"""Invariants of every simulation, whatever its scenario."""
+"""Simulations: invariants whatever the scenario, bulk jobs, and entries that weigh."""
 
-from __future__ import annotations
-
+import math
+import random
 import statistics
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from headway.core.bulk import FIRST_CREDIT
+from headway.errors import SettingError
+from headway.load.report import latency_ms
+from headway.simulator import planner
 from headway.simulator.engine import simulate
+from headway.simulator.planner import Goal, make_plan
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
+from headway.simulator.report import Report, describe, make_report, percentile, show
 from headway.simulator.scenario import POLICIES, USUAL_MIX, Kill, Scenario, Step
+from headway.simulator.traffic import read_weights
 
 CALM = Scenario(rate=300.0, workers=2, alpha=0.05, max_batch=32, duration=4.0, warmup=0.0)
 
@@ -112,10 +124,8 @@ class TestTraffic:
             simulate(replace(CALM, rate=100.0, trace=tuple(map(float, trace)), duration=2.0, warmup=0.0)).offered
         )
 
-    def test_poisson_has_a_variation_of_one(self) -> None:
+    def test_poisson_has_a_variation_of_one_and_a_trace_is_replayed_at_the_rate(self) -> None:
         assert simulate(replace(CALM, duration=20.0)).gap_variation == pytest.approx(1.0, abs=0.05)
-
-    def test_a_trace_is_replayed_at_the_rate(self) -> None:
         trace = tuple(float(burst) + number / 1000 for burst in range(10) for number in range(50))
         record = simulate(replace(CALM, rate=200.0, trace=trace, duration=10.0))
         assert sum(record.offered) == pytest.approx(2000, rel=0.02)
@@ -194,3 +204,251 @@ class TestClosedLoop:
         record = simulate(replace(self.LOOP, clients=40, max_batch=4, queue_timeout=0.06, timeout=0.2))
         assert lost(record, REFUSED) > 0
         assert len(record.latency) > 100
+
+
+HARD = Scenario(
+    rate=900.0,
+    workers=2,
+    alpha=0.05,
+    max_batch=16,
+    duration=3.0,
+    warmup=0.5,
+    mix=USUAL_MIX,
+    timeout=0.2,
+    promise=0.1,
+    fail_every=1.0,
+    restart=0.2,
+)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.1, 1), (0.5, 5), (0.51, 6), (0.95, 10), (1.0, 10)])
+def test_percentiles_are_by_nearest_rank(share: float, value: float) -> None:
+    assert percentile(range(1, 11), share) == value
+
+
+def test_latencies_are_in_milliseconds_and_of_nothing_there_is_no_percentile() -> None:
+    assert math.isnan(percentile([], 0.5))
+    assert latency_ms([]).count == 0
+    found = latency_ms([0.1, 0.2, 0.3])
+    assert (found.count, found.p50, found.max) == (3, 200.0, 300.0)
+    assert found.mean == pytest.approx(200.0)
+
+
+def test_the_tiers_of_a_report_add_up_to_its_total() -> None:
+    report = make_report(simulate(HARD))
+    for name in ("requests", "answered", "refused", "expired", "failed", "in_time"):
+        assert getattr(report.total, name) == sum(getattr(flow, name) for flow in report.tiers.values()), name
+    total = report.total
+    assert total.requests == total.answered + total.refused + total.expired + total.failed
+    assert sum(total.reasons.values()) == total.requests - total.answered
+    assert total.in_time is not None
+    assert total.goodput == total.in_time / 2.5
+    assert report.batches.count == sum(report.batches.reasons.values())
+
+
+def test_of_no_requests_there_is_a_report_and_json_holds_all_of_one() -> None:
+    report = make_report(simulate(Scenario(rate=0.01, workers=1, alpha=0.1, max_batch=8, duration=0.01, warmup=0.0)))
+    assert (report.total.requests, report.batches.count, report.utilisation) == (0, 0, 0.0)
+    report = make_report(simulate(HARD))
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+    assert describe(HARD)["workers"] == 2
+
+
+def test_people_are_shown_what_matters() -> None:
+    console = Console(file=StringIO(), width=160)
+    show(HARD, [make_report(simulate(HARD))], "Poisson", console)
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    for part in ("variation of gaps", "enterprise", "p95", "within 100 ms/s", "refused: shed", "deaths of workers"):
+        assert part in text
+
+
+H1 = Scenario(rate=1000.0, workers=2, alpha=0.1, max_batch=100, duration=14.0, warmup=4.0, promise=0.2)
+
+
+def both(**given: Any) -> tuple[Report, Report]:
+    scenario = replace(H1, **given)
+    return make_report(simulate(scenario)), make_report(simulate(replace(scenario, bulk=True)))
+
+
+def test_empty_seats_cost_nobody_anything() -> None:
+    """Batches leave half full at the least number of GPUs; the other half is for bulk."""
+    without, beside = both()
+    assert beside.total.latency_ms.p95 == pytest.approx(without.total.latency_ms.p95, rel=0.03)
+    assert beside.bulk is not None
+    assert beside.bulk >= 800
+    assert without.bulk is None
+
+
+def test_an_idle_fleet_is_full_of_bulk() -> None:
+    beside = make_report(simulate(replace(H1, rate=0.001, workers=4, bulk=True)))
+    assert beside.utilisation >= 0.95
+    assert beside.bulk == pytest.approx(4 * 100 / 0.1015, rel=0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_lone_request_finds_a_gpu(workers: int) -> None:
+    """But for one in a hundred, and for the first credit."""
+    scenario = replace(H1, rate=1.0, workers=workers, duration=200.0)
+    waited, beside = (
+        sum(latency > 0.104 for latency in simulate(replace(scenario, bulk=bulk)).latency) for bulk in (False, True)
+    )
+    assert beside - waited <= 0.01 * 190 + FIRST_CREDIT
+
+
+@pytest.mark.parametrize("load", [0.5, 0.95])
+def test_at_every_load_others_are_as_fast_as_without(load: float) -> None:
+    without, beside = both(rate=load * 8 * 100 / 0.1015, workers=8, duration=8.0)
+    assert beside.total.latency_ms.p95 <= 1.03 * without.total.latency_ms.p95
+    assert beside.total.answered == without.total.answered
+    assert beside.bulk is not None
+    assert beside.bulk >= 0.8 * (1 - load) * 8 * 100 / 0.1015
+
+
+@pytest.mark.parametrize("load", [0.1, 0.5])
+def test_where_seats_take_time_they_are_filled_within_the_promise(load: float) -> None:
+    without, beside = both(rate=load * 4 * 100 / 0.1015, workers=4, alpha=0.02, beta=0.0008)
+    assert beside.total.in_time == beside.total.requests
+    assert beside.total.answered == without.total.answered
+    assert beside.bulk is not None
+    assert beside.bulk >= 0.8 * (1 - load) * 4 * 100 / 0.1015
+
+
+def test_where_seats_take_time_and_nothing_was_promised_they_stay_empty() -> None:
+    without, beside = both(rate=400.0, workers=4, alpha=0.02, beta=0.0008, promise=None)
+    assert beside.total.latency_ms.p99 == pytest.approx(without.total.latency_ms.p99)
+    assert beside.bulk == 0
+
+
+@pytest.mark.parametrize(("rate", "promise"), [(100.0, 0.2), (600.0, 0.2), (100.0, 0.001), (600.0, 0.001)])
+def test_lines_beside_a_model_that_pads_keep_within_the_promise_or_cost_nothing(rate: float, promise: float) -> None:
+    """At half the rate that it carries every batch has empty seats, and full ones all take the same time on average."""
+    lengths = tuple(min(round(random.Random(number).lognormvariate(6.56, 0.88)), 2048) for number in range(2000))
+    beta = 0.042 / 32 / statistics.fmean(lengths)
+    given = {"workers": 2, "alpha": 0.008, "beta": beta, "max_batch": 32, "weights": lengths, "padded": True}
+    without, beside = both(rate=rate, promise=promise, **given)
+    assert beside.total.answered == pytest.approx(without.total.answered, rel=0.01)
+    assert beside.bulk is not None
+    if promise < 0.01:  # Chance alone decides between 0.9 and 1.1 in one run.
+        runs = [(without, beside), *(both(rate=rate, promise=promise, seed=seed, **given) for seed in (1, 2, 3))]
+        ratios = [beside.total.latency_ms.p95 / without.total.latency_ms.p95 for without, beside in runs]
+        assert statistics.fmean(ratios) <= 1.05
+    else:
+        assert beside.total.in_time == beside.total.requests
+        assert beside.bulk >= 0.7 * (800.0 - rate)
+
+
+def test_under_overload_bulk_has_nothing() -> None:
+    without, beside = both(rate=3000.0)
+    assert beside.total.answered == pytest.approx(without.total.answered, rel=0.01)
+    assert beside.bulk is not None
+    assert beside.bulk < 20
+
+
+def test_deaths_of_workers_hurt_nobody_more() -> None:
+    without, beside = both(rate=1000.0, workers=4, fail_every=15.0)
+    assert beside.total.answered == without.total.answered
+    assert beside.total.latency_ms.p95 <= 1.05 * without.total.latency_ms.p95
+
+
+def scenario(max_weight: int = 0, max_batch: int = 64, rate: float = 250.0) -> Scenario:
+    """Two GPUs, 20 ms a batch and a tenth of a millisecond for each unit of weight."""
+    return Scenario(
+        rate=rate,
+        workers=2,
+        alpha=0.02,
+        beta=0.0001,
+        max_batch=max_batch,
+        weights=tuple(range(10, 91)),
+        max_weight=max_weight,
+        duration=10.0,
+        warmup=2.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "weights"), [("5-8", (5, 6, 7, 8)), ("3-3", (3,)), ("a file", (7, 12))], ids=["range", "one", "file"]
+)
+def test_weights_are_a_range_or_a_file(text: str, weights: tuple[int, ...], tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_text("7\n12\n")
+    assert read_weights(str(file) if text == "a file" else text) == weights
+
+
+@pytest.mark.parametrize("text", ["0-5", "9-5", "nowhere", "5-99999999999"])
+def test_other_weights_are_refused(text: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        read_weights(text)
+    assert str(refused.value).startswith("--weights")
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    for content in ("", "a\n", "0\n"):
+        (tmp_path / "weights").write_text(content)
+        with pytest.raises(SettingError):
+            read_weights(str(tmp_path / "weights"))
+
+
+def test_a_bound_on_weight_needs_weights() -> None:
+    with pytest.raises(SettingError, match="--max-batch-weight"):
+        Scenario(rate=1.0, workers=1, alpha=0.1, max_batch=8, max_weight=100)
+
+
+def test_a_full_batch_holds_what_its_weight_allows() -> None:
+    assert scenario().full == 64
+    weighed = scenario(max_weight=1000)
+    assert weighed.full == 20
+    assert weighed.cycle(64) == pytest.approx(0.02 + 0.1 + weighed.overhead)
+    assert weighed.capacity == pytest.approx(2 * 20 / weighed.cycle(64))
+
+
+def test_batches_are_bounded_by_weight_and_their_time_is_learnt() -> None:
+    record = simulate(scenario(max_weight=1000))
+    report = make_report(record)
+    assert max(record.size) < 40
+    assert 0.3 < report.batches.fill <= 1.0
+    assert report.total.answered == report.total.requests
+    assert record.estimates[1] == pytest.approx(0.02 + 0.0015, rel=0.1)
+    assert describe(record.scenario)["weights"] == 81
+
+
+@pytest.mark.parametrize("rows", [(1,), (8,), (1,) * 8 + (8,), (1, 2, 4, 8)], ids=["1", "8", "mostly 1", "mixed"])
+def test_rows_fill_batches_and_are_refused_by_rows(rows: tuple[int, ...]) -> None:
+    """Two GPUs do 1,707 rows a second, whatever requests these come in: under that all are answered, over it what is too much
+    is refused at once.
+    """
+    mean = sum(rows) / len(rows)
+    below, above = (
+        make_report(simulate(_of_rows(rows, rate=share * 1707 / mean))) for share in (0.8, 1.4)
+    )  # fmt: skip
+    assert below.total.answered == below.total.requests
+    assert below.batches.fill > 0.6
+    answered = above.total.answered / above.total.requests
+    assert 0.9 < answered * 1.4 <= 1.05
+    assert above.batches.fill > 0.9
+
+
+@pytest.mark.parametrize(("rows", "clients"), [(1, 4), (4, 4), (8, 2)])
+def test_clients_that_wait_ride_together_whatever_rows_they_have(rows: int, clients: int) -> None:
+    """All of them in each batch, and not in two groups of which one waits for the other."""
+    asked = Scenario(
+        clients=clients, workers=1, alpha=0.003, beta=0.0001, max_batch=32, max_weight=32, weights=(rows,), duration=8.0,
+        warmup=4.0,
+    )  # fmt: skip
+    record = simulate(asked)
+    assert sum(record.size) / len(record.size) == pytest.approx(clients, rel=0.1)
+
+
+def _of_rows(rows: tuple[int, ...], rate: float) -> Scenario:
+    return Scenario(
+        rate=rate, workers=2, alpha=0.02, beta=0.0005, max_batch=32, max_weight=32, weights=rows, duration=9.0, warmup=3.0,
+        queue_timeout=0.5,
+    )  # fmt: skip
+
+
+def test_plan_reckons_with_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SEEDS", 2), ("SETTLING", 10.0), ("MEASURED", 10.0), ("MEASURED_REQUESTS", 1000)):
+        monkeypatch.setattr(planner, name, value)
+    plan = make_plan(Goal(scenario=scenario(max_weight=1000, rate=600.0), p95=0.3))
+    assert plan.gpus == 4
+    assert plan.capacity == pytest.approx(4 * 20 / scenario(max_weight=1000).cycle(64))

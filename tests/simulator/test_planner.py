@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -36,7 +34,6 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
-    """Scenarios that a plan asks for at their usual length, of which short ones are run."""
     scenarios: list[Scenario] = []
 
     def simulate_shortly(scenario: Scenario) -> Record:
@@ -102,13 +99,10 @@ def test_a_plan_simulates_nothing_twice_and_no_more_than_a_user_waits_for(asked:
     assert sum(scenario.rate * scenario.duration for scenario in asked) < 350_000
 
 
-def test_both_targets_must_be_met() -> None:
+def test_both_targets_must_be_met_and_the_same_question_gets_the_same_answer() -> None:
     found = make_plan(Goal(scenario=MODEL, p95=0.2, p99=0.062))
     assert found.gpus > 2
     assert found.p99_ms <= 62
-
-
-def test_the_same_question_gets_the_same_answer() -> None:
     goal = Goal(scenario=MODEL, p95=0.1)
     assert make_plan(goal) == make_plan(goal)
 

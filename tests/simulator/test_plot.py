@@ -49,7 +49,6 @@ def drawn() -> Figure:
 
 
 def xs(line: Any) -> list[float]:
-    """Positions of a line's points."""
     return [float(x) for x in line.get_xdata()]
 
 
@@ -74,8 +73,7 @@ def test_each_tier_has_a_line_and_a_name(drawn: Figure) -> None:
 
 def test_kills_and_steps_are_marked_where_they_were(drawn: Figure) -> None:
     for axes in drawn.axes[:2]:
-        marks = {xs(line)[0] for line in axes.lines if len(set(xs(line))) == 1}
-        assert {5.0, 6.0, 7.0, 9.0} <= marks
+        assert {5.0, 6.0, 7.0, 9.0} <= {xs(line)[0] for line in axes.lines if len(set(xs(line))) == 1}
         assert [text.get_text() for text in axes.texts] == ["400/s", "200/s", "−1", "−2"]
 
 
@@ -104,5 +102,4 @@ def test_deaths_by_chance_are_marked() -> None:
 def test_a_short_run_without_tiers_is_one_line() -> None:
     record = simulate(replace(RUN, duration=2.1, mix={"all": 1.0}, steps=(), kills=(), promise=None))
     assert windows(record)[1] == 1
-    figure = picture([record])
-    assert names(figure) == ["paced"]
+    assert names(picture([record])) == ["paced"]

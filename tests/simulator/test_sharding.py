@@ -1,7 +1,5 @@
 """A queue cut into shards, and gateways that gather: what it may cost, and that it costs no more."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Sequence
@@ -35,10 +33,8 @@ class TestShards:
         assert cut.shard_gap_cv < 0.05
         assert whole.shard_gap_cv is None
 
-    def test_batches_are_as_full_as_those_of_one_queue(self) -> None:
+    def test_batches_are_as_full_as_those_of_one_queue_and_in_the_calm_nothing_is_stolen(self) -> None:
         assert report(shards=2).batches.fill == pytest.approx(report(shards=1).batches.fill, rel=0.03)
-
-    def test_in_the_calm_nothing_is_stolen(self) -> None:
         assert report(shards=2).batches.stolen < 0.02
 
     def test_a_fleet_with_too_few_slots_is_not_cut_into_shards(self) -> None:
@@ -111,11 +107,9 @@ class TestGateways:
         one, three = (simulate(replace(FLEET, gather=0.0, gateways=count)) for count in (1, 3))
         assert one.latency == three.latency
 
-    def test_gathering_is_part_of_the_latency(self) -> None:
+    def test_gathering_is_part_of_the_latency_but_not_of_a_lone_request_s(self) -> None:
         without, gathered = (simulate(replace(FLEET, gateways=1, gather=gather)).latency for gather in (0.0, 0.01))
         assert 0.003 < statistics.fmean(gathered) - statistics.fmean(without) < 0.012
-
-    def test_a_lone_request_does_not_gather(self) -> None:
         lone = replace(FLEET, rate=1.0, duration=60.0, gather=0.05)
         assert statistics.median(simulate(lone).latency) == pytest.approx(lone.alpha + lone.overhead)
 

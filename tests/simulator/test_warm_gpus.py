@@ -1,7 +1,5 @@
 """Simulated GPUs that cannot hold all models: as many loads as an optimum would need, and none while nothing changes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -72,7 +72,6 @@ class WarmScenario:
 
     @property
     def entry_seconds(self) -> float:
-        """GPU seconds of an entry in a full batch."""
         return self.alpha / self.max_batch + self.beta
 
 
@@ -86,16 +85,8 @@ class Loaded:
 
 @dataclass(slots=True)
 class WarmRecord:
-    """Record of a simulation.
-
-    Attributes:
-        loads: all loads, the first ones included.
-        warm: latencies in seconds of requests whose model was warm somewhere when they came.
-        cold: latencies of the others.
-        longest: longest wait for an answer, by model.
-        lost: requests that were refused or given up, by model.
-        busy: GPU seconds of batches.
-    """
+    """Record of a simulation: all loads, latencies in seconds by whether the model was warm somewhere, the longest wait and the
+    losses of each model, and GPU seconds of batches."""
 
     loads: list[Loaded] = field(default_factory=list)
     warm: array[float] = field(default_factory=lambda: array("d"))
@@ -110,7 +101,6 @@ Arrival = tuple[float, str]
 
 
 def simulate_warm(scenario: WarmScenario, arrivals: Iterable[Arrival]) -> WarmRecord:
-    """Run a scenario until each request has had its outcome. `arrivals` come in order."""
     return _Simulation(scenario).run(arrivals)
 
 
@@ -135,7 +125,6 @@ class _Simulation:
         self._gpus = {name: _Gpu(name) for name in (f"gpu-{number}" for number in range(scenario.gpus))}
         self._placement = Placement(tuple(self._gpus), scenario.room, dict.fromkeys(scenario.models, scenario.min_warm))
         self._homes: dict[str, dict[str, None]] = {model: {} for model in scenario.models}
-        """GPUs on which each model is warm."""
         self._leaving: dict[tuple[str, str], Move] = {}
         """Moves that wait for the last batch of the model that makes room, by GPU and that model."""
         self._came: dict[str, int] = dict.fromkeys(scenario.models, 0)
@@ -240,7 +229,6 @@ class _Simulation:
         self._free(gpu, now)
 
     def _free(self, gpu: _Gpu, now: float) -> None:
-        """Let a GPU run the next batch of any model that is warm there."""
         warm = [model for model, homes in self._homes.items() if gpu.name in homes]
         waiting = [contender(model, self._queues[model], now) for model in warm if self._queues[model].depth]
         for model in gpu.turns.order(waiting):

@@ -102,11 +102,7 @@ class Forges:
 
 class Told:
     """Each input backwards, unless `only` one has outputs of its own beside that: its numbers twice, its texts in capitals.
-
-    Arguments:
-        name: key of `told.json` in the working directory, by which it has the datatypes and shapes of its inputs, and names of
-            those that are answered backwards alone.
-    """
+    `told.json` in the working directory has its datatypes and shapes under its name."""
 
     def __init__(self, name: str) -> None:
         self.inputs, self.lone = json.loads(Path("told.json").read_text())[name]
@@ -123,7 +119,6 @@ TWICE = "+"
 
 
 def answered(inputs: Mapping[str, np.ndarray], lone: Sequence[str]) -> dict[str, np.ndarray]:
-    """Outputs of `Told`."""
     found = {name: one[..., ::-1] if one.ndim > 1 else one for name, one in inputs.items()}
     return found | {f"{name}{TWICE}": twice(one) for name, one in inputs.items() if name not in lone}
 

@@ -11,10 +11,7 @@ RUNS = "runs"
 
 
 class Counted(Gated):
-    """Does what `Gated` does."""
-
     def __call__(self, inputs: list[str]) -> Any:
-        """Note each input, and answer."""
         with Path(RUNS).open("a") as runs:
             runs.writelines(f"{text}\n" for text in inputs)
         return super().__call__(inputs)

@@ -95,7 +95,6 @@ class Unprintable(Exception):
 
 
 def sockets() -> list[int]:
-    """Descriptors of this process that are sockets."""
     return [fd for fd in range(3, 1024) if _is_socket(fd)]
 
 

@@ -10,7 +10,6 @@ class Numbered:
     """Answers each input with itself and a mark that no other answer of any run has."""
 
     def __call__(self, inputs: list[str]) -> list[str]:
-        """One marked output for each input."""
         return [f"{text}|{uuid.uuid4().hex}" for text in inputs]
 
 
@@ -18,7 +17,6 @@ class Picky:
     """Fails on `poison`, dies of `killer`, and answers all else in capitals."""
 
     def __call__(self, inputs: list[str]) -> list[str]:
-        """One output for each input, if none of them is one of the two."""
         for text in inputs:
             if "poison" in text:
                 raise ValueError("not this one")

@@ -22,5 +22,4 @@ class Together:
 
 
 def calls_in(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
-    """Parameters and inputs of each call."""
     return [tuple(json.loads(line)) for line in (folder / CALLS).read_text().splitlines()]

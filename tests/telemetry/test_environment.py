@@ -1,7 +1,5 @@
 """The variables OTEL_…: what they mean, and that no value of them keeps a process from starting."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,6 +1,4 @@
-"""Spans on their way to a collector: a good one, and dead, slow and lying ones."""
-
-from __future__ import annotations
+"""Spans on their way to a collector, in the SDK's form: a good one, and dead, slow and lying ones."""
 
 import asyncio
 import logging
@@ -8,10 +6,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
 from structlog.testing import capture_logs
 
 from headway.app.tracing import Tracing, make_tracing
@@ -19,10 +21,10 @@ from headway.config import Settings
 from headway.errors import SettingError
 from headway.model import Role, TraceContext
 from headway.runtime.counters import Counters
-from headway.runtime.spans import Span, SpanForm, SpanKind
+from headway.runtime.spans import Attributes, Span, SpanForm, SpanKind, SpanLink
 from headway.telemetry.tracing import exporter
-from headway.telemetry.tracing.exporter import Complaints
-from tests.servers.collector import Collector, grpc_collector, http_collector
+from headway.telemetry.tracing.exporter import MOST_TEXT, Complaints, ReadableSpans
+from tests.servers.collector import Collector, Link, Received, grpc_collector, http_collector, read_spans
 
 PROTOBUF = "application/x-protobuf"
 
@@ -81,13 +83,10 @@ def test_spans_arrive_with_what_the_environment_says(
     assert set(counters.spans_dropped.values()) == {0}
 
 
-def test_the_last_spans_are_sent_when_the_process_ends() -> None:
+def test_spans_are_sent_in_whole_messages_and_the_last_when_the_process_ends() -> None:
     with http_collector() as collector:
         sent(made(Counters(), collector.url, BSP_SCHEDULE_DELAY="60000"), lambda: None, 3)
         assert len(collector.spans) == 3
-
-
-def test_only_whole_messages_are_sent_before_the_delay_is_over() -> None:
     with http_collector() as collector:
         tracing = made(Counters(), collector.url, BSP_SCHEDULE_DELAY="60000", BSP_MAX_EXPORT_BATCH_SIZE="100")
         sent(tracing, lambda: collector.until(lambda spans: len(spans) == 200), 250)
@@ -122,7 +121,6 @@ def test_a_dead_collector_is_told_of_once_and_what_is_lost_is_counted() -> None:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """A collector that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -150,9 +148,7 @@ def test_a_process_that_ends_waits_for_no_other_try() -> None:
 
         sent(making, refused, 3)
         assert len(collector.messages) == 1
-    assert counters.spans_dropped["export"] == 3, (
-        "with the one that is being sent, whether it knows of the answer yet or not"
-    )
+    assert counters.spans_dropped["export"] == 3, "with the one that is being sent"
 
 
 def test_it_is_tried_again_when_the_collector_asks_for_that() -> None:
@@ -199,3 +195,73 @@ def test_without_its_packages_the_process_does_not_start(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(SettingError, match=r"pip install .*opentelemetry-sdk"), made(Counters(), "http://127.0.0.1:9"):
         pass
+
+
+PROCESS: dict[str, str | int] = {"service.name": "s" * 300, "process.pid": 7}
+words = st.text(max_size=40)
+contexts = st.builds(
+    TraceContext,
+    st.binary(min_size=16, max_size=16),
+    st.binary(min_size=8, max_size=8),
+    st.integers(0, 3),
+    st.sampled_from(["", "a=1"]),
+)
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | words
+attributes = st.dictionaries(words.filter(bool), numbers, max_size=4).map(lambda found: tuple(found.items()))
+forms = st.builds(SpanForm, words, st.sampled_from(SpanKind), attributes)
+spans = st.builds(
+    Span,
+    forms,
+    contexts,
+    st.sampled_from([b"", b"parent-8"]),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+    attributes,
+    st.lists(st.builds(SpanLink, contexts, words), max_size=4),
+    st.none() | words,
+    st.booleans(),
+)
+
+
+def received(given: Sequence[Span], most_links: int = 100) -> list[Received]:
+    return read_spans(encode_spans(ReadableSpans(given, Resource(PROCESS), most_links)).SerializeToString())
+
+
+@given(st.lists(spans, max_size=3))
+def test_what_is_written_is_what_the_protocols_classes_read(given: list[Span]) -> None:
+    found = received(given)
+    assert len(found) == len(given)
+    for span, one in zip(given, found, strict=True):
+        context = span.context
+        assert (one.trace, one.span, one.state) == (context.trace_id.hex(), context.span_id.hex(), context.state)
+        assert (one.name, one.kind, one.parent) == (span.form.name, span.form.kind, span.parent.hex())
+        assert (one.begun, one.ended, one.attributes) == (
+            span.begun,
+            span.ended,
+            dict(span.form.attributes) | dict(span.attributes),
+        )
+        assert one.links == [
+            Link(li.context.trace_id.hex(), li.context.span_id.hex(), {"messaging.message.id": li.message} if li.message else {})
+            for li in span.links
+        ]  # fmt: skip
+        assert one.error == span.error
+        assert one.flags == (0x300 if span.remote and span.parent else 0x100)
+        assert one.process == PROCESS
+
+
+def span_with(name: str = "n", of_form: Attributes = (), **changes: object) -> Span:
+    plain = {"form": SpanForm(name, SpanKind.CLIENT, of_form), "context": TraceContext(bytes(16), bytes(8)), "parent": b"", "begun": 1, "ended": 2}  # fmt: skip
+    return Span(**{**plain, **changes})  # type: ignore[arg-type]
+
+
+def test_links_beyond_the_most_are_left_out_and_counted() -> None:
+    links = [SpanLink(TraceContext(bytes([n]) * 16, bytes(8)), f"m{n}") for n in range(200)]
+    [found] = received([span_with(links=links)], 64)
+    assert (len(found.links), found.dropped_links) == (64, 136)
+
+
+def test_long_texts_are_cut_and_what_is_no_unicode_is_replaced() -> None:
+    span = span_with(name="\ud800", attributes=(("a", "x" * 10_000), ("b", "\udfff")), error="e" * 10_000)
+    [found] = received([span])
+    assert (found.name, found.attributes) == ("?", {"a": "x" * MOST_TEXT, "b": "?"})
+    assert found.error == "e" * MOST_TEXT

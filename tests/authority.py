@@ -1,7 +1,5 @@
 """Authority that issues certificates within this process, for tests of TLS."""
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -16,15 +14,7 @@ PEM = serialization.Encoding.PEM
 
 
 class Authority:
-    """Authority that nobody else trusts.
-
-    Arguments:
-        folder: where it keeps its files.
-        name: its name, and that of its file.
-
-    Attributes:
-        file: its own certificate.
-    """
+    """Authority that nobody else trusts; `file` is its own certificate."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder, self._name = folder, _named(name)
@@ -41,14 +31,8 @@ class Authority:
         key: rsa.RSAPrivateKey | None = None,
         password: bytes | None = None,
     ) -> tuple[Path, Path]:
-        """Files of a certificate for 127.0.0.1 and localhost, and of its key; a file of that name is written over.
-
-        Arguments:
-            name: its name, and that of its files.
-            days: days from now until it ends.
-            key: its key; None: a new one.
-            password: what the key is encrypted with; None: it is not.
-        """
+        """Files of a certificate for 127.0.0.1 and localhost, and of its key, by default a new one, encrypted if there is a
+        password."""
         own: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey = key or ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName(
             [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]

@@ -4,8 +4,6 @@ Tests may run side by side in several workers of pytest-xdist. Each worker is a 
 its own; see `servers`, `postgres` and `tests.servers`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect
@@ -15,6 +13,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,6 +23,7 @@ from hypothesis.internal.constants_ast import Constants
 
 from tests.contracts.ledgers import DATABASES, POOLED
 from tests.explore import DRAWS, draws
+from tests.scenes import Played
 from tests.servers.postgres import SharedPostgres
 from tests.servers.reaper import the_reaper
 from tests.servers.redis import FOREIGN, KINDS, WORKERS, SharedServers
@@ -164,14 +164,17 @@ def clock(virtual_runner: asyncio.Runner) -> Clock:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function: on virtual time if it takes the `clock`, else on a loop as any."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+    """Run a test that is a coroutine function: on a stand, by its `harness` or `stage`, on virtual time if it takes the `clock`, or on any loop."""
+    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
         return None
-    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters})
-    if isinstance(runner := pyfuncitem.funcargs.get("virtual_runner"), asyncio.Runner):
-        runner.run(test)
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    played = {name: value for name, value in given.items() if isinstance(value, Played)}
+    if played:
+        *_, last = played.values()
+        last.play(lambda *made: test(**given | dict(zip(played, made, strict=True))))
     else:
-        asyncio.run(test)
+        runner: Any = given.get("harness") or given.get("stage") or pyfuncitem.funcargs.get("virtual_runner", asyncio)
+        runner.run(test(**given))
     return True
 
 
@@ -185,7 +188,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]
 
 @pytest.fixture(scope="session")
 def shared_postgres() -> Iterator[SharedPostgres]:
-    """See `postgres`."""
     shared = SharedPostgres()
     yield shared
     shared.close()

@@ -4,8 +4,6 @@ The wheel is built from the source archive, so that what is missing there is mis
 into an environment of its own, and started in an empty folder with nothing set.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -103,7 +101,6 @@ def serve(folder: Path, headway: Sequence[str], environ: dict[str, str], expecte
 
 
 def main() -> None:
-    """Build, check, try."""
     folder = ROOT / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -9,8 +9,6 @@ As a plugin of pytest (`-p tests.explore`) it leaves only tests that draw cases:
 the mark `draws`.
 """
 
-from __future__ import annotations
-
 import argparse
 import secrets
 import shlex
@@ -39,7 +37,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def draws(item: pytest.Item) -> bool:
-    """Whether a test draws cases."""
     function = getattr(item, "function", None)
     if function is None:
         return False

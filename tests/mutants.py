@@ -11,8 +11,6 @@ mutmut makes and runs the mutants. It does so in `mutants/PART`, so that what it
 another one. `-P` keeps `tests/http` from being taken for the standard library's.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import math
@@ -188,7 +186,6 @@ def _report(mutmut: ModuleType, names: list[str]) -> None:
 
 
 def _changed(line: str) -> bool:
-    """Whether a line of a diff is one that was changed."""
     return line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
 
 

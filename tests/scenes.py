@@ -1,18 +1,30 @@
-"""Tests that are coroutine functions on a stand.
+"""Tests that are coroutine functions on a stand: on the usual one, or on one that a decorator asks for.
+
+async def test_a_request_is_answered(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    ...
 
 @on_stand(whole=True)
 async def test_a_request_is_answered(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     ...
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 Scene = Callable[..., Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """Value of a fixture for a coroutine function, which gets in its place what `play` calls it with.
+
+    A test that takes several of these is played by the last one, which makes all of them.
+    """
+
+    play: Callable[[Scene], object]
 
 
 def scene(play: Callable[[Scene], None], tools: int = 1) -> Callable[[Scene], Callable[..., None]]:
@@ -35,21 +47,3 @@ def as_test(scene: Scene, play: Callable[..., None], tools: int) -> Callable[...
     parameters = [*inspect.signature(scene).parameters.values()][tools:]
     vars(test)["__signature__"] = inspect.Signature(parameters)
     return test
-
-
-def scene_in(fixture: str, play: Callable[..., None]) -> Callable[[Scene], Callable[..., None]]:
-    """Make a test of a coroutine function, which `play` calls on what it opens with the value of a fixture."""
-
-    def decorate(test: Scene) -> Callable[..., None]:
-        [_, *wanted] = inspect.signature(test).parameters.values()
-        names = [one.name for one in wanted]
-
-        def run(**given: Any) -> None:
-            play(given[fixture], lambda made: test(made, **{name: given[name] for name in names}))
-
-        place = inspect.Parameter(fixture, inspect.Parameter.KEYWORD_ONLY)
-        parameters = [*wanted, *([] if fixture in names else [place])]
-        vars(made := functools.wraps(test)(run))["__signature__"] = inspect.Signature(parameters)
-        return made
-
-    return decorate

@@ -1,18 +1,24 @@
-"""Banner of start-up, which is true of the settings it was started with."""
+"""Banner of start-up, true of the settings it was started with, and the line while workers load."""
 
-from __future__ import annotations
-
+import asyncio
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headway.app.banner import READY, banner
 from headway.app.devices import NO_DEVICES, Devices
+from headway.app.runner import Progress
 from headway.config import Settings
 from headway.config.target import Target, parse_target
 from headway.core.tensors import Tensor, TensorHead, pack
 from headway.model import Role, Signature, TensorSpec, Value, ValueKind
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+from tests.virtual_time import run
 
 REMOTE = parse_target("http://127.0.0.1:9100/batch")
 LOCAL = parse_target("somewhere:function")
@@ -24,9 +30,11 @@ def test_without_keys_it_says_which_tier_everybody_has() -> None:
     assert "YOUR_KEY" not in shown
 
 
-def test_it_says_where_the_open_inference_protocol_is() -> None:
+def test_it_says_where_grpc_and_the_open_inference_protocol_are() -> None:
     assert "http://127.0.0.1:8000/v2: Open Inference Protocol" in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
     assert "/v2" not in banner(Settings(broker="redis://127.0.0.1"), Role.WORKER, LOCAL, 0, 9000)
+    assert "grpc     127.0.0.1:8081 " in banner(Settings(grpc_port=8081), Role.SERVE, LOCAL, 8000, 9000)
+    assert "grpc" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
 
 
 def test_it_says_between_how_many_workers_the_autoscaler_chooses_and_by_what() -> None:
@@ -38,14 +46,7 @@ def test_it_says_between_how_many_workers_the_autoscaler_chooses_and_by_what() -
     assert "at first" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
 
 
-def test_it_says_where_grpc_is() -> None:
-    assert "grpc     127.0.0.1:8081 " in banner(Settings(grpc_port=8081), Role.SERVE, LOCAL, 8000, 9000)
-    assert "grpc" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
-
-
-def test_it_says_where_the_ledger_is_whatever_folder_it_runs_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_where_the_ledger_is_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ledgers = {
         "sqlite:///tmp/a.db": f"{tmp_path}/tmp/a.db",
@@ -232,3 +233,46 @@ def test_the_line_to_try_sends_arrays_to_a_target_that_takes_them() -> None:
     others = TensorSpec("t", "BYTES"), TensorSpec("b", "BOOL")
     assert line(image, *others) == f"  python3 -c '{made}' | curl /v1/inference -d @-"
     assert line() == "  curl /v2/models/default"
+
+
+Clock = Callable[[], float]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(stream: io.StringIO, workers: int = 2, seconds: float = 2.2) -> str:
+    """Everything written while workers load, and then serve for 2 s."""
+
+    async def main(clock: Clock) -> None:
+        backends = [FakeBackend(0.1) for _ in range(workers)]
+        for backend in backends:
+            backend.start_seconds = seconds
+        stand = Stand(clock, *backends)
+        progress = Progress(stand.pool, stream, clock)
+        progress.begin()
+        async with stand:
+            await asyncio.sleep(seconds - 0.2)
+            progress.end()
+            progress.end()
+            await asyncio.sleep(2.0)
+
+    run(main)
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_who_is_loading_and_for_how_long_and_of_many_some() -> None:
+    lines = shown(Terminal()).split("\r")
+    assert lines[0] == "\x1b[2Kloading gpu-0, gpu-1 … 0 s"
+    assert lines[3] == "\x1b[2Kloading gpu-0, gpu-1 … 2 s"
+    assert lines[4:] == ["\x1b[2K"], "it is taken away at the end"
+    assert "loading gpu-0, gpu-1, gpu-2, gpu-3 and 6 more … " in shown(Terminal(), workers=10)
+
+
+def test_where_no_terminal_is_the_log_tells_it_at_growing_intervals() -> None:
+    with capture_logs() as logs:
+        assert shown(io.StringIO(), workers=2, seconds=31.0) == ""
+    told = [(line["workers"], line["seconds"]) for line in logs if line["event"] == "still loading"]
+    assert told == [(2, 2.0), (2, 6.0), (2, 14.0), (2, 30.0)]

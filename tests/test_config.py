@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -101,11 +99,7 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"admin_token": "a,"}, "--admin-token = '…':", "NEW,OLD"),
     ({"admin_token": "hw_live_x"}, "--admin-token = '…':", "client's key"),
     ({"log_json": "perhaps"}, "--log-json = 'perhaps':", "Use true or false."),
-    (
-        {"remote_format": "xml"},
-        "--remote-format = 'xml':",
-        f"Use auto or {' or '.join(dialects.NAMES)}.",
-    ),
+    ({"remote_format": "xml"}, "--remote-format = 'xml':", f"Use auto or {' or '.join(dialects.NAMES)}."),
 ]
 
 
@@ -455,11 +449,7 @@ def test_a_setting_that_does_nothing_without_another_one_is_told(changed: dict[s
 
 
 def test_settings_that_have_what_they_need_are_not_told() -> None:
-    broker = {
-        "broker": "redis://127.0.0.1:6379/0",
-        "shards": 16,
-        "fallback": "model.py:small",
-    }
+    broker = {"broker": "redis://127.0.0.1:6379/0", "shards": 16, "fallback": "model.py:small"}
     others = {"ledger": "sqlite:///headway.db", "ledger_content": True}
     assert idle(Settings(**broker, **others)) == []  # type: ignore[arg-type]
     assert idle(Settings()) == []

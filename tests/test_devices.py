@@ -1,7 +1,5 @@
 """Devices: which GPU each worker gets, out of those that the environment and the machine have for this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ MIG = "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0"
 
 
 def machine(root: Path, *nodes: str) -> Path:
-    """A file system with these device files."""
     (root / "dev").mkdir()
     for node in nodes:
         (root / "dev" / node).touch()
@@ -51,9 +48,7 @@ def test_the_environment_says_which_gpus_there_are(text: str, ids: tuple[str, ..
         ("1,x,0", ("1",), "'x' is no id of a GPU, and CUDA reads no further: only GPU 1 is used"),
     ],
 )
-def test_an_environment_that_names_no_gpu_is_told_of(
-    text: str, ids: tuple[str, ...], says: str, tmp_path: Path
-) -> None:
+def test_an_environment_without_a_gpu_is_told_of(text: str, ids: tuple[str, ...], says: str, tmp_path: Path) -> None:
     found = find_gpus({"CUDA_VISIBLE_DEVICES": text}, machine(tmp_path, "nvidia0", "nvidia1"))
     assert found.ids == ids
     assert says in found.warning
@@ -81,9 +76,7 @@ def test_where_gpus_cannot_be_counted_the_environment_is_believed(tmp_path: Path
         (("kfd",), None),
     ],
 )
-def test_without_it_they_are_those_of_the_machine(
-    nodes: tuple[str, ...], ids: tuple[str, ...] | None, tmp_path: Path
-) -> None:
+def test_the_machine_says_which_they_are(nodes: tuple[str, ...], ids: tuple[str, ...] | None, tmp_path: Path) -> None:
     assert find_gpus({}, machine(tmp_path, *nodes)) == Gpus(ids)
 
 
@@ -97,23 +90,17 @@ def given(workers: int, gpus: Gpus, devices: str = "") -> list[str]:
     return [made.of(index) for index in range(workers)]
 
 
-def test_workers_get_the_gpus_of_the_environment_in_order() -> None:
+def test_workers_get_the_gpus_of_the_environment_in_order_and_without_a_gpu_the_cpu() -> None:
     assert given(2, Gpus(("3", "4"), "3,4")) == ["3", "4"]
     assert given(1, Gpus(("3", "4"), "3,4")) == ["3"]
     assert given(2, Gpus((UUID, MIG), f"{UUID},{MIG}")) == [UUID, MIG]
-
-
-def test_without_a_gpu_workers_run_on_the_cpu() -> None:
     assert given(3, Gpus((), "")) == ["cpu"] * 3
     assert given(2, Gpus(())) == ["cpu"] * 2
 
 
-def test_where_gpus_cannot_be_counted_numbers_go_up_from_0() -> None:
+def test_where_gpus_cannot_be_counted_numbers_go_up_from_0_and_a_pool_grows_as_far_as_there_are() -> None:
     made = allot(Settings(workers=2), Gpus(None))
     assert [made.of(index) for index in range(4)] == ["0", "1", "2", "3"]
-
-
-def test_a_pool_grows_as_far_as_there_are_gpus() -> None:
     made = allot(Settings(workers=1), Gpus(("3", "4"), "3,4"))
     assert (made.most, made.of(1)) == (2, "4")
     assert allot(Settings(workers=1), Gpus((), "")).most > 100

@@ -1,7 +1,5 @@
 """Documents whose names, numbers and places are true."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
@@ -113,9 +111,7 @@ def test_every_metric_is_in_its_page_and_no_other() -> None:
     ("page", "head", "names"),
     [("batching", "| `--policy` |", policies.NAMES), ("remote", "| dialect | URL |", dialects.NAMES)],
 )
-def test_every_policy_and_every_dialect_is_in_the_table_of_its_page(
-    page: str, head: str, names: tuple[str, ...]
-) -> None:
+def test_every_policy_and_dialect_is_in_its_pages_table(page: str, head: str, names: tuple[str, ...]) -> None:
     table = content(page).split(head, 1)[1].split("\n\n", 1)[0]
     assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == set(names)
 
@@ -129,8 +125,7 @@ def test_every_flag_in_the_documents_is_one(capsys: pytest.CaptureFixture[str]) 
         assert code_of([*command, "--help-all"]) == 0
     known = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
     texts = "".join(page.read_text(encoding="utf-8") for page in FOR_USERS)
-    used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", texts))
-    assert used - known - FOREIGN_FLAGS == set()
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", texts)) - known - FOREIGN_FLAGS == set()
 
 
 def test_troubleshooting_quotes_messages_as_they_are_printed() -> None:
@@ -157,7 +152,6 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def links(page: Path) -> list[str]:
-    """Links of a page to files of the project."""
     found = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     return [link for link in found if not link.startswith(("http://", "https://"))]
 
@@ -171,7 +165,6 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -194,13 +187,11 @@ FOREIGN_FILES = {"path/file.py", "path/to/file.py"}
 
 @cache
 def folders() -> list[Path]:
-    """All folders of sources."""
     return [path for folder in SOURCES for path in (ROOT / folder, *(ROOT / folder).rglob("*")) if path.is_dir()]
 
 
 @cache
 def sources() -> dict[Path, str]:
-    """All sources, with their texts."""
     ours = [path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".lua")]
     return {path: path.read_text(encoding="utf-8") for path in ours}
 

@@ -1,7 +1,5 @@
 """Each error code says all that is asked of it."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable
@@ -66,14 +64,11 @@ def test_a_change_is_seen_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_away_for_a_while_counts_when_it_is_back(tmp_path: Path) -> None:
+def test_a_file_that_was_away_for_a_while_or_never_there_counts_when_it_comes(tmp_path: Path) -> None:
     file = tmp_path / "target.py"
     file.write_text("a")
     assert changes_seen(file, steps=[file.unlink, nothing, write(file, "b"), nothing]) == [False, False, True, False]
-
-
-def test_a_file_that_was_not_there_counts_when_it_comes(tmp_path: Path) -> None:
-    file = tmp_path / "target.py"
+    file = tmp_path / "new.py"
     assert changes_seen(file, steps=[nothing, write(file, "a"), nothing]) == [False, True, False]
 
 
@@ -111,14 +106,11 @@ def test_of_a_folder_all_python_files_count_and_new_ones_too(tmp_path: Path) -> 
     assert changes_seen(steps=steps, folder=tmp_path) == [True, False, True, False, True]
 
 
-def test_what_is_installed_hidden_or_cached_is_passed_by(tmp_path: Path) -> None:
+def test_what_is_installed_hidden_or_cached_is_passed_by_and_no_folder_has_no_files(tmp_path: Path) -> None:
     for folder in (".git", "__pycache__", "node_modules", "env/lib", "lib/site-packages"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "part.py").write_text("a")
     (tmp_path / "env" / "pyvenv.cfg").touch()
     (tmp_path / "model.py").write_text("a")
     assert python_files(tmp_path) == [tmp_path / "model.py"]
-
-
-def test_a_folder_that_is_not_there_has_no_files(tmp_path: Path) -> None:
     assert python_files(tmp_path / "nowhere") == []

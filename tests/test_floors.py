@@ -3,8 +3,6 @@
 Imports inside functions and under TYPE_CHECKING count like any other.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import lru_cache
@@ -98,7 +96,6 @@ MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util"
 
 
 def name_of(path: Path) -> str:
-    """Dotted name of the module at `path`."""
     parts = ("headway", *path.relative_to(ROOT).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -107,23 +104,17 @@ MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def below(name: str, package: str) -> bool:
-    """Whether `name` is `package` or something in it."""
     return name == package or name.startswith(package + ".")
 
 
 def floor(name: str) -> int:
-    """The floor of a dotted name within headway.
-
-    Raises:
-        KeyError: the name stands on no floor.
-    """
+    """The floor of a dotted name within headway."""
     parts = [*name.split("."), "", ""]
     return FLOORS.get(f"{parts[1]}.{parts[2]}", FLOORS[parts[1]])
 
 
 @lru_cache(maxsize=1)
 def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
-    """All nodes of a syntax tree."""
     return tuple(ast.walk(tree))
 
 
@@ -244,7 +235,6 @@ def check_lengths(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def problems(name: str, source: str) -> list[str]:
-    """Problems of a module of this name and source."""
     tree = ast.parse(source)
     checks = (
         check_facade, check_direction, check_clients, check_purity, check_adapters, check_user_code, check_roles, check_names,
@@ -265,7 +255,6 @@ def test_exceptions_are_still_needed() -> None:
 
 
 LOOSE = ["__init__", "__main__", "errors", "ports", "version"]
-"""Modules that stand in no package."""
 
 
 def test_nothing_is_loose_but_errors_ports_and_the_version() -> None:
@@ -366,5 +355,4 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def module_of(target: str) -> str:
-    """Module of a name that is imported, or ''."""
     return target if target in MODULES else target.rpartition(".")[0]

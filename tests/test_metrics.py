@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import math
 
@@ -206,7 +204,6 @@ def full_state() -> State:
 
 
 def state_of(counters: Counters) -> State:
-    """A gateway's, of the model `m`."""
     return State(counters, ProcessFigures(TIERS, ["m"], pending=0))
 
 
@@ -448,12 +445,9 @@ def test_a_model_that_is_served_no_longer_keeps_the_series_of_its_dead_letters()
     assert {one.labels["model"]: one.value for one in ever} == {"m": 4, "other": 0}
 
 
-def test_a_model_without_workers_has_an_explicit_zero() -> None:
+def test_a_model_without_workers_has_an_explicit_zero_and_who_was_told_to_stop_is_no_loss() -> None:
     samples = scraped(State(Counters(), ProcessFigures(TIERS, ["m"]), FleetState()))["headway_workers"].samples
     assert {one.labels["status"]: one.value for one in samples} == {status.value: 0 for status in WorkerStatus}
-
-
-def test_a_worker_that_was_told_to_stop_is_no_loss() -> None:
     left = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.OFFLINE)
     lost = WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE, reason="no heartbeat")
     samples = scraped(State(Counters(), ProcessFigures(TIERS), FleetState(workers=[left, lost])))[

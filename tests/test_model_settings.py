@@ -1,7 +1,5 @@
 """Settings of several models: where they are written, what follows from them, and what is said of wrong ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +112,7 @@ def test_workers_follow_the_devices_of_each_model() -> None:
         ({"models_per_gpu": -1}, {}, "models_per_gpu", "must lie between 0 and 256"),
     ],
 )
-def test_models_that_share_gpus_must_fit_there(
-    settings: dict[str, int], own: dict[str, int], named: str, reason: str
-) -> None:
+def test_models_on_shared_gpus_must_fit(settings: dict[str, int], own: dict[str, int], named: str, reason: str) -> None:
     models = (ModelSettings("a", values=tuple(own.items())), ModelSettings("b"))
     with pytest.raises(SettingError) as told:
         Settings(models=models, **settings)  # type: ignore[arg-type]
@@ -183,9 +179,7 @@ def test_a_wrong_table_is_told_with_the_line_that_is_wrong(table: str, named: st
         ('[models."a/b"]\nport = ', "Fix the file."),
     ],
 )
-def test_a_file_that_is_no_toml_for_the_names_of_its_models_says_how_to_write_them(
-    table: str, hint: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_toml_says_how_to_name_models(table: str, hint: str, tmp_path: Path) -> None:
     path = tmp_path / "some.toml"
     path.write_text(table)
     with pytest.raises(SettingError, match="is not valid TOML") as caught:
@@ -258,8 +252,7 @@ def test_targets_name_versions_or_a_model_with_all_of_its_versions(tmp_path: Pat
         assert chosen(*targets) == {"a@1": "new.py:M", "a@2": "two.py:M"}, "what is given with its target goes first"
     assert chosen("a@2", "a@3=three.py:M") == {"a@2": "two.py:M", "a@3": "three.py:M"}
     assert load({}, {}, path, targets=["a@3=three.py:M"]).runs["a@3"].max_batch_size == 16, "as the model has it"
-    given = load({}, {}, targets={"m@1": None, "m@2": None})
-    assert [*given.runs] == ["m@1", "m@2"]
+    assert [*load({}, {}, targets={"m@1": None, "m@2": None}).runs] == ["m@1", "m@2"]
     with pytest.raises(SettingError, match="with a version and without one"):
         load({}, {}, targets={"m@1": None, "m": None})
 

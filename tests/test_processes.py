@@ -1,7 +1,5 @@
 """Tests that start processes are known by their mark."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Targets given as Python objects: under which name workers import them, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import textwrap
@@ -112,8 +110,7 @@ SOURCE = "def f(inputs):\n    return inputs\n"
 def test_a_script_is_served_by_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "app.py"
     file.write_text(SOURCE)
-    main = program(monkeypatch, SOURCE, __file__=str(file))
-    assert target_of(main.f) == FileTarget(file, "f")
+    assert target_of(program(monkeypatch, SOURCE, __file__=str(file)).f) == FileTarget(file, "f")
 
 
 def test_a_module_run_as_a_program_is_served_as_a_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

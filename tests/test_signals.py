@@ -1,7 +1,5 @@
 """Reactions to signals of a process that starts, runs and ends."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A test that hangs is named, with its stacks, and the others go on: also where no signal helps. What it has started ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -72,9 +70,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="the mutex is Linux's, and so is the list of processes"
-)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the mutex is Linux's, as is the list of processes")
 def test_tests_that_hang_are_named_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     config = ["-c", str(ROOT.parent / "pyproject.toml"), f"--rootdir={tmp_path}"]

@@ -1,7 +1,5 @@
 """The clock jumps when nothing more can happen, and not before."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """Parts of a process of each role."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import os
@@ -47,8 +45,6 @@ T = TypeVar("T")
 
 
 def within_a_loop(act: Callable[[], T]) -> T:
-    """Result of `act` in a running event loop."""
-
     async def main() -> T:
         return act()
 
@@ -173,8 +169,7 @@ def test_workers_are_told_apart_over_a_broker() -> None:
 
 def test_calls_to_a_remote_api_need_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "find_gpus", lambda: Gpus(("3",), "3"))
-    remote = "http://127.0.0.1:9100/batch"
-    assert built(Role.SERVE, remote, workers=8).devices == NO_DEVICES
+    assert built(Role.SERVE, "http://127.0.0.1:9100/batch", workers=8).devices == NO_DEVICES
     with pytest.raises(SettingError, match="CUDA_VISIBLE_DEVICES=3"):
         built(Role.SERVE, TARGET, workers=8)
 
@@ -285,7 +280,6 @@ def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
 
 
 def backends_of(target: str, **settings: Any) -> list[Any]:
-    """The backends of two slots."""
     counters, clock = Counters(), time.monotonic
     broker = MemoryBroker({}, DeadLetterBox(), counters.broker, clock, lambda: 0.5)
     given, devices = Settings(workers=2, **settings), Devices(("cpu",) * 2, 2)
@@ -294,13 +288,10 @@ def backends_of(target: str, **settings: Any) -> list[Any]:
     return [batcher._make_backend() for batcher in pool.batchers]
 
 
-def test_workers_share_the_guard_of_what_they_start() -> None:
+def test_workers_share_the_guard_of_what_they_start_and_are_recycled_as_is_set() -> None:
     one, two = backends_of(TARGET)
     assert isinstance(one._guard, GroupGuard)
     assert one._guard is two._guard
-
-
-def test_workers_are_recycled_as_is_set() -> None:
     one, _ = backends_of(TARGET, recycle_rss_mb=3)
     assert one._recycle_rss == 3 << 20
 

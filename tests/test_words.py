@@ -1,7 +1,5 @@
 """The glossary of docs/architecture.md."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

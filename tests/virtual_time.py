@@ -111,12 +111,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class ServedLoop(VirtualLoop):
-    """A loop on virtual time for clients of real servers.
-
-    Arguments:
-        urls: redis://USER:PASSWORD@HOST:PORT of the servers; the host is an address, as a name would be looked up in
-            another thread, which takes real time.
-    """
+    """A loop on virtual time for clients of real servers, by their URLs. A host is an address, as a name would be looked up in
+    another thread."""
 
     patience = PATIENCE
     hearings = int(PATIENCE / GRAIN)
@@ -206,7 +202,5 @@ def _more(line: socket.socket) -> bytes:
 
 
 def run(main: Callable[[Clock], Coroutine[Any, Any, T]]) -> T:
-    """Run `main(clock)` to its end on virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        loop = runner.get_loop()
-        return runner.run(main(loop.time))
+        return runner.run(main(runner.get_loop().time))

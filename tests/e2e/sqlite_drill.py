@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.e2e.client import PATIENCE, wait_until
 from tests.e2e.server import Server, launched
-from tests.storage.test_sqlite_locks import descriptors, locks
+from tests.storage.test_sqlite import descriptors, locks
 
 SERVICES = 2
 CONNECTIONS = 4

@@ -41,12 +41,10 @@ class Addition:
 
 
 def after(name: str, there: str, more: str) -> tuple[str, str, str]:
-    """`more` behind the text `there`."""
     return name, there, there + more
 
 
 def before(name: str, there: str, more: str) -> tuple[str, str, str]:
-    """`more` in front of the text `there`."""
     return name, there, more + there
 
 

@@ -53,7 +53,6 @@ def poured(port: int, leaves: str) -> str:
 
 
 def shown(*arguments: str) -> str:
-    """Output of a command."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         cli.main(arguments)
@@ -61,7 +60,6 @@ def shown(*arguments: str) -> str:
 
 
 def refusal(**flags: str) -> str:
-    """Reason for which settings are refused."""
     try:
         load(flags, {})
     except SettingError as exc:
@@ -117,7 +115,6 @@ async def work(seen: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Ask for one after the other."""
     seen: dict[str, Any] = {"where": headway.__file__}
     seen["rule"] = type(build("patient", None)).__name__
     seen["broker"] = type(make_broker_bundle(load(ANYWHERE, {}), BrokerCounts(), lambda: 0.0).broker).__name__

@@ -244,7 +244,7 @@ def _compare(
     """Find what each server carries. `ideal` is about what the GPUs could. `flags` are for Headway."""
     starts: dict[str, Start] = {name: partial(SERVERS[name], *shape) for name in options.servers}
     if OURS in starts:
-        starts[OURS] = partial(starts[OURS], more=flags)
+        starts[OURS] = partial(_headway, *shape, more=flags)
     if options.against is not None and OURS in starts:
         starts[BEFORE] = partial(_of, options.against.resolve(), starts[OURS])
     outcomes: dict[str, Found] = {}

@@ -61,7 +61,7 @@ def make_pools(
     certificates: RemoteCertificates | None,
     recorder: SpanRecorder | None,
 ) -> Workers:
-    """Build the workers of each model of process `id`. It `decides` if it sets the time limits of requests."""
+    """Build the workers of each model of process `id`. `decides` is True if this process sets the time limits of requests."""
     slots, broker, watched = set[str](), bundle.broker, NvmlGpus(clock)
     shares = shared_models(plans)
     pools: dict[str, WorkerPool | SharedGpus] = {}

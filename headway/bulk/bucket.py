@@ -105,7 +105,7 @@ class Bucket(BulkFolder):
 
 
 def _left(known: dict[str, Any]) -> bool:
-    """Return True if a listing says that an object is old, and False if it doesn't say when the object was written."""
+    """Return True if a listing says that an object is old enough to be a leftover. False if it has no time of writing."""
     at = known.get("LastModified") or known.get("last_modified") or known.get("created")
     return isinstance(at, datetime) and at.timestamp() < time.time() - LEFT_AFTER
 

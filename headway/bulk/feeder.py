@@ -1,4 +1,4 @@
-"""Feeder: claims jobs for this process and sends their lines to the runner whenever that has room.
+"""Feeder: claims jobs for this process and sends their lines to the runner whenever it has room.
 
     store ─claim─▶ job run ─lines that are ready─▶ turns ─as many as there is room─▶ runner ─replies─▶ job run
 

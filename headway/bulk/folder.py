@@ -274,7 +274,7 @@ class LocalLog(PartLog):
         """Bytes of whole records."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Append records after the last whole one. A full disk may have left part of a record behind it."""
+        """Append records after the last whole one. After it, a full disk may have left part of a record."""
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
             sync_folder(self._path.parent)

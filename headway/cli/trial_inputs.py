@@ -36,7 +36,7 @@ _HINTS = {
 
 def choose_inputs(given: Sequence[str], largest: int, signature: Signature) -> list[Value]:
     """Return the inputs of the largest batch, made from the given texts or else from the target's example. `largest` counts rows if
-    inputs have several. Raises SettingError if an input is of the wrong kind, or there is none."""
+    an input can have several. Raises SettingError if an input is of the wrong kind, or there is none."""
     chosen = read_inputs(given, largest, signature)
     return up_to(largest, [chosen[n % len(chosen)] for n in range(largest)])
 

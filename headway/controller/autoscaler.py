@@ -68,7 +68,7 @@ class Autoscaler:
         self._models: dict[str, ScaledModel] = {}
 
     def forget(self) -> None:
-        """Forget all decisions, as another controller leads."""
+        """Forget all decisions because another controller leads."""
         self.interrupt()
         self._own_scalings.clear()
 

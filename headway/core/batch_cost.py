@@ -200,7 +200,7 @@ LOOKED_AT = 8  # One in so many calls is observed then.
 
 
 class Calls:
-    """Learns what the calls of a target cost, in its child process, and cuts batches of a model that pads, unless `whole`."""
+    """Learns in the child process what a target's calls cost. Cuts batches if the model pads, unless `whole` is set."""
 
     def __init__(self, whole: bool) -> None:
         self._cost = BatchCost()

@@ -1,7 +1,7 @@
 """Parameters that apply to a whole call of a target: only requests with equal values ride together.
 
-Values are compared in normal form, in which the call gets them, too, so that no answer depends on its neighbours: 5.0 is 5, -0.0 is
-0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer and a number with a fraction may be the
+Values are compared in a normal form, and the call gets that form, so no answer depends on which requests share the call: 5.0 is 5,
+-0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer and a number with a fraction may be the
 same double, so 2⁵³ and 2⁵³.0 are not equal."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ MEMORY = 1024.0  # Inputs of a caller after which its counts are halved, so that
 
 
 def caller_of(entry: Entry) -> CallerKey:
-    """Return the caller of an entry, by which culprits are counted."""
+    """Return the caller to whom an entry's failures are charged."""
     return entry.tenant, entry.caller
 
 

@@ -283,7 +283,7 @@ class Dedup:
         return consequences
 
     def with_id(self, entry: Entry, now: float) -> Entry:
-        """Return an entry with the dedup key of a kept task of its id, if there is one. With another body it misuses the id."""
+        """Return the entry with the dedup key of the kept task that has the same id, if any. Another body counts as misuse of the id."""
         if isinstance(self.outcome(entry.tenant, entry.id, now), Reply):
             dedup_keys = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.dedup_keys)
             return msgspec.structs.replace(entry, dedup_keys=dedup_keys)

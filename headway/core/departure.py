@@ -100,7 +100,7 @@ class Rule(msgspec.Struct, frozen=True):
     batch: float = 0.0  # Expected run time in seconds of a batch of the usual size on a slot of factor 1.
 
     def gap(self, running: float) -> float:
-        """Return the shortest time in seconds between departures, given the size of the largest batch on a GPU; 0 if not spaced."""
+        """Return the shortest time in seconds between departures, given the size of the largest batch on a GPU. 0 if departures aren't spaced."""
         return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:

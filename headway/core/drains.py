@@ -1,4 +1,4 @@
-"""Drains: which workers a name means, and which models would have none left. Only the admin routes use it."""
+"""Drains: which workers a name stands for, and which models would have none left. Only the admin routes use it."""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ _BLOCK, _BLOCKS = 64, 16
 def _draws(even: bool) -> list[float]:
     """Return standard normal numbers, the same in every rehearsal, so that rules are compared fairly.
 
-    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). Even ones are blocks of the same quantiles, each in
-    another order, so that a few batches have the usual mean. But they would make a queue under load too short."""
+    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). With `even` they
+    come in blocks of the same quantiles, each in another order, so that a few batches have the usual mean. Such draws would make a queue
+    under load too short."""
     state, modulus, normal, draws = 1, 2**31 - 1, NormalDist(), list[float]()
     for _ in range(_BLOCKS):
         keyed = []

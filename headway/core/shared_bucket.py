@@ -48,7 +48,7 @@ class SharedBucket:
 
     @property
     def level(self) -> float:
-        """Level of all tenants together, in bursts."""
+        """Level of all tenants together, as a multiple of the burst."""
         return self._sum - self._weight * self._virtual
 
     def take(self, tenant: str, count: int, now: float) -> float:

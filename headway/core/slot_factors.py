@@ -1,11 +1,11 @@
 """Factors of the slots of a queue: how much longer than on an average slot a batch takes on each.
 
 All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). What one slot's batches take relative
-to the common line's prediction is fᵢ. Few batches teach it, whereas α and β of each slot would need many. The line is learnt from
-times divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
+to the common line's prediction is fᵢ. A few batches are enough to learn fᵢ, while α and β of each slot would need many. The line is
+learnt from times divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
 
-Factors lie on a grid whose steps are wider than chance moves them. So similar slots have the same factor, and a queue need only
-count the slots of each. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k slots of that line."""
+Factors are rounded to a grid that is coarser than their random variation. So similar slots have the same factor, and a queue only has
+to count the slots of each factor. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k slots of that line."""
 
 from __future__ import annotations
 

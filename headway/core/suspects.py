@@ -367,7 +367,7 @@ def line_pause(groups: Sequence[Sequence[SuspectLine]], cause: Cause, rng: float
 
 
 def last_moment(suspect: QueuedEntry) -> float:
-    """Return the instant at which a waiting entry is too late. Its queue deadline holds until its first run."""
+    """Return the instant at which a waiting entry expires. Its queue deadline applies only until its first run."""
     return suspect.due if suspect.attempts else suspect.queue_due
 
 

@@ -337,7 +337,7 @@ def shown_specs(specs: Sequence[TensorSpec]) -> str:
 
 
 def shown_heads(heads: Sequence[TensorHead]) -> str:
-    """Return tensors' heads for messages."""
+    """Return the heads of tensors as text for a message."""
     return "; ".join(
         f"{quoted(head.name)}, {head.datatype} of shape {shown_shape(head.shape)}" for head in heads[:_MOST_SHOWN]
     )

@@ -70,7 +70,7 @@ def is_large(output: Value) -> bool:
 
 
 def json_pieces(output: Value) -> Iterator[bytes]:
-    """Yield an output as JSON text. Raises UnicodeEncodeError for a lone surrogate, and RequestError for tensors beyond JSON."""
+    """Yield an output as JSON text. Raises UnicodeEncodeError for a lone surrogate, and RequestError for tensors that JSON can't represent."""
     if isinstance(output, str):
         yield from text_pieces(output)
     elif isinstance(output, Tensors):
@@ -217,7 +217,7 @@ class LargeAnswer:
             await _turn(turns, tenant)
 
     async def sent(self, turns: FairTurns, tenant: str) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces of a complete answer, each in a turn of the tenant."""
+        """Yield the pieces of a complete answer. Each waits for a turn of the tenant."""
         while self._made:
             yield self.take()
             await _turn(turns, tenant)

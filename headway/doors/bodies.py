@@ -273,7 +273,7 @@ def _several(raw: msgspec.Raw, limit: int) -> list[Value]:
 
 
 def _texts(text: bytes) -> list[Any]:
-    """Return the elements of a JSON array if all of them are valid texts, or an empty list."""
+    """Return the elements of a JSON array if all are valid strings, otherwise an empty list."""
     try:
         texts: list[str] = _decode_texts(text)
     except msgspec.MsgspecError:

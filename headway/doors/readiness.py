@@ -106,7 +106,7 @@ class Readiness:
         return "degraded" if serves else "unavailable"
 
     async def judge(self, workers: Sequence[WorkerInfo]) -> str:
-        """Return the word of readiness for the broker's current registry."""
+        """Return the readiness status for the broker's current registry."""
         self.learn(workers)
         return await self.alone() if self.passed_by else self._judge(workers)[0]
 

@@ -73,7 +73,7 @@ class CapacityWatcher(PeriodicResource):
         self._calm = False
 
     def every(self) -> float:
-        """Return the seconds until the next look, which are more while the gateway is idle."""
+        """Return the seconds until the next look. They are more while the gateway is idle."""
         if self._calm and not self._gateway.pending:
             return self._pace.every()
         self._pace.stir()

@@ -49,7 +49,7 @@ MOST_PLANS = 2_000
 
 
 class InputPolicy:
-    """Rules in force, and the searches and judges that apply them, by rule name. `names` are the names in counts."""
+    """The rules in force, with the searches and judges that apply them, by rule name. `names` are the rules' names in metrics."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class _Tasks:
         return None if outcome is None else outcome.result()
 
     async def _outcome(self, reply: Reply, id: str, raw: bool) -> RouteAnswer:
-        """Answer with an outcome. With `raw`, the body is the output itself. Large answers are sent in turns of the tenant.
+        """Answer with an outcome. With `raw`, the body is the output itself. Large answers are sent as the tenant gets turns.
         Raises BadRequest if the output is tensors that can't be sent in this form."""
         gateway, shown, output = self._gateway, ID_PREFIX + id, reply.output
         failure: AnyError

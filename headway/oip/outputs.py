@@ -136,7 +136,7 @@ def form_of_output(
 
 
 def _joined_head(head: TensorHead, values: Sequence[Sequence[Tensor]], place: int) -> TensorHead:
-    """Return the head of the tensor at `place` of all values together, as clients see it."""
+    """Return the head that clients see of the tensor at `place`, joined over all values."""
     if len(values) == 1 and head.datatype != JSON:
         return head
     rows = sum(value[place].head.shape[0] for value in values)

@@ -39,7 +39,7 @@ HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its ow
 
 
 class ProtocolHints:
-    """Hints of one port, which the log calls `port`."""
+    """Hints for clients that speak the wrong protocol to a port. `port` is its name in the log."""
 
     def __init__(self, port: str, clock: Callable[[], float]) -> None:
         self._port, self._clock = port, clock

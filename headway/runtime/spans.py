@@ -138,7 +138,7 @@ class RunTrace:
             self._add(f"run {self._model}", SpanKind.INTERNAL, self._recorder.sampler.below(self.context), begun, ended)
 
     def begin_try(self) -> TraceContext:
-        """Return a context to send with a call of a remote API."""
+        """Begin a span for one attempt, and return the trace context to send with the remote call."""
         return self._recorder.sampler.below(self.context)
 
     def end_try(self, context: TraceContext, begun: float, number: int, problem: str, attributes: Attributes) -> None:

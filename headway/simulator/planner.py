@@ -234,8 +234,8 @@ class _Planner:
         return gpus
 
     def _estimate(self) -> int:
-        """Return the number of GPUs by the formula; 0 if it knows too little, as of recorded batches or weighed entries. For a
-        model that pads, return the number from which the load is below what is known of the capacity."""
+        """Return the number of GPUs by the formula, or 0 if it doesn't apply: to recorded batches or weighed entries. For a model
+        that pads, return the fewest GPUs whose known capacity exceeds the load."""
         scenario, target = self._goal.scenario, self._goal.p95
         if scenario.pads:
             return math.floor(scenario.rate / scenario.capacity) + 1

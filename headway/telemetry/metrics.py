@@ -115,7 +115,7 @@ class Scrape:
         return self.of_models({capacity.model: read(capacity) for capacity in capacities})
 
     def of_rollouts(self, read: Callable[[Rollout], float]) -> Values:
-        """Return a figure of each model's last rollout, by model and version."""
+        """Return one figure of each model's last rollout, by model and version."""
         rollouts = (capacity.rollout for capacity in self.fleet.capacities if capacity.model in self.models)
         return {(rollout.model, rollout.version): read(rollout) for rollout in rollouts if rollout is not None}
 

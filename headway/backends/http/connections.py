@@ -1,6 +1,6 @@
 """Connections of one slot to a remote API over HTTP.
 
-An idle connection is closed before the API would close it, because nobody knows whether a request that meets the close has
+An idle connection is closed before the API would close it, because a request that is sent at the same time may or may not have
 run. Most servers keep idle connections for 5 s or longer, and a shorter `Keep-Alive: timeout=…` is respected.
 """
 

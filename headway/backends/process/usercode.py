@@ -292,7 +292,7 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return how a target takes and gives arrays, or None if it doesn't, which costs no import."""
+    """Return how a target takes and gives arrays, or None if it uses none. In that case numpy isn't imported."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
     hinted = any(map(has_arrays, hints.values())) or any(isinstance(attribute, Mapping) for attribute in attributes)
     if not hinted and not are_arrays(getattr(call, "example", None)):

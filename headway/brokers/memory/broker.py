@@ -518,7 +518,7 @@ class MemoryBroker(Broker, NearQueue):
         return min(due, self._dedup.next_due(), *(at for at in silent if at > now)), now
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
-        """Judge an unknown entry, and charge its rate limits if it is admitted."""
+        """Decide whether to admit a new entry, and charge its rate limits if so."""
         if not self._queues.has(entry.queue):
             return failures.not_here(entry.model)
         if entry.digest:

@@ -68,7 +68,7 @@ class LargeValues:
             await self._connection.store(key, content_of(entry), seconds)
 
     async def input_of(self, queue: str, stored: StoredEntry) -> Apart | None:
-        """Read the stored-apart input and parameters of a claimed entry, or return None if they don't exist."""
+        """Read the separately stored input and parameters of a claimed entry. Return None if they are gone."""
         if (apart := stored.apart) is None:
             return None
         return await self.read_input(f"{queue}P:{apart[0][1:]}", stored.tenant, apart)

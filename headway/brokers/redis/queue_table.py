@@ -74,7 +74,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self._bound(model)
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """Make entries of the models that pad ride with entries of similar weight."""
+        """For models that pad, batch entries with others of similar weight."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):

@@ -500,7 +500,7 @@ class LargeSending:
             request.end()
 
     def _write(self, piece: bytes) -> None:
-        """Write a piece. If the client doesn't read it at once, measure its speed over the whole answer, unless a fan-out does."""
+        """Write a piece. If the client doesn't read it at once, measure its speed over the whole answer. A fan-out measures it itself."""
         connection, answer = self._request.connection, self.answer
         alone = self._request.fan_out is None
         connection.unsent = answer.length if alone else 0

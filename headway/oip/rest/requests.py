@@ -83,8 +83,8 @@ class InferRequest(msgspec.Struct, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
-        """Return the exchange of the request. `takes` is None if it isn't known what the model takes. Raises RequestError if the
-        model doesn't take such an element."""
+        """Return the exchange of the request. `takes` is the kind of value that the model takes, or None if unknown. Raises
+        RequestError if the model doesn't take the request's elements."""
         values, wishes = values_of(self.elements, takes), self.wishes
         if wishes is not NONE:
             options = wishes.applied_to(options)

@@ -94,8 +94,7 @@ local function take(s, count, weight, first)
   return members
 end
 
--- Sort the next entries in turn. Those up to a weight come first, heaviest first, then heavier entries. As
--- `core.bulk.BulkClass._by_nearness`.
+-- Sort the next entries in turn, first those up to a weight, heaviest first. As `core.bulk.BulkClass._by_nearness`.
 local function by_nearness(s, weight, limit)
   local waiting, lighter, heavier = redis.call('ZRANGE', s.prefix .. 'u', 0, NEAR_BATCHES * limit - 1, 'WITHSCORES'), {}, {}
   for i = 1, #waiting, 2 do

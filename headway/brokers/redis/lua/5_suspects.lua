@@ -130,8 +130,7 @@ function suspects.unknown(s, entries, like)
   suspects.join(s, callers[1], entries, like)
 end
 
--- Order entries and choose where to halve them. If there are several callers, it is between two of them, and those with most entries
--- come first.
+-- Order entries and choose where to halve them, if possible between two callers. Those with most entries come first.
 local function cut(s, entries)
   local callers, counts, first, order = culprits.callers_of(s, entries), {}, {}, {}
   for i, caller in ipairs(callers) do

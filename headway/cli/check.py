@@ -13,7 +13,7 @@ import msgspec
 from headway.cli.commands import command, option
 from headway.cli.flags import with_settings
 from headway.cli.terminal import waiting
-from headway.config import FIELDS, Settings, flag
+from headway.config import CHARS, FIELDS, Settings, flag
 from headway.config.target import RemoteTarget, shown_target
 from headway.core.deadlines import fitting
 from headway.core.service_model import ServiceModel
@@ -228,7 +228,7 @@ def _cost_line(settings: Settings, findings: Findings, record: Path | None) -> l
     errors = [f"{error:.0%} by {_SHAPES[other]}" for other, error in cost.errors.items()]
     if len({round(error, 2) for error in cost.errors.values()}) == 1:
         return []
-    line, unit = cost.line, "weight" if settings.weight else "length"
+    line, unit = cost.line, "length" if settings.weight == CHARS else "weight"
     accuracy = f"mean error of forecasts: {', '.join(errors)}".replace("length", unit)
     if shape is CostShape.NUMBER:
         return [accuracy]
@@ -245,8 +245,9 @@ def _weight_advice(settings: Settings, findings: Findings) -> list[str]:
     if not findings.weight:
         return []
     model, largest = findings.model, settings.max_batch_weight
-    of_each = f"{model.beta * 1000 / findings.weight:.4f} ms for each unit (plan and simulate: --beta-ms)"
-    advice = [f"--weight {settings.weight}: {findings.weight:.4g} on average of these inputs; {of_each}"]
+    advice = [f"--weight {settings.weight}: {findings.weight:.4g} on average of these inputs"]
+    if findings.cost.shape is not CostShape.PADDED:  # Such a model has a β of its own, which the line above tells.
+        advice[0] += f"; {model.beta * 1000 / findings.weight:.4f} ms for each unit (plan and simulate: --beta-ms)"
     if largest:
         count = min(max(1, int(largest / findings.weight)), settings.max_batch_size)
         seconds = model.alpha + model.beta * count

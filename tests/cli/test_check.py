@@ -154,6 +154,8 @@ def test_check_says_that_the_model_pads_and_runs_each_batch_in_one_call(tmp_path
             break
     assert says in done.stdout
     assert "--padded --lengths times.jsonl" in done.stdout
+    assert " by length, " in done.stdout and "by weight" not in done.stdout, "nobody gave a weight"
+    assert done.stdout.count("--beta-ms") == 1, "a model that pads has one slope"
     calls = list(map(int, (tmp_path / "calls").read_text().split()))
     recorded = [len(json.loads(line)["weights"]) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
     assert calls[-len(recorded) :] == recorded

@@ -80,7 +80,7 @@ class QueueCondition(Protocol):
 
 
 class Held(Protocol):
-    """What a gateway holds for an entry. `key` is the entry's tenant and id."""
+    """Entry that a gateway holds. `key` is the entry's tenant and id."""
 
     entry: Entry
     key: tuple[str, str]
@@ -164,6 +164,9 @@ class BulkQueue(Protocol):
 
 class WorkSource(Protocol):
     """Batcher's side of a broker: batches go out, their outcomes come in."""
+
+    remote: bool = False
+    """True if each call takes a round trip. A batcher then sends its next claim along with the outcome of its last batch."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """Claim the batch that leaves now for `slot`, or return when to claim again."""

@@ -1,4 +1,4 @@
-"""What all admin routes share: a view of their own process, and the forms of ids, instants and tiers."""
+"""View of the process that all admin routes share, and the forms of ids, instants and tiers."""
 
 from __future__ import annotations
 

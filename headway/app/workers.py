@@ -155,7 +155,6 @@ def make_batchers(
             started=started,
             traces=traces,
             read_report=partial(asyncio.to_thread, make_report, settings, target) if reads else None,
-            claims_ahead=bool(settings.broker) and not devices.shared,
         )
 
     return make

@@ -66,8 +66,7 @@ class BatchRoom(msgspec.Struct, gc=False):
 
 
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
-    """Fill a batch from tier queues, highest first. Entries that ride become RUNNING, and dropped ones GONE. While more waits than
-    fits, no room goes to an entry that can't be answered in time."""
+    """Fill a batch, highest tier first. Entries that ride become RUNNING. Hopeless ones become GONE while more waits than fits."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
     picks = weighs or terms.rows

@@ -41,7 +41,7 @@ read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind=
 
 
 class PortContext:
-    """What the calls of one gRPC port share.
+    """Context that the calls of one gRPC port share.
 
     A message that asks for inference may have `largest` bytes, any other message `largest_plain`. A request may take `longest`
     seconds. A message may take `message_timeout` seconds to arrive. `reading` has the deadlines of messages being read."""

@@ -36,7 +36,7 @@ _ANY: dict[str, Any] = {
 
 
 class Kinds(NamedTuple):
-    """What the document says about one model. `takes` and `gives` are None if not known; the rest is empty if it isn't public."""
+    """Kinds of value of one model. `takes` and `gives` are None if not known. The rest is empty if it isn't public."""
 
     takes: ValueKind | None
     gives: ValueKind | None

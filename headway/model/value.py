@@ -173,7 +173,7 @@ class CostLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowsTogether(enum.Enum):
-    """Which rows of tensors may share a call. They may be any, have the same shape, or be padded to the same shape."""
+    """Rows of tensors that may share a call: any, those of one shape, or those that can be padded to one shape."""
 
     ANY = ""
     SHAPE = "shape"

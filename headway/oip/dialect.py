@@ -1,4 +1,4 @@
-"""What both dialects of the Open Inference Protocol share: sending tensors, and cutting an answer into results.
+"""Base of both dialects of the Open Inference Protocol: sending tensors, and cutting an answer into results.
 
     the model takes    one tensor of BYTES, [-1] or [-1, 1]    texts: its elements, in UTF-8
                        any other tensors                       tensors: the rows of all entries, concatenated

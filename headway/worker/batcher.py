@@ -172,8 +172,6 @@ class Batcher:
         started: called after each start of a backend with its seconds, or with the text of the error.
         traces: recorder of the spans of batches, if any.
         read_report: reads the report on the model again before each start of a backend; None if it can't change.
-        claims_ahead: True if it claims its next batch while the outcome of the last is on its way to the broker, because each call takes
-            time. It runs that batch once the outcome was taken.
 
     Attributes:
         starting: state of the starts of its backend.
@@ -201,10 +199,8 @@ class Batcher:
         started: Callable[[float | str], None] = lambda outcome: None,
         traces: BatchTraces | None = None,
         read_report: Callable[[], Awaitable[ModelReport]] | None = None,
-        claims_ahead: bool = False,
     ) -> None:
         self.slot = slot
-        self._claims_ahead = claims_ahead
         self._handing_in: asyncio.Future[None] | None = None
         self._read_report, self._report = read_report, slot.runs
         self._max_weight = slot.max_weight
@@ -393,7 +389,7 @@ class Batcher:
         lease = await self._claimed()
         late = False
         if self._handing_in is not None:
-            late = lease is not None and not await self._in_time(self._handing_in)
+            late = lease is not None and not (self._handing_in.done() or await self._in_time(self._handing_in))
             if not late:
                 await self._handed_in()
         if lease is None:
@@ -484,15 +480,19 @@ class Batcher:
             failure = BatchFailure(Cause.RAISED, repr(exc), self.slot.worker, "the worker broke")
             await self._failed(lease, failure, since, broken=True)
         else:
-            usual = self._status is WorkerStatus.HEALTHY and self._breaker.state(self._clock()) is State.CLOSED
-            if self._claims_ahead and usual and not (self.held or self._winding_down or self._retire):
-                self._handing_in = asyncio.ensure_future(self._hand_in(lease, items, since))
+            if self._broker.remote and self._is_usual():
+                self._handing_in = asyncio.get_running_loop().create_task(self._hand_in(lease, items, since))
                 await asyncio.sleep(0)  # The outcome is sent before the claim.
                 return
             await self._succeeded(lease, items, since)
         finally:
             if self._handing_in is None:
                 self._note_end(since)
+
+    def _is_usual(self) -> bool:
+        """Return True if the slot goes on with another batch like this one."""
+        healthy = self._status is WorkerStatus.HEALTHY and self._breaker.state(self._clock()) is State.CLOSED
+        return healthy and not (self.held or self._winding_down or self._retire)
 
     async def _hand_in(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         try:

@@ -202,7 +202,6 @@ class Fleet:
             policy,
             gpu_timeout=timeout,
             rng=self._rng,
-            claims_ahead=isinstance(broker, Connection),
         )
 
     async def _reap_on(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from headway.brokers.redis.broker import RedisBroker
 from headway.core.departure import Policy
 from headway.core.locality.turns import Contender
 from headway.core.policies import build
@@ -183,3 +184,10 @@ async def test_heartbeats_tell_the_gpu_and_a_model_that_has_made_room_is_cold(st
     await stand.sources["a"].heartbeat(gone)
     told = [(beat.status, beat.gpu, beat.share) for beat in stand.broker.beats]
     assert told == [(WorkerStatus.OFFLINE, "gpu-0", 0.5), (WorkerStatus.COLD, "gpu-0", 0.5)]
+
+
+def test_a_batcher_on_a_shared_gpu_does_not_claim_along_with_its_outcome() -> None:
+    turns = GpuTurns("gpu", lambda: 0.0, Broker().contenders, lambda model: 1.0)
+    assert RedisBroker.remote and not TurnedSource(object.__new__(RedisBroker), turns, "m").remote, (
+        "another may have the turn"
+    )

@@ -155,7 +155,7 @@ def passed(name: str, what: Callable[..., Any] = lambda *_: None, told: str = ""
 class Connection:
     """See Broker. A claim whose answer was lost is answered with the same lease when it is made again."""
 
-    near = None
+    near, remote = None, True
     linger = 0.001
 
     def __init__(self, server: Server) -> None:

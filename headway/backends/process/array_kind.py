@@ -60,7 +60,7 @@ class ArrayKind(NamedTuple):
 
     @property
     def together(self) -> RowsTogether:
-        """Which rows may share a call."""
+        """Rows that may share a call."""
         if self.takes in ("", LIST) or not any(map(free_axes, self.inputs)):
             return RowsTogether.ANY
         return RowsTogether.SHAPE if self.pad is None else RowsTogether.PADDED

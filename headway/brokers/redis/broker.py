@@ -90,6 +90,8 @@ class RedisBroker(Broker):
     Each model has `shards` queues. `kept` is a budget per server. `queue_bytes` bounds the large entries without an outcome.
     """
 
+    remote = True
+
     def __init__(
         self,
         connection: RedisConnection,

@@ -25,7 +25,7 @@ NOTHING_READ = ("", "", 0, 0)
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a gateway has read of its stream.
+    """Report of what a gateway has read of its stream.
 
     Attributes:
         last: id of the last stream entry.

@@ -8,6 +8,7 @@ from typing import Any
 
 import hiredis
 import pytest
+from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import InvalidResponse, ResponseError
 
 from headway.brokers.redis import link
@@ -256,3 +257,13 @@ async def test_a_link_reads_large_answers_and_goes_on_with_others() -> None:
     with pytest.raises(InvalidResponse):
         await made.ask_large(("GETRANGE", "key", 0, 3))
     assert transport.aborted
+
+
+async def test_a_link_that_is_reset_leaves_no_error_that_nobody_takes() -> None:
+    reset: Any = link.Link(SimpleNamespace())
+    reset._streams = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+    waiting = reset._waiting = asyncio.get_running_loop().create_future()
+    reset.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+    with pytest.raises(NoConnection, match="reset by peer"):
+        await waiting
+    assert reset._streams._closed.exception() is None

@@ -132,7 +132,7 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See Protocol. The streams are told too, because redis-py waits for them when it closes the connection."""
         self._transport = None
-        self._streams.connection_lost(exc)
+        self._streams.connection_lost(None)  # Nobody may be left to take an error from them, and asyncio would log it.
         self._fail(NoConnection(_CLOSED if exc is None else f"{_CLOSED}: {exc}"))
 
     def pause_writing(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from headway.core.values import shown
 from headway.errors import BackendError, TargetError
-from headway.model import Entry, ItemResult, Principal, Signature, Value
+from headway.model import CostLine, Entry, ItemResult, Principal, Signature, Value
 
 ANYBODY = Principal("anonymous", "default", 0)
 
@@ -14,7 +14,7 @@ class FakeBackend:
     """Sleeps `seconds` a batch on the loop's clock, then answers `input.upper()`.
 
     `script` is asked before each run and may return an error to raise in its place; `starts` counts starts, which
-    take `start_seconds`.
+    take `start_seconds`; `cost` is what it says that a batch costs.
     """
 
     def __init__(self, seconds: float = 0.1, script: Callable[[Sequence[Entry]], BackendError | None] | None = None):
@@ -28,6 +28,7 @@ class FakeBackend:
         self.refuse_start = 0
         self.refusal = TargetError("does not load")
         self.busy = False
+        self.cost: CostLine | None = None
         self.dead = asyncio.Event()
 
     @property
@@ -36,7 +37,7 @@ class FakeBackend:
 
     @property
     def signature(self) -> Signature:
-        return Signature()
+        return Signature(cost=self.cost)
 
     async def start(self) -> float:
         if self.refuse_start:

@@ -11,7 +11,7 @@ from headway import errors
 from headway.brokers.memory.broker import LEASE_SECONDS
 from headway.core.policies.paced import Paced
 from headway.errors import BatchRaised
-from headway.model import Entry, Lease, WorkerStatus
+from headway.model import CostLine, CostShape, Entry, Lease, WorkerStatus
 from headway.worker.batcher import HELD_BACK
 from tests.services.calls import once
 from tests.services.fake_backend import FakeBackend
@@ -257,10 +257,16 @@ async def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is
         assert other.batches == [["x"]]
 
 
+def padding_backend() -> FakeBackend:
+    backend = FakeBackend(0.1)
+    backend.cost = CostLine(CostShape.PADDED, 0.05, 0.05)
+    return backend
+
+
 async def test_the_next_batch_is_claimed_with_the_outcome_of_the_last_and_runs_once_that_was_taken(
     clock: Clock,
 ) -> None:
-    async with Fleet(clock, FakeBackend(0.1), max_batch=1) as fleet:
+    async with Fleet(clock, padding_backend(), max_batch=1) as fleet:
         fleet.server.script = once("complete", "stall")
         first, second = fleet.ask("x"), fleet.ask("y")
         await asyncio.sleep(0.15)
@@ -274,7 +280,7 @@ async def test_the_next_batch_is_claimed_with_the_outcome_of_the_last_and_runs_o
 
 
 async def test_a_batch_claimed_ahead_goes_back_at_once_if_the_outcome_of_the_last_is_not_taken(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1), max_batch=1) as fleet:
+    async with Fleet(clock, padding_backend(), max_batch=1) as fleet:
         fleet.server.script = once("complete", "stall")
         first, second = fleet.ask("x"), fleet.ask("y")
         await asyncio.sleep(0.1 + HELD_BACK + CALL_TIMEOUT / 2)
@@ -285,8 +291,18 @@ async def test_a_batch_claimed_ahead_goes_back_at_once_if_the_outcome_of_the_las
         assert second.reply.attempts == 1, "nothing is charged"
 
 
-async def test_a_slot_that_ends_while_an_outcome_is_on_its_way_waits_for_it(clock: Clock) -> None:
+async def test_where_all_batches_take_the_same_time_the_next_is_claimed_once_the_outcome_was_taken(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1), max_batch=1) as fleet:
+        fleet.server.script = once("complete", "stall")
+        fleet.ask("x")
+        await asyncio.sleep(0.15)
+        [handed_in] = [at for at, _, _ in fleet.server.named("complete")]
+        assert all(at < handed_in for at, _, _ in fleet.server.named("claim"))
+        await fleet.server.become("fine")
+
+
+async def test_a_slot_that_ends_while_an_outcome_is_on_its_way_waits_for_it(clock: Clock) -> None:
+    async with Fleet(clock, padding_backend(), max_batch=1) as fleet:
         fleet.server.script = once("complete", "stall")
         first = fleet.ask("x")
         await asyncio.sleep(0.15)

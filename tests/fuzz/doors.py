@@ -54,6 +54,7 @@ OPENAI = (
     b'{"model":"m","input":["h\\u00e9llo","b"],"encoding_format":"base64","dimensions":3}',
     b'{"model":"m","input":"hello","encoding_format":"float"}',
     b'{"model":"m","input":[{"role":"user","content":[{"type":"input_text","text":"a"}]}],"instructions":"b","metadata":{"a":"b"}}',
+    b'{"model":"m","input":"hello","stream":true}',
     b'{"prompt":[1,2,3]}',
 )
 OPENAI_WORDS = (
@@ -88,11 +89,11 @@ def check_openai(data: bytes) -> None:
             answer = json.loads(body)
             assert len(answer.get("choices") or answer.get("output") or answer["data"]) == len(inputs)
             continue
-        if path == "/v1/responses":
-            assert all(json.loads(event.partition(b"data: ")[2])["type"] for event in body.split(b"\n\n")[:-1])
-            continue
         *events, done, rest = body.split(b"\n\n")
         assert (done, rest) == (b"data: [DONE]", b"")
+        if path == "/v1/responses":
+            assert all(json.loads(event.partition(b"data: ")[2])["type"] for event in events)
+            continue
         assert len(inputs) <= len(events) <= len(inputs) + 1
         assert all(json.loads(event.removeprefix(b"data: "))["object"] for event in events)
 

@@ -314,6 +314,10 @@ def test_what_is_no_template_stops_the_start(tmp_path: Path, monkeypatch: pytest
         load_template(template(tmp_path, "{% for"))
     with pytest.raises(SettingError, match=r"unknown tag 'frob'\. Fix the file\.$"):
         load_template(template(tmp_path, "{% frob %}"))
+    with pytest.raises(SettingError, match=r"'break' outside loop\. Fix the file\.$"):
+        load_template(template(tmp_path, "{% for m in messages %}{% macro x() %}{% break %}{% endmacro %}{% endfor %}"))
+    with pytest.raises(SettingError, match="too many nested parentheses"):
+        load_template(template(tmp_path, "{{ " + "x + " * 250 + "x }}"))
 
 
 def test_a_chat_is_rendered_by_the_template_that_is_set(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def _load(chosen: str) -> Any:
         return environment.from_string(source)
     except jinja2.TemplateError as exc:
         raise _unusable(chosen, f"is not a Jinja template: {exc}", "Fix the file.") from exc
+    except SyntaxError as exc:  # Jinja lets some through to Python, such as a `break` outside a loop.
+        raise _unusable(chosen, f"is not a Jinja template: {exc.msg}", "Fix the file.") from None
     except RecursionError:
         raise _unusable(chosen, "nests too deep for a Jinja template", "Fix the file.") from None
 

@@ -33,39 +33,26 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "policies": Program("simulated", "the cases of the default policy, poison, and bulk jobs"),
+    "policies": Program("simulated", "the cases of the default policy, and where batches are formed"),
     "never_worse": Program("simulated", "the default policy on random services", "--configurations 16"),
     "fit": Program("simulated", "inputs of like length together, on random models that pad", "--configurations 12"),
-    "sharding": Program("simulated", "a queue cut into shards, simulated"),
+    "sharding": Program("simulated", "what a rate takes, and what breaks first"),
     "plans": Program("simulated", "plans beside what other seeds give", "--plans 3"),
     "warm_models": Program("simulated", "loads of models on GPUs that cannot hold all", "--seconds 900"),
     "cases": Program("load", "the cases it is designed for", "--rounds 1 --seconds 10", "--seconds 60"),
-    "overload": Program("load", "floods, lost workers, exact limits", "--seconds 8 --minutes 0.2"),
+    "overload": Program("load", "a flood, and does anything grow?", "--seconds 8 --minutes 0.5"),
     "neighbours": Program("load", "one tenant at its worst, another one beside it", "--seconds 3", "--seconds 20"),
     "loadgen": Program("load", "the most valid queries/s by LoadGen", "--seconds 3 --steps 5", "--seconds 20"),
     "bulk": Program("load", "requests beside bulk jobs", "--seconds 8 --rounds 1"),
     "peer": Program("cost", "CPU time beside mosec, and how it grows", "--rounds 1 --seconds 4", "--seconds 15"),
     "fleet_peer": Program("cost", "CPU time over Redis, beside Triton", "--rounds 1 --seconds 4", "--seconds 10"),
-    "doors": Program("cost", "CPU time door by door", "--rounds 1 --seconds 3"),
     "tensors": Program("cost", "arrays beside Triton", "--rounds 1 --seconds 2"),
     "payload": Program("cost", "large payloads", "--seconds 3", "--seconds 20"),
     "instructions": Program("cost", "instructions of Redis for each call", "--times 50"),
-    "claims": Program("cost", "claims by many hosts", "--seconds 4", "--seconds 15"),
     "records": Program("cost", "what ledgers and traces cost", "--rounds 1 --seconds 4", "--rounds 10 --seconds 10"),
-    "versions": Program("cost", "what versions that come and go leave behind", "--versions 150"),
     "idle": Program("cost", "what is done at rest, and for those who look", "--seconds 10"),
-    "exactness": Program(
-        "promises",
-        "every answer to its own request, and does anything grow?",
-        "--requests 100000 --minutes 0.5",
-        "--requests 1000000 --minutes 20",
-    ),
     "chaos": Program("promises", "everything is killed, Redis too", "--seconds 60", "--seconds 600"),
-    "proxied": Program(
-        "promises",
-        "restarts, slow clients and troubles behind each proxy",
-        "--seconds 30 --only rolling slow troubles --troubles redis-blip gateway-killed --proxy haproxy",
-    ),
+    "proxied": Program("promises", "rolling restarts behind each proxy", "--seconds 30 --proxy haproxy"),
 }
 REPLAYING = ("policies", "never_worse", "fit", "loadgen")
 """Programs that take traces."""

@@ -35,6 +35,10 @@ def made(certificate: object, key: object = "", client_ca: object = "", **option
     return Certificates(str(certificate), str(key), str(client_ca), TlsCounts(), **options)
 
 
+def of_remote(ca: object = "", certificate: object = "", key: object = "", **options: Any) -> RemoteCertificates:
+    return RemoteCertificates(str(ca), str(certificate), str(key), TlsCounts(), **options)
+
+
 def shown(context: ssl.SSLContext, trust: ssl.SSLContext) -> int:
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = trust.wrap_bio(back, there, server_hostname="localhost")
@@ -88,11 +92,21 @@ def _written(folder: Path, text: str | bytes) -> Path:
         ("tls_client_ca", "no certificate of an authority", lambda at, by: (*by.issue(), _written(at, "hello"))),
         ("tls_client_ca", "no certificate of an authority", lambda at, by: (*by.issue(), by.issue("x")[1])),
         ("tls_client_ca", "no certificate of an authority", lambda at, by: (*by.issue(), _written(at, BROKEN.format("CERTIFICATE")))),
+        ("remote_ca", "no such file", lambda at, by: (at / "no", "", "")),
+        ("remote_ca", "no certificate of an authority", lambda at, by: (_written(at, "hello"), "", "")),
+        ("remote_cert", "no such file", lambda at, by: ("", at / "no", "")),
+        ("remote_cert", "Is a directory", lambda at, by: ("", at, by.issue()[1])),
+        ("remote_cert", "is not a certificate", lambda at, by: ("", _written(at, "hello"), by.issue()[1])),
+        ("remote_cert", "Name the file of its key with --remote-key", lambda at, by: ("", by.issue()[0], "")),
+        ("remote_key", "no such file", lambda at, by: ("", by.issue()[0], at / "no")),
+        ("remote_key", "holds no private key", lambda at, by: ("", by.issue()[0], _written(at, "hello"))),
+        ("remote_key", "is not the key of", lambda at, by: ("", by.issue()[0], by.issue("other")[1])),
+        ("remote_key", "is encrypted", lambda at, by: ("", *by.issue(password=b"secret"))),
     ],
 )  # fmt: skip
 def test_unusable_files_are_refused(tmp_path: Path, authority: Authority, name: str, reason: str, wrong: Wrong) -> None:
     with pytest.raises(SettingError) as raised:
-        made(*wrong(tmp_path, authority))
+        (of_remote if name.startswith("remote") else made)(*wrong(tmp_path, authority))
     assert raised.value.setting == name
     assert reason in str(raised.value)
     assert raised.value.hint
@@ -146,7 +160,12 @@ def test_the_end_of_a_certificate_is_told_each_day(authority: Authority, days: f
 
     with structlog.testing.capture_logs() as lines:
         asyncio.run(main())
-    assert [line["event"] for line in lines if line["log_level"] != "info"] == [event] * (2 if event else 0)
+        of_remote("", *authority.issue(days=days), now=lambda: now[0])
+    *ours, remote = [line["event"] for line in lines if line["log_level"] != "info"] or [""]
+    assert ours == [event] * (2 if event else 0)
+    assert remote == event.replace("certificate", "certificate for the remote API").replace(
+        "clients refuse", "the API refuses"
+    )
 
 
 def test_the_end_is_a_metric_and_both_forms_of_a_date_are_read(authority: Authority) -> None:
@@ -279,41 +298,6 @@ async def test_the_files_are_looked_at_until_the_end(authority: Authority, monke
 API = RemoteTarget("https://localhost/batch")
 
 
-def of_remote(ca: object = "", certificate: object = "", key: object = "", **options: Any) -> RemoteCertificates:
-    return RemoteCertificates(str(ca), str(certificate), str(key), TlsCounts(), **options)
-
-
-def _put(folder: Path, text: str) -> Path:
-    file = folder / "wrong.pem"
-    file.write_text(text)
-    return file
-
-
-@pytest.mark.parametrize(
-    ("name", "reason", "wrong"),
-    [
-        ("remote_ca", "no such file", lambda at, by: (at / "no", "", "")),
-        ("remote_ca", "no certificate of an authority", lambda at, by: (_put(at, "hello"), "", "")),
-        ("remote_cert", "no such file", lambda at, by: ("", at / "no", "")),
-        ("remote_cert", "Is a directory", lambda at, by: ("", at, by.issue()[1])),
-        ("remote_cert", "is not a certificate", lambda at, by: ("", _put(at, "hello"), by.issue()[1])),
-        ("remote_cert", "Name the file of its key with --remote-key", lambda at, by: ("", by.issue()[0], "")),
-        ("remote_key", "no such file", lambda at, by: ("", by.issue()[0], at / "no")),
-        ("remote_key", "holds no private key", lambda at, by: ("", by.issue()[0], _put(at, "hello"))),
-        ("remote_key", "is not the key of", lambda at, by: ("", by.issue()[0], by.issue("other")[1])),
-        ("remote_key", "is encrypted", lambda at, by: ("", *by.issue(password=b"secret"))),
-    ],
-)
-def test_unusable_files_for_a_remote_api_are_refused(
-    tmp_path: Path, authority: Authority, name: str, reason: str, wrong: Wrong
-) -> None:
-    with pytest.raises(SettingError) as raised:
-        of_remote(*wrong(tmp_path, authority))
-    assert raised.value.setting == name
-    assert reason in str(raised.value)
-    assert raised.value.hint
-
-
 def test_a_key_without_its_certificate_is_refused() -> None:
     with pytest.raises(SettingError, match="has no effect without `remote_cert`"):
         Settings(remote_key="client.key")
@@ -377,16 +361,3 @@ def test_the_authority_alone_may_change(tmp_path: Path, authority: Authority) ->
     with structlog.testing.capture_logs() as lines:
         asyncio.run(main())
     assert [line["event"] for line in lines] == ["certificates for the remote API read"] * 2
-
-
-@pytest.mark.parametrize(
-    ("days", "event"),
-    [
-        (10, "the certificate for the remote API ends soon"),
-        (-1, "the certificate for the remote API is not valid now, and the API refuses it"),
-    ],
-)
-def test_the_end_of_a_certificate_is_told(authority: Authority, days: float, event: str) -> None:
-    with structlog.testing.capture_logs() as lines:
-        of_remote("", *authority.issue(days=days), now=lambda: datetime.now(UTC).timestamp())
-    assert [line["event"] for line in lines if line["log_level"] != "info"] == [event]

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -219,11 +220,14 @@ def test_every_name_in_a_source_file_that_is_named_exists() -> None:
 
 
 def test_every_member_of_a_class_that_is_named_exists() -> None:
+    texts: dict[str, str] = {}
+    for text in sources().values():
+        for owner in re.findall(r"^class (\w+)", text, re.MULTILINE):
+            texts[owner] = texts.get(owner, "") + text
     missing = []
     for page in CURRENT:
         for owner, member in re.findall(r"`([A-Z][a-zA-Z]+)\.([a-z_]\w*)`", page.read_text(encoding="utf-8")):
-            texts = [text for text in sources().values() if re.search(rf"^class {owner}\b", text, re.MULTILINE)]
-            if not any(re.search(rf"\b{member}\b", text) for text in texts):
+            if not re.search(rf"\b{member}\b", texts.get(owner, "")):
                 missing.append((page, owner, member))
     assert missing == []
 
@@ -250,3 +254,11 @@ def test_every_program_that_is_named_with_its_folder_exists() -> None:
         for path in re.findall(r"\b(?:bench|examples)/[\w/]+\.py\b", text.read_text(encoding="utf-8"))
     }
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    glossary = content("architecture").split("## Glossary", 1)[1].split("\n## ", 1)[0]
+    words = Counter(re.findall(r"^\| ([a-z][a-z ]*) \|", glossary, re.MULTILINE))
+    words -= Counter({"word": glossary.count("| word |")})
+    assert words
+    assert [word for word, count in words.items() if count > 1] == []

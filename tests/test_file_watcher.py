@@ -56,12 +56,8 @@ def nothing() -> None: ...
 def test_a_change_is_seen_once(tmp_path: Path) -> None:
     file = tmp_path / "target.py"
     file.write_text("a")
-    assert changes_seen(file, steps=[nothing, write(file, "b"), nothing, write(file, "c")]) == [
-        False,
-        True,
-        False,
-        True,
-    ]
+    steps = [nothing, write(file, "b"), nothing, write(file, "c")]
+    assert changes_seen(file, steps=steps) == [False, True, False, True]
 
 
 def test_a_file_that_was_away_for_a_while_or_never_there_counts_when_it_comes(tmp_path: Path) -> None:

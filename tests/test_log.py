@@ -76,9 +76,8 @@ def test_the_level_holds_for_both_ways_in() -> None:
             logger.info("too small")
             logger.error("large enough")
 
-    assert [line.split("] ")[1].split(" [")[0] for line in logged(write, "warning").splitlines()] == [
-        "large enough"
-    ] * 2
+    lines = logged(write, "warning").splitlines()
+    assert [line.split("] ")[1].split(" [")[0] for line in lines] == ["large enough"] * 2
 
 
 def test_warnings_of_python_are_logged() -> None:
@@ -126,19 +125,12 @@ def test_no_text_makes_a_second_line_or_steers_the_terminal(text: str, as_json: 
 
 
 def test_values_are_fixed_when_they_are_logged() -> None:
-    gate = threading.Event()
-
-    class Slow(io.StringIO):
-        def write(self, text: str) -> int:
-            gate.wait(LONG)
-            return super().write(text)
-
-    stream, values = Slow(), [1]
+    stream, values = Stuck(), [1]
     with log.running("info", stream=stream):
         get_logger("a").info("ours", values=values)
         logging.getLogger("b").info("theirs %s", values)
         values.append(2)
-        gate.set()
+        stream.gate.set()
     assert "[1, 2]" not in stream.getvalue()
     assert stream.getvalue().count("[1]") == 2
 
@@ -272,15 +264,12 @@ def test_a_program_that_uses_structlog_gets_the_lines_its_way() -> None:
         structlog.reset_defaults()
 
 
-def test_lines_that_were_captured_before_are_no_set_up() -> None:
-    with structlog.testing.capture_logs():
+def test_the_log_of_a_service_leaves_the_programs_structlog_as_it_was() -> None:
+    with structlog.testing.capture_logs():  # Lines that were captured before are no set-up.
         pass
     with log.running(stream=io.StringIO()):
         pass
     assert not structlog.is_configured()
-
-
-def test_the_log_of_a_service_leaves_the_programs_structlog_as_it_was() -> None:
     mine = [structlog.processors.JSONRenderer()]
     structlog.configure(processors=mine)
     try:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from headway.config import FIELDS, Settings, idle, load
+from headway.config import Settings, idle, load
 from headway.config.models import VERSIONS, ModelSettings, split_target
-from headway.config.settings import MODEL_FIELDS, VERSION_FIELDS
 from headway.errors import SettingError
 
 TWO = """
@@ -40,12 +39,6 @@ def test_each_model_has_its_own_settings_over_those_of_the_process(file: Path) -
     assert (upper.reserved_share, embed.reserved_share) == (0.2, 0.2)
     assert embed.queue_timeout_ms == 1000.0, "a shorter time in all shortens the wait, as elsewhere"
     assert (upper.model, upper.models) == ("upper", ())
-
-
-def test_without_a_table_the_process_is_the_one_model() -> None:
-    settings = load({"model": "m"}, {})
-    assert settings.served == {"m": settings}
-    assert settings.default == "m"
 
 
 def test_the_command_line_says_which_models_and_the_file_how(file: Path) -> None:
@@ -83,6 +76,8 @@ def test_a_name_before_a_target_is_told_from_a_target(text: str, found: tuple[st
 
 def test_an_unnamed_request_means_the_only_model_or_the_chosen_one() -> None:
     a, b = ModelSettings("a"), ModelSettings("b")
+    alone = load({"model": "m"}, {})
+    assert (alone.served, alone.default) == ({"m": alone}, "m"), "without a table the process is the one model"
     assert Settings(models=(a,)).default == "a"
     assert Settings(models=(a, b)).default == ""
     assert Settings(models=(a, b), default_model="b").default == "b"
@@ -93,12 +88,6 @@ def test_the_longest_times_are_those_of_the_most_patient_model() -> None:
     slow = ModelSettings("slow", values=(("request_timeout_ms", 60_000.0), ("task_timeout_ms", 90_000.0)))
     settings = Settings(models=(ModelSettings("quick"), slow))
     assert (settings.longest_request_s, settings.longest_task_s) == (60.0, 90.0)
-
-
-def test_workers_follow_the_devices_of_each_model() -> None:
-    tables = {"devices": "0,1"}
-    models = (ModelSettings("a", values=tuple({**tables, "workers": 2}.items())),)
-    assert Settings(models=models).served["a"].device_ids == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -121,12 +110,9 @@ def test_models_on_shared_gpus_must_fit(settings: dict[str, int], own: dict[str,
 
 
 def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
-    models = (
-        ModelSettings("a", values=(("min_warm", 2), ("workers", 2))),
-        ModelSettings("b", values=(("min_warm", 1),)),
-    )
-    served = Settings(models=models, workers=2, models_per_gpu=2).served
-    assert [one.min_warm for one in served.values()] == [2, 1]
+    a = ModelSettings("a", values=(("min_warm", 2), ("workers", 2)))
+    served = Settings(models=(a, ModelSettings("b", values=(("min_warm", 1),))), workers=2, models_per_gpu=2).served
+    assert [model.min_warm for model in served.values()] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -257,13 +243,6 @@ def test_targets_name_versions_or_a_model_with_all_of_its_versions(tmp_path: Pat
         load({}, {}, targets={"m@1": None, "m": None})
 
 
-@pytest.mark.parametrize("text", ["a@=m.py:f", "a@1@2=m.py:f"])
-def test_a_version_must_be_one(text: str) -> None:
-    name = text.partition("=")[0]
-    with pytest.raises(SettingError, match=f"model '{name}' = .* must be 1 to 128 letters"):
-        load({}, {}, targets=[text])
-
-
 @pytest.mark.parametrize("setting", [{"models_per_gpu": 2}, {"autoscale": "local"}])
 def test_what_goes_by_models_is_not_for_versions(setting: dict[str, Any]) -> None:
     versions = ModelSettings("1"), ModelSettings("2")
@@ -281,12 +260,9 @@ def test_weights_have_an_effect_where_versions_are_named() -> None:
 def test_several_targets_need_a_name_each(targets: list[str]) -> None:
     with pytest.raises(SettingError, match="TARGET"):
         load({}, {}, targets=targets)
-
-
-def test_what_a_model_may_have_of_its_own_are_settings() -> None:
-    assert set(MODEL_FIELDS) < set(FIELDS)
-    assert len(set(MODEL_FIELDS)) == len(MODEL_FIELDS)
-    assert set(VERSION_FIELDS) < set(MODEL_FIELDS)
+    for name in ("a@", "a@1@2"):
+        with pytest.raises(SettingError, match=f"model '{name}' = .* must be 1 to 128 letters"):
+            load({}, {}, targets=[f"{name}=m.py:f"])
 
 
 def test_a_secret_of_a_model_is_not_shown(tmp_path: Path) -> None:

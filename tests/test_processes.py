@@ -18,11 +18,6 @@ def test_without_the_mark_no_process_is_started() -> None:
 
 
 @pytest.mark.processes
-def test_with_the_mark_one_is() -> None:
-    subprocess.run(NOTHING, check=True)
-
-
-@pytest.mark.processes
 def test_what_a_test_starts_can_be_interrupted_even_when_the_tests_run_in_the_background() -> None:
     show = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)"]
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN

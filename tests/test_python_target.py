@@ -56,6 +56,7 @@ def decorated(inputs: list[str]) -> list[str]:
         (Model, ModuleTarget(__name__, "Model", folder=ROOT)),
         (Model.Inner, ModuleTarget(__name__, "Model.Inner", folder=ROOT)),
         (functools.partial(Model, end="!"), ModuleTarget(__name__, "Model", "end='!'", folder=ROOT)),
+        (textwrap.dedent, ModuleTarget("textwrap", "dedent")),
     ],
 )
 def test_what_can_be_imported_has_a_name(given: Any, target: Any) -> None:
@@ -139,9 +140,3 @@ def test_a_function_of_a_script_must_still_have_its_name(monkeypatch: pytest.Mon
     vars(main)["f"] = None
     with pytest.raises(TargetError, match=r"is not what .*app\.py:f names"):
         target_of(first)
-
-
-def test_what_is_installed_needs_no_folder() -> None:
-    found = target_of(textwrap.dedent)
-    assert isinstance(found, ModuleTarget)
-    assert found.folder == ""

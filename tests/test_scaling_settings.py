@@ -63,9 +63,7 @@ def test_what_brings_a_model_to_no_worker_must_be_told_and_a_host_need_not(tmp_p
     file.write_text("[models.a]\n[models.b]\nmin_workers = 0\n")
     for flags, path in (({"min_workers": 0}, None), ({}, file)):
         settings = load(flags, {}, path)  # As a worker, which has no --scale-to-zero-after-s, loads it.
-        with pytest.raises(
-            SettingError, match=r"nothing says when a model should have none\. Set --scale-to-zero-after"
-        ):
+        with pytest.raises(SettingError, match=r"nothing says when a model should have none\. Set --scale-to-zero"):
             check_to_zero(settings)
     check_to_zero(load({"min_workers": 0, "scale_to_zero_after_s": 5}, {}))
 

@@ -23,9 +23,10 @@ def test_a_module_and_an_attribute_are_read_as_a_module_target() -> None:
 
 
 def test_a_path_and_an_attribute_are_read_as_a_file_target(tmp_path: Path) -> None:
-    path = tmp_path / "my model.py"
+    path = tmp_path / "my (own) model.py"
     path.touch()
     assert parse_target(f"{path}:predict") == FileTarget(path, "predict")
+    assert parse_target(f"{path}:Model(n=1)") == FileTarget(path, "Model", "n=1")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9100/batch", "https://models.example/v1?key=1", "http://[::1]/"])
@@ -83,6 +84,7 @@ def test_an_error_repeats_neither_query_nor_password(text: str) -> None:
         ("http://host:99999/", "is not a valid URL"),
         ("http://[::1/", "is not a valid URL"),
         ("http://host/a b", "Percent-encode"),
+        ("https://user:secret@host/x", "remote_token"),
     ],
 )
 def test_a_wrong_target_is_named(text: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,15 +92,8 @@ def test_a_wrong_target_is_named(text: str, says: str, monkeypatch: pytest.Monke
     Path("folder.py").mkdir()
     with pytest.raises(TargetError) as caught:
         parse_target(text)
-    assert str(caught.value).startswith(f"TARGET {text!r}: ")
-    assert says in str(caught.value)
-
-
-def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
-    with pytest.raises(TargetError) as caught:
-        parse_target("https://user:canary@host/x")
-    assert "canary" not in str(caught.value)
-    assert "remote_token" in str(caught.value)
+    assert str(caught.value).startswith(f"TARGET {text!r}: ") or "secret" in text
+    assert says in str(caught.value) and "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +109,6 @@ def test_a_target_may_have_arguments(text: str, arguments: str) -> None:
     target = parse_target(text)
     assert isinstance(target, ModuleTarget)
     assert target.arguments == arguments
-
-
-def test_a_file_target_may_have_arguments(tmp_path: Path) -> None:
-    path = tmp_path / "my (own) model.py"
-    path.touch()
-    assert parse_target(f"{path}:Model(n=1)") == FileTarget(path, "Model", "n=1")
 
 
 @pytest.mark.parametrize(

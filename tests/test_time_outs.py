@@ -15,30 +15,12 @@ pytestmark = pytest.mark.processes
 
 HANGING = """
 import asyncio, ctypes, pathlib, subprocess, threading
-import pytest, uvloop
+import pytest
 
 pytestmark = pytest.mark.processes
 
-async def for_ever():
-    await asyncio.Event().wait()
-
-async def deaf_for_ever():
-    while True:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            pass
-
 async def test_in_a_loop():
-    await for_ever()
-
-async def test_in_a_loop_that_does_not_end():
-    asyncio.create_task(deaf_for_ever())
-    await for_ever()
-
-def test_in_uvloop():
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(for_ever())
+    await asyncio.Event().wait()
 
 @pytest.fixture
 def stuck():
@@ -55,12 +37,10 @@ def test_in_a_call_of_c():
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(3))
 def test_fine(number):
     pass
 """
-ENDED_BY_SIGNAL = ("test_in_a_loop", "test_in_a_fixture")
-ENDED_WITH_THEIR_PROCESS = ("test_in_a_loop_that_does_not_end", "test_in_uvloop", "test_in_a_call_of_c")
 
 
 def alive(pid: int) -> bool:
@@ -75,22 +55,19 @@ def test_tests_that_hang_are_named_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     config = ["-c", str(ROOT.parent / "pyproject.toml"), f"--rootdir={tmp_path}"]
     how = [*config, "-p", "tests.conftest", "-p", "no:cacheprovider"]
-    times = ["-o", "timeout=2", "-o", "faulthandler_timeout=5"]
+    times = ["-o", "timeout=1", "-o", "faulthandler_timeout=3"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "3", *how, *times, "test_hanging.py"],
+        [sys.executable, "-m", "pytest", "-n", "2", *how, *times, "test_hanging.py"],
         cwd=tmp_path, env={**environ, "PYTHONPATH": str(ROOT.parent)}, timeout=3 * PATIENCE,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     told = done.stdout
-    for name in ENDED_BY_SIGNAL:
-        assert re.search(rf"(FAILED|ERROR) \S*::{name} - Failed: Timeout \(>2", told), told
-    for name in ENDED_WITH_THEIR_PROCESS:
-        assert re.search(rf"worker 'gw\d+' crashed while running '\S*::{name}'", told), told
-    assert re.search(r"\n=+ 4 failed, 7 passed, 1 error in ", told), told
-    assert told.count("Timeout (0:00:05)!") == len(ENDED_WITH_THEIR_PROCESS), told
-    # Several processes may write their stacks into one another's lines.
-    named = "|".join(ENDED_WITH_THEIR_PROCESS)
-    assert re.search(rf'File "\S*test_hanging.py", line \d+ in (?:{named})', told), "stacks are shown"
+    for name in ("test_in_a_loop", "test_in_a_fixture"):
+        assert re.search(rf"(FAILED|ERROR) \S*::{name} - Failed: Timeout \(>1", told), told
+    assert re.search(r"worker 'gw\d+' crashed while running '\S*::test_in_a_call_of_c'", told), told
+    assert re.search(r"\n=+ 2 failed, 4 passed, 1 error in ", told), told
+    assert told.count("Timeout (0:00:03)!") == 1, told
+    assert re.search(r'File "\S*test_hanging.py", line \d+ in test_in_a_call_of_c', told), "stacks are shown"
     child = int((tmp_path / "child").read_text())
     wait_until(lambda: not alive(child))

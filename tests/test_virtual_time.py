@@ -13,12 +13,10 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from tests.servers.redis import KINDS, RedisServer, SharedServers, client
+from tests.servers.redis import RedisServer, SharedServers, client
 from tests.virtual_time import ServedLoop, VirtualLoop, run
 
 T = TypeVar("T")
-
-kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def served(url: str, main: Callable[[ServedLoop, Any], Coroutine[Any, Any, T]]) -> T:
@@ -80,8 +78,10 @@ def test_settling_lets_everything_run_and_no_time_pass() -> None:
         runner.run(main())
 
 
-@kinds
-def test_an_answer_comes_before_time_passes(kind: str, servers: SharedServers) -> None:
+@pytest.mark.processes
+def test_an_answer_comes_before_time_passes_and_where_none_comes_the_timer_fires_at_once(
+    servers: SharedServers,
+) -> None:
     async def main(loop: ServedLoop, asked: Any) -> None:
         start = loop.time()
         for number in range(1, 101):
@@ -90,13 +90,16 @@ def test_an_answer_comes_before_time_passes(kind: str, servers: SharedServers) -
             assert await asyncio.wait_for(asked.lrange("list", 0, -1), 0.001) == words
             await asked.delete("list")
         assert loop.time() == start
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asked.execute_command("BLPOP", "nothing", 0), 3600.0)
+        assert loop.time() == start + 3600.0
 
-    served(servers.of(kind).url, main)
+    served(servers.of("valkey").url, main)
 
 
-@kinds
-def test_a_command_that_has_come_in_part_is_waited_for(kind: str, servers: SharedServers) -> None:
-    url = servers.of(kind).url
+@pytest.mark.processes
+def test_a_command_that_has_come_in_part_is_waited_for(servers: SharedServers) -> None:
+    url = servers.of("valkey").url
     loop, address = ServedLoop(url), urlsplit(url)
     try:
         with socket.create_connection((address.hostname, address.port)) as line:
@@ -110,8 +113,8 @@ def test_a_command_that_has_come_in_part_is_waited_for(kind: str, servers: Share
         loop.close()
 
 
-@kinds
-def test_who_is_woken_by_another_is_woken_before_time_passes(kind: str, servers: SharedServers) -> None:
+@pytest.mark.processes
+def test_who_is_woken_by_another_is_woken_before_time_passes(servers: SharedServers) -> None:
     async def main(loop: ServedLoop, asked: Any) -> None:
         start = loop.time()
         for number in range(100):
@@ -124,23 +127,12 @@ def test_who_is_woken_by_another_is_woken_before_time_passes(kind: str, servers:
             assert (await waiting)[1] == str(number).encode()
         assert loop.time() == start
 
-    served(servers.of(kind).url, main)
+    served(servers.of("valkey").url, main)
 
 
-@kinds
-def test_where_nothing_comes_the_timer_fires_at_once(kind: str, servers: SharedServers) -> None:
-    async def main(loop: ServedLoop, asked: Any) -> None:
-        start = loop.time()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asked.execute_command("BLPOP", "nothing", 0), 3600.0)
-        assert loop.time() == start + 3600.0
-
-    served(servers.of(kind).url, main)
-
-
-@kinds
-def test_without_a_timer_what_comes_later_is_waited_for(kind: str, servers: SharedServers) -> None:
-    server = servers.of(kind)
+@pytest.mark.processes
+def test_without_a_timer_what_comes_later_is_waited_for(servers: SharedServers) -> None:
+    server = servers.of("valkey")
 
     async def main(loop: ServedLoop, asked: Any) -> None:
         with client(server.url) as other:

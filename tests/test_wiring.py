@@ -39,7 +39,6 @@ from tests.contracts.dedup_keys import task
 
 BROKER = "redis://:canary@127.0.0.1:1/0"
 TARGET = "tests.targets.gates:Gated"
-APART = (Role.GATEWAY, Role.WORKER, Role.CONTROLLER)
 
 T = TypeVar("T")
 
@@ -65,33 +64,25 @@ def test_a_remote_api_has_no_weight_function(role: Role) -> None:
     assert fallback is not None
 
 
-@pytest.mark.parametrize("role", APART)
-def test_a_role_apart_needs_a_broker(role: Role) -> None:
-    with pytest.raises(SettingError) as caught:
-        built(role, TARGET)
-    assert caught.value.setting == "broker"
-    assert caught.value.reason == f"a {role.value} without a broker has nobody to work with"
-    assert "--broker redis://" in caught.value.hint
-    assert "headway serve" in caught.value.hint
+def test_a_role_apart_needs_a_broker() -> None:
+    for role in (Role.GATEWAY, Role.WORKER, Role.CONTROLLER):
+        with pytest.raises(SettingError) as caught:
+            built(role, TARGET)
+        assert caught.value.setting == "broker"
+        assert caught.value.reason == f"a {role.value} without a broker has nobody to work with"
+        assert "--broker redis://" in caught.value.hint and "headway serve" in caught.value.hint
 
 
-@pytest.mark.parametrize("broker", ["", BROKER])
 @pytest.mark.parametrize("role", Role)
-def test_only_who_takes_requests_has_a_public_port(role: Role, broker: str) -> None:
-    if role in APART and not broker:
-        return
-    process = built(role, TARGET, broker=broker)
-    assert (process.public is not None) == (role in (Role.SERVE, Role.GATEWAY))
-    assert (process.target is not None) == (role in (Role.SERVE, Role.WORKER))
-
-
-@pytest.mark.parametrize("port", [0, 8081])
-@pytest.mark.parametrize("role", Role)
-def test_only_who_takes_requests_has_a_grpc_port_and_only_if_it_is_asked_for(role: Role, port: int) -> None:
-    process = built(role, TARGET, broker=BROKER, grpc_port=port)
-    kinds = [type(listener).__name__ for listener in process.service._public]
-    takes = role in (Role.SERVE, Role.GATEWAY)
-    assert kinds == (["Listener", "GrpcListener"] if takes and port else ["Listener"] if takes else [])
+def test_only_who_takes_requests_has_a_public_port_and_one_for_grpc_if_it_is_asked_for(role: Role) -> None:
+    takes, runs = role in (Role.SERVE, Role.GATEWAY), role in (Role.SERVE, Role.WORKER)
+    for port in (0, 8081):
+        process = built(role, TARGET, broker=BROKER, grpc_port=port)
+        kinds = [type(listener).__name__ for listener in process.service._public]
+        assert kinds == ["Listener", "GrpcListener"][: takes + (takes and port > 0)]
+        assert ((process.public is not None), (process.target is not None)) == (takes, runs)
+    if role is Role.SERVE:
+        assert built(role, TARGET).public is not None
 
 
 def test_a_grpc_port_without_its_packages_is_told_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,12 +135,9 @@ def test_a_version_without_a_target_is_told_where_to_write_it() -> None:
         within_a_loop(lambda: wiring.build(settings, Role.SERVE, {"a@1": TARGET}))
 
 
-def test_a_process_is_called_by_its_host_and_number_unless_it_has_a_name() -> None:
+def test_a_process_is_called_by_its_host_and_number_unless_it_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert built(Role.SERVE, TARGET).settings.name == f"{socket.gethostname()}-{os.getpid()}"
     assert built(Role.SERVE, TARGET, name="edge").settings.name == "edge"
-
-
-def test_a_host_name_of_any_characters_makes_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "söme host" * 50)
     assert built(Role.SERVE, TARGET).settings.name.startswith("s-me-host")
 

@@ -104,7 +104,7 @@ class Caller:
     """The process that calls."""
 
     def __init__(self, watched: Watched, loop: ManualLoop) -> None:
-        self._loop = loop
+        self._loop, self.slots = loop, SLOTS
         self._heard_at = -math.inf
         self.connection = RedisConnection(f"redis://127.0.0.1:{watched.port}/0", timeout=math.inf, clock=loop.time)
         self.broker = RedisBroker(self.connection, {"m": LIMITS}, BrokerCounts(), lambda: 0.5)
@@ -115,7 +115,7 @@ class Caller:
         self._loop.at += seconds
         if self._loop.at > self._heard_at + HEARTBEATS:
             self._heard_at = self._loop.at
-            for slot in SLOTS:
+            for slot in self.slots:
                 await self.heartbeat(slot)
 
     async def heartbeat(self, slot: Slot) -> None:
@@ -209,6 +209,9 @@ async def _measure(watched: Watched, loop: ManualLoop, times: int) -> list[dict[
     await measure("mean where one entry wakes a slot", caller.lone, 4, 4)
     await measure("heartbeat, and its line in the registry", lambda: caller.heartbeat(SLOTS[0]), share=2)
     await measure("three calls for 64, an entry", lambda: caller.serve(1, 64), 64, 20)
+    caller.slots = [*SLOTS, *(Slot(worker=f"host-{number}-gpu-0", model="m", max_batch=64) for number in range(2, 64))]
+    await caller.wait(HEARTBEATS + 0.1)
+    await measure("mean of 3 enqueues, claim, completion, with 64 hosts", lambda: caller.serve(3), 5, 2)
     watched.control("--instr=off")
     await caller.broker.close()
     await caller.connection.close()

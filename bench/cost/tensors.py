@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from bench.cost import doors
-from bench.stand import parts, stand, triton_server
+from bench.stand import generators, parts, stand, triton_server
 from bench.stand.findings import Findings
+from bench.stand.generators import Spent
 from bench.stand.stand import Server
 from headway.core.tensors import SIZES
 
@@ -81,19 +81,19 @@ def beside_triton(findings: Findings, options: argparse.Namespace) -> None:
 
 def _rounds(
     sides: tuple[tuple[Server, Loads], ...], way: str, options: argparse.Namespace
-) -> list[tuple[doors.Spent, doors.Spent]]:
+) -> list[tuple[Spent, Spent]]:
     """CPU time of a request of each side, round by round."""
     for _, loads in sides:
         loads[way](WARM_UP)
     rounds = []
     for number in range(options.rounds):
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        spent = {side: doors.measure(sides[side][0], sides[side][1][way], options.seconds) for side in order}
+        spent = {side: generators.measure(sides[side][0], sides[side][1][way], options.seconds) for side in order}
         rounds.append((spent[0], spent[1]))
     return rounds
 
 
-def _times(whose: str, turns: list[doors.Spent]) -> dict[str, object]:
+def _times(whose: str, turns: list[Spent]) -> dict[str, object]:
     whole, front = (statistics.median([getattr(spent, name) for spent in turns]) for name in ("whole", "front"))
     return {f"{whose} µs".strip(): whole, f"{whose} front".strip(): front, f"{whose} function".strip(): whole - front}
 
@@ -123,8 +123,8 @@ def _ways(case: Case, url: str, port: int, model: str) -> Loads:
     field = f"Inference-Header-Content-Length: {len(head)}"
     flags = ("--infer", model, "--tensor", case.datatype, *map(str, case.row))
     return {
-        HTTP: lambda time: doors.posts(url, head + bytes(size), time, field, in_hand=case.in_hand),
-        GRPC: lambda time: doors.calls(port, time, *flags, in_hand=case.in_hand),
+        HTTP: lambda time: generators.posts(url, head + bytes(size), time, field, in_hand=case.in_hand),
+        GRPC: lambda time: generators.calls(port, time, *flags, in_hand=case.in_hand),
     }
 
 

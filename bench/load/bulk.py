@@ -6,11 +6,9 @@
 
 spacing     H1: 1,000 requests/s on two GPUs (100 ms a batch of at most 100), beside a job of 100,000 lines.
 lone        requests that never meet, to one, two and eight GPUs that only bulk keeps busy.
-overload    half as many requests again as the GPUs can serve: bulk has to yield at once.
-neighbour   as spacing, while another tenant's file of ten million lines is sent, counted and run.
 idle        nothing but a job: how full the batches are, and how long the GPUs run of the time.
 
-GPUs are made of sleep; load is open-loop, Poisson. The job is sent before the load begins, but by the neighbour.
+GPUs are made of sleep; load is open-loop, Poisson. The job is sent before the load begins.
 """
 
 import argparse
@@ -33,9 +31,7 @@ from bench.stand.generators import open_loop
 from bench.stand.stand import Server
 
 BATCH_MS, MAX_BATCH, RATE = 100.0, 100, 1_000.0
-SMALL_BATCH = 20
-"""Most inputs in a batch where GPUs get more than they can serve."""
-LINES, MANY_LINES = 100_000, 10_000_000
+LINES = 100_000
 WARM_UP = 5.0
 LATER = 1.03
 """Most that P95 may grow by beside a job."""
@@ -72,7 +68,7 @@ def main() -> int:
 
 
 def spacing(findings: Findings, options: argparse.Namespace) -> None:
-    start = emulated(2, MAX_BATCH)
+    start = emulated(2)
     sides = in_turns(options.rounds, "spacing", start, partial(_load, RATE, options.seconds), LINES)
     later = compare(findings, "1,000 requests/s on two GPUs", sides)
     findings.at_most("spacing: p95 with a job ÷ without", later.p95, LATER)
@@ -81,33 +77,16 @@ def spacing(findings: Findings, options: argparse.Namespace) -> None:
 
 def lone(findings: Findings, options: argparse.Namespace) -> None:
     for gpus in (1, 2, 8):
-        start = emulated(gpus, MAX_BATCH)
+        start = emulated(gpus)
         sides = in_turns(options.rounds, f"lone-{gpus}", start, partial(_alone, options.seconds), LINES * 3)
         later = compare(findings, f"Lone requests on {gpus} GPUs that are otherwise idle", sides)
         findings.at_most(f"lone, {gpus} GPUs: p99 with a job ÷ without", later.p99, LONE_LATER)
 
 
-def overload(findings: Findings, options: argparse.Namespace) -> None:
-    capacity = 2 * SMALL_BATCH / BATCH_MS * 1000
-    start = emulated(2, SMALL_BATCH)
-    sides = in_turns(options.rounds, "overload", start, partial(_flood, 1.5 * capacity, options.seconds), LINES)
-    compare(findings, f"{1.5 * capacity:,.0f} requests/s on GPUs for {capacity:,.0f}", sides)
-    served = [statistics.mean(side.answered for side in both) for both in sides]
-    findings.at_least("overload: answers/s with a job ÷ without", served[1] / served[0], 0.99)
-    findings.at_most("overload: lines/s, share of what the GPUs do", _lines(sides) / capacity, 0.01)
-
-
-def neighbour(findings: Findings, options: argparse.Namespace) -> None:
-    start, load = emulated(2, MAX_BATCH), partial(_load, RATE, options.seconds)
-    sides = in_turns(options.rounds, "neighbour", start, load, MANY_LINES, send_first=False)
-    later = compare(findings, "1,000 requests/s while ten million lines are sent, counted and run", sides)
-    findings.at_most("neighbour: p95 with the job ÷ without", later.p95, LATER)
-
-
 def idle(findings: Findings, options: argparse.Namespace) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        emulated(2, MAX_BATCH)(Path(folder), "bulk-idle") as server,
+        emulated(2)(Path(folder), "bulk-idle") as server,
         _job(server, Path(folder), LINES),
     ):
         _until_lines_run(server)
@@ -124,21 +103,21 @@ def idle(findings: Findings, options: argparse.Namespace) -> None:
     findings.at_least("idle: share of the time that GPUs run", busy, FULL)
 
 
-def emulated(gpus: int, max_batch: int) -> Start:
+def emulated(gpus: int) -> Start:
     def start(folder: Path, name: str) -> AbstractContextManager[Server]:
         room = ("--bulk-dir", str(folder / "bulk"))
-        served: AbstractContextManager[Server] = stand.emulated(BATCH_MS, max_batch, gpus, *room, name=name)
+        served: AbstractContextManager[Server] = stand.emulated(BATCH_MS, MAX_BATCH, gpus, *room, name=name)
         return served
 
     return start
 
 
 def in_turns(
-    rounds: int, name: str, start: Start, load: Callable[[Server, int], Side], lines: int, *, send_first: bool = True
+    rounds: int, name: str, start: Start, load: Callable[[Server, int], Side], lines: int
 ) -> tuple[list[Side], list[Side]]:
     """Measure the load without a job and with one, in turns, each on a service of its own.
 
-    `load` gets a service and a seed. `send_first`: lines run before the load begins; else their file is sent while it lasts.
+    `load` gets a service and a seed. Lines run before it begins.
     """
     sides: tuple[list[Side], list[Side]] = [], []
     for number, beside in itertools.product(range(rounds), (False, True)):
@@ -148,7 +127,7 @@ def in_turns(
         ):
             open_loop(server, 200, WARM_UP)
             with _job(server, Path(folder), lines) if beside else nullcontext():
-                if beside and send_first:
+                if beside:
                     _until_lines_run(server)
                 sides[beside].append(load(server, number))
     return sides
@@ -180,12 +159,6 @@ def _load(rate: float, seconds: float, server: Server, seed: int) -> Side:
     total, latency = measured.report.total, measured.report.total.latency_ms
     answered = total.answered / measured.report.elapsed_s
     return Side(latency.p50, latency.p95, latency.p99, measured.failures, answered, lines)
-
-
-def _flood(rate: float, seconds: float, server: Server, seed: int) -> Side:
-    """A load that begins when requests wait in the queue; lines ran before."""
-    open_loop(server, rate, WARM_UP)
-    return _load(rate, seconds, server, seed)
 
 
 def _alone(seconds: float, server: Server, seed: int) -> Side:
@@ -224,7 +197,7 @@ def _until_lines_run(server: Server) -> None:
         time.sleep(0.05)
 
 
-PARTS = {"spacing": spacing, "lone": lone, "overload": overload, "neighbour": neighbour, "idle": idle}
+PARTS = {"spacing": spacing, "lone": lone, "idle": idle}
 
 if __name__ == "__main__":
     stand.end_in_order()

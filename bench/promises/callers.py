@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import grpc
+import uvloop
 
 from headway.grpc import messages
 
@@ -159,3 +160,8 @@ class GrpcCallers(_Load):
 
     async def _close(self) -> None:
         await self._channel.close()
+
+
+def loop_factory() -> asyncio.AbstractEventLoop:
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -44,9 +44,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.promises.bulk_clients import BulkClients
+from bench.promises.callers import loop_factory
 from bench.promises.changes import Growth, Rollout, flags_of_host, flags_of_scaler, report
 from bench.promises.collecting import LEDGERS, Ledger, collect, ledger_of, lines_of
-from bench.promises.crowd import loop_factory
 from bench.promises.trouble import Trouble
 from bench.promises.watches import LATE_SECONDS, RegistryWatch, Witness, stalls_noted
 from bench.stand import fleet, lone, stand

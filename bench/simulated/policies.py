@@ -1,18 +1,12 @@
 """What the departure policies do, through the simulator: the production queue and policies under virtual time.
 
     python bench/simulated/policies.py --traces DIR
-    python bench/simulated/policies.py --only promised poison
+    python bench/simulated/policies.py --only promised
 
 promised   The cases H1 to H6: does the default policy keep what was promised? Poisson arrivals, and a batch takes its time whatever its size.
 formation  Where batches are formed: in one queue when a GPU is free, or, as is usual, by each gateway, which closes a batch when it is full or its
-           window is over, and pushes it whole into a queue (`tests.simulator.preformed`). Such a gateway sees only its own share of the traffic,
+           window is over, and pushes it whole into a queue (`bench.simulated.preformed`). Such a gateway sees only its own share of the traffic,
            and closes batches whether or not a GPU is free. Both cost GPUs.
-poison     What inputs that make the model fail cost the others: two GPUs, batches of at most 32 in 160 ms, 200 good requests/s, for three shares of
-           the batch's time that don't depend on its size. First a tenant of its own sends nothing but poison. Then everybody is one caller, and
-           some of its inputs are poison. Nobody retries.
-bulk       What endless lines of bulk jobs get beside requests on four GPUs, and what requests pay, at 10 to 95 % load, where a batch takes 100 ms
-           whatever its size, and where it takes 20 ms and 0.8 ms for each input. 200 ms are promised. *Goodput* is answers within that, and
-           lines, over the capacity of full batches.
 
 DIR holds the Azure traces (see traces.py); those that aren't there are left out. Time is compressed to a mean rate of 1,000 requests/s; each trace is
 played twice, and the first time is the warm-up. There a batch takes 100 ms and holds at most 100. 1.5 ms pass between a GPU's answer and
@@ -28,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from bench.simulated.preformed import simulate_preformed
 from bench.simulated.traces import traffic
 from bench.stand import parts
 from bench.stand.findings import Findings
@@ -36,7 +31,6 @@ from headway.simulator.engine import simulate
 from headway.simulator.record import Record
 from headway.simulator.report import make_report, percentile
 from headway.simulator.scenario import Scenario
-from tests.simulator.preformed import simulate_preformed
 
 RATE = 1_000.0
 ALPHA, MAX_BATCH = 0.1, 100
@@ -49,7 +43,6 @@ POISSON_SECONDS = 30.0
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the departure policies do, through the simulator.")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
-    parser.add_argument("--seconds", type=float, default=120.0, help="simulated load of each case of poison")
     try:
         return parts.run(parser, PARTS)
     except SettingError as exc:
@@ -155,107 +148,6 @@ def _enough(design: Design, scenario: Scenario, least: int) -> Iterator[int]:
             yield gpus
 
 
-# Inputs that make the model fail.
-
-POISONED = Scenario(rate=200.0, workers=2, alpha=0.16, max_batch=32)
-FULL = 0.160
-FIXED_MS = (10, 20, 40)
-"""Milliseconds of the full batch's time that don't depend on its size."""
-
-
-def poison(findings: Findings, options: argparse.Namespace) -> None:
-    beside, within = list(_beside(options.seconds)), list(_within(options.seconds))
-    findings.table("Poison of one tenant beside 200 good requests/s of another", beside)
-    findings.table("One caller, 200 requests/s", within)
-    findings.none("good requests of another tenant that got no answer", sum(row["harmed"] for row in beside))
-    findings.at_most("rise of their p95", max(row["rise, ms"] for row in beside), FULL * 1000, "ms")
-    for percent, bound in ((1, 99.9), (2, 99.0)):
-        shares = [row["answered, %"] for row in within if row["poison, %"] == percent and row["fixed, ms"] in (10, 20)]
-        findings.at_least(f"good ones answered at {percent} % of one caller", min(shares), bound, "%")
-
-
-def _beside(seconds: float) -> Iterator[dict[str, float]]:
-    for fixed in FIXED_MS:
-        calm = _p95(_poisoned(fixed, seconds, POISONED.rate, 0.0))
-        for poison in (5.0, 16.0):
-            runs = _poisoned(fixed, seconds, POISONED.rate + poison, poison / (POISONED.rate + poison), apart=True)
-            yield {
-                "fixed, ms": fixed,
-                "poison/s": poison,
-                "harmed": sum(run.harmed for run in runs),
-                "p95, ms": _p95(runs),
-                "rise, ms": _p95(runs) - calm,
-            }
-
-
-def _within(seconds: float) -> Iterator[dict[str, float]]:
-    for fixed in FIXED_MS:
-        for percent in (0, 1, 2, 5):
-            runs = _poisoned(fixed, seconds, POISONED.rate, percent / 100)
-            yield {
-                "fixed, ms": fixed,
-                "poison, %": percent,
-                "answered, %": round(100 * sum(run.unharmed for run in runs) / len(runs), 2),
-                "p50, ms": _share(runs, 0.5),
-                "p95, ms": _p95(runs),
-            }
-
-
-def _poisoned(fixed: int, seconds: float, rate: float, poison: float, apart: bool = False) -> list[Record]:
-    alpha = fixed / 1000
-    scenario = replace(
-        POISONED, rate=rate, alpha=alpha, beta=(FULL - alpha) / POISONED.max_batch, duration=seconds,
-        warmup=min(10.0, seconds / 2), poison=poison, poisoner=apart,
-    )  # fmt: skip
-    return [simulate(replace(scenario, seed=seed)) for seed in range(3)]
-
-
-def _p95(runs: list[Record]) -> float:
-    return _share(runs, 0.95)
-
-
-def _share(runs: list[Record], share: float) -> float:
-    return round(1000 * percentile(sorted(latency for run in runs for latency in run.latency), share), 1)
-
-
-# Lines of bulk jobs beside requests.
-
-LOADS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
-SHAPES = {"β = 0": (ALPHA, 0.0), "β > 0": (0.02, 0.0008)}
-
-
-def bulk(findings: Findings, options: argparse.Namespace) -> None:
-    for (name, trace), (shape, (alpha, beta)) in itertools.product(
-        traffic(options.traces, findings).items(), SHAPES.items()
-    ):
-        rows = [_beside_bulk(trace, load, alpha, beta) for load in LOADS]
-        findings.table(f"{name}, {shape}: four GPUs without and with lines; latency in ms", rows)
-        lost = max(row["goodput, %"] - row["goodput with, %"] for row in rows)
-        if beta and name == "code":  # A burst finds GPUs that are busy for longer, as their seats were filled.
-            findings.figure(f"{name}, {shape}: goodput that requests lose to lines, %", lost)
-        else:
-            findings.at_most(f"{name}, {shape}: goodput that requests lose to lines", lost, 1.0, "%")
-        if not beta:
-            rise = max(row["p95 with"] / row["p95"] for row in rows)
-            findings.at_most(f"{name}, {shape}: rise of p95 with lines", rise, 1.03)
-
-
-def _beside_bulk(trace: tuple[float, ...], load: float, alpha: float, beta: float) -> dict[str, float]:
-    usual = _scenario(trace)
-    full = 4 * MAX_BATCH / usual.cycle(MAX_BATCH)
-    lap = len(trace) / (load * full) if trace else POISSON_SECONDS
-    scenario = replace(
-        usual, rate=load * full, workers=4, alpha=alpha, beta=beta, duration=2 * lap, warmup=lap, promise=PROMISE
-    )
-    without, beside = (make_report(simulate(replace(scenario, bulk=bulk))) for bulk in (False, True))
-    return {
-        "load, %": 100 * load, "p95": without.total.latency_ms.p95, "p95 with": beside.total.latency_ms.p95,
-        "p99": without.total.latency_ms.p99, "p99 with": beside.total.latency_ms.p99,
-        "goodput, %": 100 * without.total.goodput / full, "goodput with, %": 100 * beside.total.goodput / full,
-        "lines/s": beside.bulk or 0.0, "lines, %": 100 * (beside.bulk or 0.0) / full,
-    }  # fmt: skip
-
-
 def _scenario(trace: tuple[float, ...]) -> Scenario:
     lap = len(trace) / RATE if trace else POISSON_SECONDS
     return Scenario(
@@ -269,12 +161,7 @@ def _latencies(record: Record) -> dict[str, float]:
     return {f"p{share * 100:g}": percentile(ascending, share) * 1000 for share in (0.5, 0.95, 0.99)}
 
 
-PARTS: parts.Parts = {
-    "promised": promised,
-    "formation": formation,
-    "poison": poison,
-    "bulk": bulk,
-}
+PARTS: parts.Parts = {"promised": promised, "formation": formation}
 
 if __name__ == "__main__":
     sys.exit(main())

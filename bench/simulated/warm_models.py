@@ -5,7 +5,7 @@
 
 20 models share the load by Zipf's law with exponent 1.1; half-way the popularity turns round. A load takes 30 s, a batch of n requests 100 + 25 n ms
 and holds 16 at most. Arrivals are Poisson. The rules, queues and default policy of production run under virtual time
-(`tests/simulator/warm_gpus.py`).
+(`bench/simulated/warm_gpus.py`).
 
 The optimum knows all arrivals in advance, loads at once, and puts any model in any place. It is the larger one of two numbers of loads:
 
@@ -30,9 +30,9 @@ from dataclasses import replace
 
 import msgspec
 
+from bench.simulated.warm_gpus import Arrival, WarmRecord, WarmScenario, simulate_warm
 from bench.stand.findings import Findings
 from headway.simulator.report import percentile
-from tests.simulator.warm_gpus import Arrival, WarmRecord, WarmScenario, simulate_warm
 
 MODELS = tuple(f"model-{number:02}" for number in range(20))
 EXPONENT = 1.1

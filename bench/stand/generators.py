@@ -1,17 +1,18 @@
 """Load generators, each in a process of its own on the core of load generators."""
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from bench.stand.stand import Broken, on_load_core
+from bench.stand.stand import ROOT, Broken, on_load_core
 from headway.load.report import Report
 
 _PATIENCE = 120.0
@@ -123,3 +124,42 @@ def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]
     """Return CPU seconds between two usages, by role."""
     difference = {role: after[role] - before.get(role, 0.0) for role in after}
     return {role: seconds for role, seconds in difference.items() if seconds > 0.0}
+
+
+class Spent(NamedTuple):
+    """CPU time of a request in µs: in the process that holds the connections, and in all of the server's."""
+
+    front: float
+    whole: float
+
+
+def measure(server: Service, load: Callable[[float], int], seconds: float) -> Spent:
+    """Return the CPU time of a request under a load of so many seconds, which returns the number of answered requests."""
+    before = server.usage()
+    answered = load(seconds)
+    used = spent(before, server.usage())
+    each = 1e6 / max(1, answered)
+    return Spent(used.get("front", 0.0) * each, sum(used.values()) * each)
+
+
+def posts(url: str, body: bytes, seconds: float, *fields: str, in_hand: int) -> int:
+    """Return the number of answered posts of a closed loop."""
+    done = closed_loop(url, body, seconds, in_hand, fields)
+    if done.errors:
+        raise Broken(f"{done.errors} of {done.requests} posts failed")
+    return done.requests
+
+
+def calls(port: int, seconds: float, *more: str, in_hand: int) -> int:
+    """Return the number of answered calls of a closed loop."""
+    command = [sys.executable, "bench/stand/grpc_client.py", f"127.0.0.1:{port}", "--seconds", f"{seconds:g}", *more]
+    command += ["--calls", str(in_hand)]
+    done = subprocess.run(
+        on_load_core(command), cwd=ROOT, capture_output=True, text=True, timeout=seconds + 90, check=False
+    )
+    if done.returncode:
+        raise Broken(f"the calls ended with {done.returncode}: {done.stderr[-2000:]}")
+    outcomes: dict[str, int] = json.loads(done.stdout)
+    if outcomes["failed"]:
+        raise Broken(f"{outcomes['failed']} calls failed")
+    return outcomes["answered"]

@@ -265,17 +265,9 @@ def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: s
 
 def write_key(path: Path) -> str:
     """Write a keys file with one key, whose limit is counted but never met, and return the key."""
-    return write_keys(path, ["bench"])["bench"]
-
-
-def write_keys(
-    path: Path, names: Sequence[str], tier: str = "enterprise", rate: float = 1e9, burst: float = 1e9
-) -> dict[str, str]:
-    """Write a keys file with a key for each tenant, and return the keys."""
-    limit = f"rate = {rate}\nburst = {burst}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(entry(name, name, name, tier, limit) for name in names), encoding="utf-8")
-    return {name: key_of(name) for name in names}
+    path.write_text(entry("bench", "bench", "bench", "enterprise", "rate = 1e9\nburst = 1e9\n"), encoding="utf-8")
+    return key_of("bench")
 
 
 def free_port() -> int:

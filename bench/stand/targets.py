@@ -1,7 +1,6 @@
 """What the benchmarks serve."""
 
 import os
-import random
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,26 +8,6 @@ from typing import Any, ClassVar
 
 def upper(inputs: list[str]) -> list[str]:
     return [text.upper() for text in inputs]
-
-
-class Flaky:
-    """Each text in capitals, but not always.
-
-    BENCH_MS is the mean run time, BENCH_RAISE the share of batches of several inputs that raise. POISON makes its batch raise; REJECT fails alone.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = float(os.environ.get("BENCH_MS", "2")) / 1000.0
-        self.raises = float(os.environ.get("BENCH_RAISE", "0"))
-        self.rng = random.Random(os.environ.get("BENCH_SEED"))
-
-    def __call__(self, inputs: list[str]) -> list[str | ValueError]:
-        time.sleep(self.rng.expovariate(1.0 / self.seconds))
-        if any(text.startswith("POISON") for text in inputs):
-            raise RuntimeError("a poisonous input")
-        if len(inputs) > 1 and self.rng.random() < self.raises:
-            raise RuntimeError("a bad moment")
-        return [ValueError("rejected") if text.startswith("REJECT") else text.upper() for text in inputs]
 
 
 class Slow:
@@ -41,18 +20,6 @@ class Slow:
         if self.warm:
             time.sleep(10.0)
         self.warm = True
-        return [text.upper() for text in inputs]
-
-
-class Waiting:
-    """Each text in capitals, after EMULATED_MS a batch; `wait S …` after S seconds."""
-
-    def __init__(self) -> None:
-        self.seconds = float(os.environ.get("EMULATED_MS", "50")) / 1000.0
-
-    def __call__(self, inputs: list[str]) -> list[str]:
-        waits = [float(text.split()[1]) for text in inputs if text.startswith("wait ")]
-        time.sleep(max(self.seconds, *waits, 0.0))
         return [text.upper() for text in inputs]
 
 

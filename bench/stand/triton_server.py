@@ -23,7 +23,6 @@ PYTHON = stand.ROOT / ".venv" / "triton" / "bin" / "python"
 FUNCTIONS = stand.HERE / "triton" / "model.py"
 MODELS = {
     "upper": ("text", "STRING", "1", "STRING", 1, 1),
-    "measure": ("octets", "STRING", "1", "STRING", 1, 2),
     "floats": ("x", "FP32", "-1", "FP32", 2, 1),
     "pixels": ("x", "UINT8", "-1, -1, 3", "FP32", 2, 1),
 }
@@ -64,7 +63,7 @@ def is_installed() -> bool:
 
 @contextmanager
 def upper(
-    batch_ms: float = 0.0, grpc_port: int = 0, delay_ms: float = 2.0, names: Sequence[str] = ("upper", "measure")
+    batch_ms: float = 0.0, grpc_port: int = 0, delay_ms: float = 2.0, names: Sequence[str] = ("upper",)
 ) -> Iterator[Server]:
     """Run Triton while the context lasts; `admin` is where its metrics are. `grpc_port` 0 stands for no gRPC; `upper` must be among the models."""
     where = _where()

@@ -92,14 +92,14 @@ def make_folder(name: str) -> BulkFolder:
 
 def make_store(settings: Settings) -> BulkStore:
     """Build the store of jobs: in the ledger's database, or else in a file in the bulk folder."""
-    from headway.storage.sqlite.bulk import SqliteBulkStore
+    from headway.storage.sqlite.ledger import SqliteBulkStore
 
     if not settings.ledger:
         return SqliteBulkStore(f"sqlite:///{Path(settings.bulk_dir).absolute()}/jobs.db")
     if settings.ledger.startswith("sqlite:"):
         return SqliteBulkStore(settings.ledger)
     with postgres_needed(settings.ledger):
-        from headway.storage.postgres.bulk import PostgresBulkStore
+        from headway.storage.postgres.ledger import PostgresBulkStore
     return PostgresBulkStore(settings.ledger)
 
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from headway.bulk.answer_log import ERR, OUT, AnswerLog
-from headway.bulk.folder import BulkFolder, FileWriter, why
-from headway.bulk.lines import AskedLine, LineForm, LineSet, Making, NotYet, Turns, pages
+from headway.bulk.folder import BulkFolder, FileWriter, PartLog, why
+from headway.bulk.lines import AskedLine, LineForm, LineSet, LineSplitter, Making, NotYet, Turns, pages
 from headway.errors import BrokerUnavailable, FileLost, FolderUnavailable, StoreUnavailable
 from headway.model import Reply
 from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus, Stored
@@ -30,6 +30,99 @@ from headway.ports import BulkRunner, BulkStore
 from headway.runtime.fair_turns import in_turns
 from headway.runtime.logger import get_logger
 from headway.runtime.race import end
+
+OUT, ERR = "out", "err"
+"""Kinds of records: answers, and errors."""
+
+_PART = re.compile(r"(out|err)\.([0-9]+)(?:\.([0-9]+))?\.part")
+_RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
+_MOST = 1 << 40
+MOST_WAITING, MOST_WAITING_BYTES = 8_192, 64 << 20
+"""Bounds on unwritten records and their bytes, beyond which a log is full."""
+TOGETHER = 64
+"""Records to write at once."""
+
+Record = tuple[str, int, bytes]
+"""Kind, number of the input line, and JSON for the final file."""
+
+
+class AnswerLog:
+    """Log of a job, as the holder of a generation writes it. The lines in `answered` have a record."""
+
+    def __init__(self, folder: BulkFolder, job: str, generation: int) -> None:
+        self._folder, self._job, self._generation = folder, job, generation
+        self._logs: dict[str, PartLog] = {}
+        self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}
+        """Unwritten records with their line numbers."""
+        self._bytes = 0
+        self.answered = LineSet()
+        self.counts = {OUT: 0, ERR: 0}
+
+    @property
+    def dirty(self) -> bool:
+        return any(self._waiting.values())
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def full(self) -> bool:
+        """True if no further lines should be read, because too many records are unwritten."""
+        return self.waiting >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES
+
+    async def recover(self) -> None:
+        """Find out which lines already have a record. Raises FolderUnavailable."""
+        await self._folder.do(lambda: self._folder.begin_log(self._job))
+        async with aclosing(self.records()) as pages:
+            async for page in pages:
+                for kind, number, _ in page:
+                    self.answered.add(number)
+                    self.counts[kind] += 1
+
+    def add(self, kind: str, number: int, record: bytes) -> None:
+        """Add a record, unless its line already has one."""
+        if self.answered.add(number):
+            self._waiting[kind].append((number, record))
+            self._bytes += len(record)
+            self.counts[kind] += 1
+
+    async def flush(self) -> None:
+        """Write the added records durably. If this raises FolderUnavailable, the next call writes them."""
+        for kind, waiting in self._waiting.items():
+            if records := [*waiting]:
+                await self._folder.do(partial(self._put, kind, records))
+                del waiting[: len(records)]
+                self._bytes -= sum(len(record) for _, record in records)
+
+    def close(self) -> None:
+        """Close the files and drop unwritten records."""
+        for log in self._logs.values():
+            log.close()
+
+    async def records(self) -> AsyncGenerator[list[Record], None]:
+        """Yield the records of all holders in pages, one per line. Raises FolderUnavailable."""
+        seen = LineSet()
+        for kind, path in await self._folder.do(self._parts):
+            splitter = LineSplitter(_MOST)
+            async with aclosing(self._folder.pieces(path)) as pieces:
+                async for piece in pieces:
+                    matches = (_RECORD.fullmatch(line) for line in splitter.feed(piece) if b"\0" not in line)
+                    records = [(kind, int(match[1]), match[2]) for match in matches if match is not None]
+                    yield [record for record in records if seen.add(record[1])]
+
+    def _parts(self) -> list[tuple[str, str]]:
+        names = [match for name in self._folder.parts(self._job) if (match := _PART.fullmatch(name))]
+        names.sort(key=lambda match: (match[1] != OUT, int(match[2]), int(match[3] or 0)))
+        return [(match[1], self._folder.part(self._job, match[0])) for match in names]
+
+    def _put(self, kind: str, records: Sequence[tuple[int, bytes]]) -> None:
+        log = self._logs.get(kind)
+        if log is None:
+            log = self._logs[kind] = self._folder.log(self._job, f"{kind}.{self._generation}")
+        together = range(0, len(records), TOGETHER)
+        log.append(b"".join([b"%d %b\n" % record for record in records[at : at + TOGETHER]]) for at in together)
+
 
 log = get_logger(__name__)
 

@@ -15,13 +15,261 @@ import click
 import msgspec
 
 from headway.cli.admin import Admin, AdminError, with_admin
-from headway.cli.board_view import BoardEvent, BoardView, taken
 from headway.cli.commands import command, option
 from headway.cli.status import BY_NAME, SORTS, Sort, look, overview, serves
 from headway.cli.terminal import HELP, fit, key_within, keyboard
 
 if TYPE_CHECKING:
     from rich.console import Console
+import textwrap
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headway.cli.admin import table
+from headway.cli.status import capacity_text, departed_table, members_table, reasons, workers_table
+from headway.cli.terminal import narrowed
+from headway.model.board import ARRIVED, GIVEN_BACK, RUNNING, BatchDeparture
+
+WINDOW = 10.0
+"""Seconds of departures to show, and to compute rates over."""
+BEHIND = 1.0
+"""Seconds by which the lanes lag, so that the slowest process has reported."""
+SILENT = 4.0
+"""Seconds without an event after which the text says so."""
+STRIP = 60
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"
+"""Marks of a batch by its fill, with and without Unicode."""
+NAMED = 4
+"""Most reasons to name in a line. The others are summed up."""
+MOST_EVENTS = 5
+KEPT = 180.0
+"""Seconds for which batches and changes are kept."""
+
+
+class BoardEvent(NamedTuple):
+    """Event of the stream: `start`, `tick`, `dropped`, or `error` with its reason as `data` if the port doesn't answer."""
+
+    kind: str
+    data: Any
+    id: str = ""
+
+
+class BoardView:
+    """The board, updated event by event. `ready` is True once there is something to show."""
+
+    def __init__(self, unicode: bool = True) -> None:
+        self.ready = False
+        self._marks = BLOCKS if unicode else PLAIN
+        self._about: Mapping[str, Any] = {}
+        self._latest: dict[str, Any] = {}
+        self._batches: dict[tuple[str, float], BatchDeparture] = {}
+        self._changes: deque[Sequence[Any]] = deque(maxlen=1000)
+        self._scalings: deque[Sequence[Any]] = deque(maxlen=100)
+        self._trouble = ""
+        self._heard_at = 0.0
+
+    def take(self, event: BoardEvent, at: float) -> None:
+        kind, data, _ = event
+        if kind in ("error", "dropped"):
+            self._trouble = data if kind == "error" else f"connecting again: {data['reason']}"
+            return
+        if kind == "start":
+            self._about, self._latest = data, {}
+            self._batches.clear()
+            self._changes.clear()
+            self._scalings.clear()
+        elif not self._about:
+            return
+        self._trouble, self._heard_at, self.ready = "", at, True
+        now = data["now"] or self._latest.get("now", 0.0)
+        self._latest |= data | {"now": now}
+        for departure in msgspec.convert(data["departures"], list[BatchDeparture]):
+            self._batches[departure.worker, departure.left] = departure
+        self._changes.extend(data["changes"])
+        self._scalings.extend(data.get("scalings", ()))  # Older processes don't send it.
+        for key in [key for key in self._batches if key[1] < now - KEPT]:
+            del self._batches[key]
+
+    def text(self, at: float, width: int = 0, sort: Sort = BY_NAME) -> str:
+        """Return the board at instant `at`, by the clock of `take`. `width` is 0 for no limit."""
+        if not self.ready:
+            return textwrap.fill(self._trouble or "connecting …", width or STRIP * 2)
+        snapshot, recent = self._latest.get("snapshot"), self._latest.get("recent")
+        parts = [self._head(at, snapshot, recent)]
+        if recent is not None:
+            parts.append(self._tiers(recent, snapshot, width))
+        parts.append(self._strips(snapshot, width))
+        if snapshot is not None:
+            workers, members = snapshot["workers"], snapshot["members"]
+            if workers:
+                parts += [workers_table(workers, width, sort), *reasons(workers)]
+            if len(members) > 1:
+                parts.append(members_table(members, width, None if recent is None else recent["processes"]))
+            parts += departed_table(snapshot.get("departed", []))
+        parts += self._happened()
+        return "\n\n".join(parts)
+
+    def _head(self, at: float, snapshot: Mapping[str, Any] | None, recent: Mapping[str, Any] | None) -> str:
+        about, latest = self._about, self._latest
+        lines = {"asked": f"{about['role']} {about['id']}, version {about['version']}"}
+        if self._trouble:
+            lines["connection"] = self._trouble
+        elif (silent := at - self._heard_at) > SILENT:
+            lines["connection"] = f"nothing heard for {silent:.0f} s"
+        if latest["away"]:
+            lines["broker away"] = latest["away"]
+            lines["fleet"] = f"as it was {snapshot['age_seconds']:.0f} s ago" if snapshot is not None else "not known"
+        if latest["lost_at"] and latest["now"] - latest["lost_at"] < KEPT:
+            lines["history"] = f"begins {latest['now'] - latest['lost_at']:.0f} s ago, when the broker lost its data"
+        if recent is not None:
+            _, p95, _ = recent["latency"]
+            lines["requests"] = (
+                f"{sum(recent['ended'].values()):.1f}/s, P95 {milliseconds(p95)} of {about['promise_ms']:g} ms promised"
+            )
+        if snapshot is not None:
+            queues, workers = snapshot["queues"], snapshot["workers"]
+            waiting = sum(queue["depth"] for queue in queues)
+            oldest = max((queue["oldest_seconds"] for queue in queues), default=0.0)
+            lines["waiting"] = f"{waiting}, oldest {milliseconds(oldest)}" if waiting else "nothing"
+            healthy = sum(worker["status"] == "healthy" for worker in workers)
+            present = sum(worker["status"] in _PRESENT for worker in workers)
+            lines["workers"] = f"{healthy} of {present} healthy"
+            if snapshot["capacities"]:
+                lines["capacity"] = "; ".join(map(capacity_text, snapshot["capacities"]))
+            if scaling := snapshot.get("scaling"):
+                lines["wanted"] = "; ".join(f"{model}: {_wanted(line)}" for model, line in scaling.items())
+            lines["dead letters"] = str(snapshot["dead_letters"])
+        return _listed(lines)
+
+    def _tiers(self, recent: Mapping[str, Any], snapshot: Mapping[str, Any] | None, width: int) -> str:
+        rows = []
+        for tier in recent["tiers"]:
+            queues = [queue for queue in (snapshot or {"queues": ()})["queues"] if queue["tier"] == tier["tier"]]
+            oldest = max((queue["oldest_seconds"] for queue in queues), default=0.0)
+            depth = sum(queue["depth"] for queue in queues)
+            rows.append((
+                tier["tier"], f"{tier['answered']:.1f}", *map(milliseconds, tier["latency"]), str(depth),
+                milliseconds(oldest) if depth else "-",
+            ))  # fmt: skip
+        head = (f"LAST {WINDOW:.0f} S", "ANSWERED/S", "P50", "P95", "P99", "WAITING", "OLDEST")
+        parts = [table(*narrowed(head, rows, width, ("P50", "P99", "OLDEST")))]
+        refused = recent["refused"]
+        rates = {
+            "models": recent["ended"] if len(recent["ended"]) > 1 else {},
+            "refused": refused,
+            "errors": {name: rate for name, rate in recent["failed"].items() if name not in refused},
+            "retried": recent["retries"],
+        }
+        if lines := {name: largest(by_reason, "{:.1f}/s") for name, by_reason in rates.items() if by_reason}:
+            parts.append(_listed(lines))
+        return "\n\n".join(parts)
+
+    def _strips(self, snapshot: Mapping[str, Any] | None, width: int) -> str:
+        end = self._latest["now"] - BEHIND
+        begin = end - WINDOW
+        shown = [batch for batch in self._batches.values() if begin <= batch.left < end]
+        rates = f"{len(shown) / WINDOW:.1f}/s"
+        if shown:
+            reasons: dict[str, float] = {}
+            for batch in shown:
+                reasons[batch.reason] = reasons.get(batch.reason, 0.0) + 1 / len(shown)
+            fill = sum(batch.fill for batch in shown) / len(shown)
+            size = sum(batch.size for batch in shown) / len(shown)
+            rates += f" of {size:.1f} inputs, {fill:.0%} full: {largest(reasons, '{:.0%}')}"
+        lines = [_listed({"departures": rates})]
+        workers = (snapshot or {"workers": ()})["workers"]
+        online = {worker["worker_id"] for worker in workers if worker["status"] != "offline"}
+        names = sorted(online | {batch.worker for batch in shown})
+        longest = max(map(len, names), default=0)
+        columns = max(width - longest - 3, 10) if width else STRIP
+        lines += [f"{_plain(name):<{longest}} |{self._strip(name, begin, columns)}|" for name in names]
+        return "\n".join(lines)
+
+    def _strip(self, worker: str, begin: float, columns: int) -> str:
+        """Return a worker's lane. A mark shows a running batch and its fill, `x` a failed batch, `!` a new status of the worker."""
+        cells = [" "] * columns
+        by_second = columns / WINDOW
+        for batch in self._batches.values():
+            if batch.worker == worker:
+                ends = batch.left + batch.seconds if batch.outcome != RUNNING else begin + WINDOW
+                first, last = (int((instant - begin) * by_second) for instant in (batch.left, ends))
+                mark = self._marks[min(int(batch.fill * len(self._marks)), len(self._marks) - 1)]
+                for cell in range(max(first, 0), min(max(last, first + 1), columns)):
+                    cells[cell] = mark
+                if _failed(batch) and 0 <= last < columns:
+                    cells[last] = "x"
+        for instant, name, *_ in self._changes:
+            if name == worker and 0 <= (cell := int((instant - begin) * by_second)) < columns:
+                cells[cell] = "!"
+        return "".join(cells)
+
+    def _happened(self) -> list[str]:
+        happened = [
+            (batch.left + batch.seconds, f"{batch.worker}: a batch of {batch.size} came back {batch.outcome}")
+            for batch in self._batches.values()
+            if _failed(batch)
+        ]
+        for instant, worker, _, status, restarts, *cause in self._changes:
+            happened.append((instant, f"{worker} is {status}{after(restarts)}{': '.join(['', *filter(None, cause)])}"))
+        for instant, model, before, desired, _, reason in self._scalings:
+            happened.append((instant, f"{model}: {before} to {desired} workers, {reason}"))
+        newest = sorted(happened, reverse=True)[:MOST_EVENTS]
+        now = self._latest["now"]
+        lines = [f"{now - instant:4.0f} s ago  {_plain(text)}" for instant, text in newest if now - instant < KEPT]
+        return ["\n".join(lines)] if lines else []
+
+
+_PRESENT = frozenset(("healthy", "degraded", "starting", "cold", "failed", "drained"))
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Format seconds; a dash if not known."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _wanted(scaling: Mapping[str, Any]) -> str:
+    late = f", {scaling['late']} late" if scaling["late"] else ""
+    trouble = f"; {scaling['trouble']}" if scaling["trouble"] else ""
+    return f"{scaling['desired']} workers, {scaling['current']} there, {scaling['coming']} coming{late}{trouble}"
+
+
+def after(restarts: int) -> str:
+    """Return the end of a line about a worker that was restarted; empty for no restarts."""
+    return f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+
+
+def largest(rates: Mapping[str, float], form: str) -> str:
+    """Format the NAMED largest rates, and the sum of the others."""
+    ordered = sorted(rates.items(), key=lambda item: -item[1])
+    shown = [f"{name} {form.format(rate)}" for name, rate in ordered[:NAMED]]
+    others = sum(rate for _, rate in ordered[NAMED:])
+    return ", ".join([*shown, f"others {form.format(others)}"] if others else shown)
+
+
+def _failed(batch: BatchDeparture) -> bool:
+    return batch.outcome not in (RUNNING, ARRIVED, GIVEN_BACK)
+
+
+def _listed(lines: Mapping[str, str]) -> str:
+    return "\n".join(f"{name:<13} {_plain(value)}" for name, value in lines.items())
+
+
+def _plain(text: str) -> str:
+    from headway.runtime.log import escape
+
+    return escape(text)
+
+
+def taken(events: Iterable[BoardEvent], at: float, unicode: bool = True) -> BoardView:
+    """Return the board of events that all came at instant `at`."""
+    view = BoardView(unicode)
+    for event in events:
+        view.take(event, at)
+    return view
+
 
 PATH = "/internal/events"
 AGAIN_AFTER = 1.0

@@ -74,15 +74,12 @@ def _wrong_numbers(member: str, output: dict[str, Any]) -> tuple[tuple[Any, str]
         (listed(0, 1, 2), "3 outputs for 2 inputs"),
         (listed(0, 0), "two outputs with the index 0"),
         (listed(0, 2), "an output with the index 2 for 2 inputs"),
-        (listed(0, -1), "an output with the index -1 for 2 inputs"),
         (listed(0, 10**4000), "an output with the index 10{1,200}…? for 2 inputs"),
         (listed(0, "1"), "an output without an index"),
         ({member: [output, output]}, "an output without an index"),
-        ({member: ["a", "b"]}, "an output without an index"),
         ({member: {"0": output}}, "dict instead of a list"),
         ({member: None}, "null instead of a list"),
         ({"other": []}, f"no object with a list of {member}"),
-        (["a", "b"], f"no object with a list of {member}"),
         (None, f"no object with a list of {member}"),
     )
 
@@ -122,10 +119,8 @@ _TENSORS: tuple[tuple[Any, str], ...] = (
     (tensor(["a", "b"], shape=[2, 2]), "an output of 2 dimensions"),
     (tensor(["a", "b"], shape=[]), "an output of a shape that cannot be"),
     (tensor(["a", "b"], shape=[-1]), "an output of a shape that cannot be"),
-    (tensor(["a", "b"], shape="2"), "an output that is not a tensor"),
     (tensor(["a", "b"], shape=[1] * 33), "an output that is not a tensor"),
     (tensor(["a", "b"], shape=[10**4000]), "an output that is not a tensor"),
-    (tensor(["a", "b"], name=None), "an output that is not a tensor"),
     (tensor(["a", "b"], parameters={}), "10 bytes of binary data, and it says nothing"),
     (tensor(["a", "b"], parameters={"binary_data_size": 9}), "10 bytes of binary data, and it says 9"),
     (tensor(["a", "b"], parameters={"binary_data_size": 10**4000}), "an output that is not a tensor"),
@@ -133,7 +128,6 @@ _TENSORS: tuple[tuple[Any, str], ...] = (
     ((tensor(["a", "b"])[0], b"\xff" * 10), "binary data that ends within an output"),
     (({"outputs": []}, b""), "no object with one member in its outputs"),
     (({"outputs": tensor(["a"])[0]["outputs"] * 2}, b""), "no object with one member in its outputs"),
-    (({"error": "what"}, b""), "no object with one member in its outputs"),
     ((None, b""), "no object with one member in its outputs"),
 )
 

@@ -33,14 +33,6 @@ def arenas() -> int:
     return Path("/proc/self/maps").read_text().count("headway-arena")
 
 
-def maps(pid: int) -> str:
-    """What a process has mapped; nothing once it has ended."""
-    try:
-        return Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return ""
-
-
 @asynccontextmanager
 async def started(
     name: str, arena_bytes: int = 4 * MB
@@ -63,16 +55,12 @@ async def started(
     assert (arenas(), descriptors()) == before
 
 
-async def test_large_texts_and_other_values_go_and_come_by_the_arena_and_small_ones_in_the_frame() -> None:
+async def test_large_texts_go_and_come_by_the_arena_and_small_ones_in_the_frame() -> None:
     texts = ["small", "x" * LARGE, "é" * 300_000, "x" * (LARGE - 1), "漢\0" * LARGE]
     async with started("echo") as (backend, counted):
         for _ in range(3):
             assert await backend.run(batch(*texts), LONG) == [ItemResult(text) for text in texts]
     assert counted == {("in", True): 9, ("out", True): 9}
-    value = b"[" + b"1.5,[2]," * LARGE + b"0]"
-    async with started("echo_values") as (backend, counted):
-        assert await backend.run(batch(value, '"' * LARGE), LONG) == [ItemResult(value), ItemResult('"' * LARGE)]
-    assert counted == {("in", True): 2, ("out", True): 2}
 
 
 async def test_octets_go_and_come_as_they_are_by_the_arena_and_in_the_frame() -> None:
@@ -81,16 +69,6 @@ async def test_octets_go_and_come_as_they_are_by_the_arena_and_in_the_frame() ->
         items = await backend.run(batch(*values, "YWI="), LONG)
         assert items == [ItemResult(Octets(one.content[::-1])) for one in [*values, Octets(b"ab")]]
     assert counted == {("in", True): 2, ("out", True): 2}
-
-
-async def test_octets_come_in_the_type_that_the_target_asks_for() -> None:
-    large = Octets(b"ab" * LARGE)
-    for name, told in (
-        ("growing", [Octets(b"a\0"), Octets(large.content + b"\0")]),
-        ("sizes", ["1 True 61", f"{2 * LARGE} True 6162"]),
-    ):
-        async with started(name) as (backend, _):
-            assert await backend.run(batch(Octets(b"a"), large), LONG) == [ItemResult(one) for one in told]
 
 
 async def test_a_view_that_is_kept_ends_with_its_batch() -> None:
@@ -116,18 +94,15 @@ async def test_values_for_which_the_arena_has_no_room_go_in_the_frame() -> None:
     assert counted == {("in", True): 4, ("in", False): 2, ("out", True): 2, ("out", False): 4}
 
 
-@pytest.mark.parametrize("missing", ["asked", "system"])
-async def test_without_an_arena_all_goes_in_frames(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if missing == "system":
-        monkeypatch.delattr(os, "memfd_create")
-    async with started("echo", arena_bytes=0 if missing == "asked" else MB) as (backend, counted):
+async def test_without_an_arena_all_goes_in_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    async with started("echo", arena_bytes=MB) as (backend, counted):
         assert arenas() == 0
         assert await backend.run(batch("x" * 3 * MB), LONG) == [ItemResult("x" * 3 * MB)]
     assert counted == {}
 
 
-@pytest.mark.parametrize(("size", "turns_taken"), [(TURN, 5), (LARGE, 1)])
-async def test_the_event_loop_goes_on_after_a_turn_of_large_values(size: int, turns_taken: int) -> None:
+async def test_the_event_loop_goes_on_after_a_turn_of_large_values() -> None:
     turns, seen = [0], dict[str, list[int]]({"in": [], "out": []})
     loop = asyncio.get_running_loop()
     backend = build(
@@ -143,9 +118,11 @@ async def test_the_event_loop_goes_on_after_a_turn_of_large_values(size: int, tu
         loop.call_soon(turn)
 
     turn()
-    await backend.run(batch(*("x" * size for _ in range(5))), LONG)
+    for size, turns_taken in ((TURN, 5), (LARGE, 1)):
+        await backend.run(batch(*("x" * size for _ in range(5))), LONG)
+        assert {direction: len(set(at)) for direction, at in seen.items()} == {"in": turns_taken, "out": turns_taken}
+        seen = {"in": [], "out": []}
     await backend.stop()
-    assert {direction: len(set(at)) for direction, at in seen.items()} == {"in": turns_taken, "out": turns_taken}
 
 
 async def test_the_child_cannot_change_the_size_of_the_arena() -> None:
@@ -164,9 +141,8 @@ async def test_a_child_that_names_places_that_cannot_be_is_killed_and_replaced()
         assert await backend.run(batch("x" * LARGE), LONG) == [ItemResult("x" * LARGE)]
 
 
-@pytest.mark.parametrize("name", ["scribbles", "scribbles_values"])
-async def test_a_child_that_leaves_no_text_or_json_where_it_says_is_killed_and_replaced(name: str) -> None:
-    async with started(name) as (backend, _):
+async def test_a_child_that_leaves_no_text_where_it_says_is_killed_and_replaced() -> None:
+    async with started("scribbles") as (backend, _):
         with pytest.raises(WorkerCrashed, match="answered something else"):
             await backend.run(batch("scribble"), LONG)
         await backend.start()
@@ -175,7 +151,7 @@ async def test_a_child_that_leaves_no_text_or_json_where_it_says_is_killed_and_r
 
 async def test_children_that_are_killed_with_large_values_in_hand_leave_nothing_behind() -> None:
     async with started("dies") as (backend, _):
-        for _ in range(5):
+        for _ in range(2):
             with pytest.raises(WorkerCrashed, match="SIGKILL"):
                 await backend.run(batch("die" + "x" * MB, "y" * MB), LONG)
             assert arenas() == 0
@@ -203,15 +179,13 @@ asyncio.run(main())
 
 
 def test_a_host_that_is_killed_leaves_no_process_that_holds_the_arena() -> None:
-    for _ in range(2):
-        with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
-            try:
-                assert host.stdout is not None
-                child = int(host.stdout.readline())
-                assert "headway-arena" in Path(f"/proc/{child}/maps").read_text()
-                watched = os.pidfd_open(child)
-            finally:
-                host.kill()
-        assert select.select([watched], [], [], LONG)[0], "the child has ended"
-        os.close(watched)
-        assert "headway-arena" not in maps(child)
+    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+        try:
+            assert host.stdout is not None
+            child = int(host.stdout.readline())
+            assert "headway-arena" in Path(f"/proc/{child}/maps").read_text()
+            watched = os.pidfd_open(child)
+        finally:
+            host.kill()
+    assert select.select([watched], [], [], LONG)[0], "the child has ended"
+    os.close(watched)

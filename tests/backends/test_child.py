@@ -19,50 +19,43 @@ from headway.backends.process.values import annotations_of, kinds_of
 from headway.model import Output, TokenCount, ValueKind
 
 
-def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("limits", "sizes", "lines", "mixed", "crowded"),
+    [
+        ({"MAX_OUTPUTS": 20}, [8, 7, 6, 1], 0, False, [0]),  # The largest is left out.
+        # Large outputs have less room, and never push small ones out.
+        ({"LONG_HAND_OVER": 5, "MAX_LARGE_OUTPUTS": 12}, [7, 4, 5, 4, 6, 4], 0, False, [0]),
+        # They have still less beside small ones of others.
+        ({"LONG_HAND_OVER": 5, "MAX_LARGE_OUTPUTS": 20, "LARGE_BESIDE": 6}, [7, 6, 5, 1], 0, True, [0, 1]),
+        ({"LONG_HAND_OVER": 5, "MAX_LARGE_OUTPUTS": 20, "LARGE_BESIDE": 6}, [7, 6, 5, 1], 0, False, []),
+        ({"LONG_HAND_OVER": 5, "MAX_LARGE_OUTPUTS": 20, "LARGE_BESIDE": 6}, [7, 6, 5, -1], 0, True, []),
+        ({"MAX_OUTPUTS": 10, "MAX_LINES_OUTPUTS": 8}, [5, 5, 7, 6, -1, 1], 4, False, [3]),  # Bulk lines have their own.
+    ],
+)
+def test_outputs_that_are_too_large_together_are_left_out(
+    limits: dict[str, int],
+    sizes: list[int],
+    lines: int,
+    mixed: bool,
+    crowded: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A size below 0 is that of an error."""
+    for name, value in limits.items():
+        monkeypatch.setattr(frames, name, value)
+    outputs = [ValueError("no") if size < 0 else "x" * size for size in sizes]
+    word = child.bounded(child.judge(1, len(sizes), outputs), lines, mixed=mixed)
+    assert isinstance(word, Outputs)
+    assert word.crowded == {place: sizes[place] for place in crowded}
+    assert [place for place, output in enumerate(word.outputs) if output is None and sizes[place] >= 0] == crowded
+
+
+def test_one_output_that_is_too_large_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_OUTPUT", 8)
-    monkeypatch.setattr(frames, "MAX_OUTPUTS", 20)
     judged = child.judge(1, 4, ["x" * 8, "x" * 9, "é" * 4, "é" * 5])
     assert isinstance(judged, Outputs)
     assert judged.outputs == ["x" * 8, None, "éééé", None]
     assert [(place, fault) for place, (_, fault) in judged.errors.items()] == [(1, True), (3, True)]
-    word = child.bounded(child.judge(2, 4, ["x" * 8, "x" * 7, "x" * 6, "x"]), 0)
-    assert isinstance(word, Outputs)
-    assert (word.outputs, word.crowded) == ([None, "x" * 7, "x" * 6, "x"], {0: 8})
-
-
-def test_large_outputs_have_less_room_and_never_push_small_ones_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "LONG_HAND_OVER", 5)
-    monkeypatch.setattr(frames, "MAX_LARGE_OUTPUTS", 12)
-    word = child.bounded(child.judge(1, 6, ["x" * 7, "xxxx", "x" * 5, "xxxx", "x" * 6, "xxxx"]), 0)
-    assert isinstance(word, Outputs)
-    assert (word.outputs, word.crowded) == ([None, "xxxx", "x" * 5, "xxxx", "x" * 6, "xxxx"], {0: 7})
-
-
-def test_large_outputs_have_less_room_beside_small_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "LONG_HAND_OVER", 5)
-    monkeypatch.setattr(frames, "MAX_LARGE_OUTPUTS", 20)
-    monkeypatch.setattr(frames, "LARGE_BESIDE", 6)
-    outputs = ["x" * 7, "x" * 6, "x" * 5]
-
-    def left_out(*others: object, mixed: bool) -> list[int]:
-        word = child.bounded(child.judge(1, len(outputs) + len(others), [*outputs, *others]), 0, mixed=mixed)
-        assert isinstance(word, Outputs)
-        return sorted(word.crowded)
-
-    assert left_out("x", mixed=True) == [0, 1]
-    assert left_out("x", mixed=False) == []
-    assert left_out(ValueError("no"), mixed=True) == [], "nobody waits for them"
-
-
-def test_the_outputs_of_bulk_lines_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MAX_OUTPUTS", 10)
-    monkeypatch.setattr(frames, "MAX_LINES_OUTPUTS", 8)
-    word = child.bounded(child.judge(1, 6, ["x" * 5, "x" * 5, "x" * 7, "x" * 6, ValueError("no"), "x"]), 4)
-    assert isinstance(word, Outputs)
-    assert word.outputs == ["x" * 5, "x" * 5, "x" * 7, None, None, "x"]
-    assert word.crowded == {3: 6}
-    assert set(word.errors) == {4}
 
 
 def test_it_says_that_a_batch_ran_before_it_hands_over_large_outputs() -> None:
@@ -90,21 +83,32 @@ def test_it_says_that_a_batch_ran_before_it_hands_over_large_outputs() -> None:
     assert computed == Computed(frames.LONG_HAND_OVER + 1)
 
 
-@pytest.mark.parametrize("result", [None, "ab", {"a": "b", "c": "d"}, iter(["a", "b"]), {"a", "b"}, 2])
-def test_only_a_list_or_a_tuple_is_a_list(result: object) -> None:
+class Endless(list[str]):
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.repeat("a")
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (None, "end it with return, and a list"),
+        ("ab", "return one output for each input"),
+        ({"a": "b", "c": "d"}, "expected a list of 2 outputs"),
+        ((text for text in "ab"), "return a list in place of yielding its items"),
+        ({"a", "b"}, "expected a list of 2 outputs"),
+        (2, "expected a list of 2 outputs"),
+        (Endless(), "the target returned 3 outputs for 2 inputs"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_only_a_list_or_a_tuple_of_as_many_outputs_is_taken(result: object, says: str) -> None:
     judged = child.judge(1, 2, result)
     assert isinstance(judged, Failed)
     assert judged.bad_output
-    assert "expected a list of 2 outputs" in judged.message
-
-
-def test_the_length_is_that_of_the_inputs_as_they_were_sent() -> None:
-    def emptied(inputs: list[str]) -> list[str]:
-        inputs.clear()
-        return inputs
-
-    judged = child.run(Target(emptied, "emptied", "", UserLoop()), frames.Run(1, ["a", "b"]))
-    assert judged == Failed(1, True, "the target returned 0 outputs for 2 inputs")
+    assert says in judged.message
 
 
 class Rude(BaseException):
@@ -157,21 +161,14 @@ def test_a_value_whose_own_methods_raise_fails_at_most_its_own_input(name: str) 
     assert child._encode(judged)
 
 
-def test_a_list_that_lies_about_its_length_fails_its_batch() -> None:
-    class Endless(list[str]):
-        def __len__(self) -> int:
-            return 1
-
-        def __iter__(self) -> Iterator[str]:
-            return itertools.repeat("a")
-
-    assert child.judge(1, 1, Endless()) == Failed(1, True, "the target returned 2 outputs for 1 inputs")
-
-
-def test_an_exception_class_is_no_exception_instance() -> None:
-    judged = child.judge(1, 1, [ValueError])
+def test_what_is_no_text_fails_its_own_input() -> None:
+    outputs = [ValueError, None, 7, b"seven", "\ud800", ValueError("no good"), "A"]
+    judged = child.judge(1, len(outputs), outputs)
     assert isinstance(judged, Outputs)
-    assert judged.errors == {0: ("the target returned type for this input, expected str", True)}
+    assert judged.outputs == [None] * 6 + ["A"]
+    said = [text.removeprefix("the target returned ").partition(" for ")[0] for text, _ in judged.errors.values()]
+    assert said == ["type", "NoneType", "int", "bytes", "a lone surrogate", "ValueError: no good"]
+    assert [fault for _, fault in judged.errors.values()] == [True] * 5 + [False]
 
 
 @pytest.mark.parametrize(
@@ -189,30 +186,20 @@ def test_what_is_no_text_is_told_the_annotation_to_write(output: object, line: s
     assert kinds_of({"return": eval(line.removeprefix("-> "))}, "inputs")[1] is not ValueKind.TEXT
 
 
-@pytest.mark.parametrize(
-    ("result", "mend"),
-    [
-        ((text for text in "ab"), "return a list in place of yielding its items"), (None, "end it with return, and a list"),
-        ("ab", "return one output for each input"),
-    ],
-)  # fmt: skip
-def test_who_returns_no_list_is_told_what_to_return(result: object, mend: str) -> None:
-    judged = child.judge(1, 2, result)
-    assert isinstance(judged, Failed)
-    assert mend in judged.message
-
-
 def test_an_error_text_is_bounded_and_proper_unicode() -> None:
     assert describe(ValueError("x" * 10_000)) == "ValueError: " + "x" * 500
     assert describe(ValueError("\ud800")) == "ValueError: \\ud800"
     assert describe(KeyError()) == "KeyError"
 
 
-def test_a_builtin_without_a_signature_is_called_with_inputs() -> None:
-    assert Target(dict.fromkeys, "fromkeys", "", UserLoop()).run(["a"], None) == {"a": None}
+def test_a_target_is_called_with_inputs_and_no_parameters_but_its_second() -> None:
+    def emptied(inputs: list[str]) -> list[str]:
+        inputs.clear()
+        return inputs
 
-
-def test_parameters_that_are_not_second_are_not_ours() -> None:
+    judged = child.run(Target(emptied, "emptied", "", UserLoop()), frames.Run(1, ["a", "b"]))
+    assert judged == Failed(1, True, "the target returned 0 outputs for 2 inputs"), "as many as were sent"
+    assert Target(dict.fromkeys, "a builtin without a signature", "", UserLoop()).run(["a"], None) == {"a": None}
     with pytest.raises(Refusal, match="its signature is"):
         Target(lambda parameters, inputs: inputs, "swapped", "", UserLoop())
 
@@ -262,12 +249,9 @@ def test_long_parameters_that_inputs_have_in_common_travel_once_and_each_input_g
     child.run(Target(keep, "keep", "", UserLoop()), msgspec.msgpack.decode(content, type=frames.Run))
     assert [len(one.get("x", "")) for one in seen] == [frames.LONG, 1, frames.LONG, 0]
     assert seen[0] is not seen[2], "what a target changes of one is no other's"
-
-
-def test_short_parameters_travel_as_they_are() -> None:
-    batch = frames.Run(1, ["a", "b"], [b"{}", b"{}"])
+    batch = frames.Run(1, ["a", "b"], [short, short])
     batch.share_parameters()
-    assert (batch.parameters, batch.which) == ([b"{}", b"{}"], [])
+    assert (batch.parameters, batch.which) == ([short, short], [])
 
 
 @pytest.mark.parametrize(
@@ -280,13 +264,6 @@ def test_an_output_may_tell_the_tokens_that_its_input_has_used(gives: ValueKind,
     assert (judged.outputs, judged.tokens) == ([sent, sent, sent, None], {1: TokenCount(7, 3), 2: TokenCount(2)})
     assert list(judged.errors) == [3]
     assert child.judge(1, 1, [value], gives).tokens == {}  # type: ignore[union-attr]
-
-
-def test_tokens_stay_with_their_inputs_where_others_are_refused() -> None:
-    target = Target(lambda inputs: ["a", Output("b", tokens=5)], "texts", "", UserLoop())
-    word = child.run(target, frames.Run(1, [b"[1]", "a", "b"]))
-    assert isinstance(word, Outputs)
-    assert (word.outputs, list(word.errors), word.tokens) == ([None, "a", "b"], [0], {2: TokenCount(5)})
 
 
 @pytest.mark.parametrize(

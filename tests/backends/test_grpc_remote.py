@@ -16,9 +16,7 @@ from headway.backends.grpc.backend import GrpcBackend, pushback
 from headway.backends.remote.credentials import Credentials
 from headway.backends.remote.generations import Generations
 from headway.config.target import RemoteTarget
-from headway.core.breaker import Breaker
 from headway.core.values import as_json
-from headway.dialects.dialect import NoOutputs
 from headway.dialects.table import reach
 from headway.errors import (
     BackendError,
@@ -61,16 +59,6 @@ class Api:
     ) -> contextlib.AbstractAsyncContextManager[GrpcBackend]:
         return against(self.handle, described, **settings)
 
-    async def fails(
-        self, kind: type[BackendError], what: str, *, then: str = "", described: bytes | None = None, **settings: Any
-    ) -> None:
-        """Run a batch that fails so, and one that is answered, if there is a text for one."""
-        async with self.against(described, **settings) as backend:
-            with pytest.raises(kind, match=what):
-                await backend.run(batch("a", "wrong"), LONG)
-            if then:
-                assert await backend.run(batch(then), LONG) == [ItemResult(then.upper())]
-
 
 @contextlib.asynccontextmanager
 async def against(handle: Handler, described: bytes | None = None, **settings: Any) -> AsyncIterator[GrpcBackend]:
@@ -81,13 +69,6 @@ async def against(handle: Handler, described: bytes | None = None, **settings: A
             yield backend
         finally:
             await backend.stop()
-
-
-def only_wrong(said: bytes) -> Callable[[list[str], Any], Awaitable[bytes | None]]:
-    async def say(texts: list[str], context: Any) -> bytes | None:
-        return said if "wrong" in texts else None
-
-    return say
 
 
 def aborts(status: grpc.StatusCode, details: str = "no", *trailers: tuple[str, str]) -> Any:
@@ -105,24 +86,17 @@ def reset(stream: int) -> bytes:
 
 WRONG = [
     (answer(["a"]), "1 outputs for 2 inputs"),
-    (answer(["a", "b", "c"]), "3 outputs for 2 inputs"),
-    (answer(["a"], shape=[2]), "1 outputs for 2 inputs"),
     (answer(["a", "b", "c"], shape=[2]), "5 bytes of binary data more than 2 outputs"),
     (answer(["a", "b"], datatype="FP32"), "another datatype than BYTES"),
     (answer(["a", "b"], name="OTHER"), "another name than the model's metadata has"),
-    (answer(["a", "b"], shape=[2, 2]), "an output of 2 dimensions"),
-    (answer(["a", "b"], shape=[]), "a shape that cannot be"),
-    (answer(["a", "b"], shape=[-1]), "a shape that cannot be"),
     (answer(["a", "b"], shape=[2] * 1000), "a shape that cannot be"),
     (answer(["a", "b"], raw=[b"\xff" * 10]), "binary data that ends within an output"),
-    (answer(["a", "b"], raw=[b"\1\0\0"]), "0 outputs for 2 inputs"),
     (answer(["a", "b"], raw=[b"", b""]), "2 raw contents for one tensor"),
     (answer(["a", "b"], raw=[]), "0 outputs for 2 inputs"),
     (answer([], contents={"bytes_contents": [b"a"] * 3}, shape=[2]), "3 outputs for 2 inputs"),
     (answer(["a", "b"]) * 2, "2 tensors, expected one"),
     (b"", "0 tensors, expected one"),
     (answer(["a", "b"])[:-1], "not a ModelInfer message"),
-    (b"\xff" * 40, "not a ModelInfer message"),
 ]
 
 
@@ -133,54 +107,59 @@ def test_an_answer_of_another_shape_fails_the_batch(said: bytes, what: str) -> N
         dialect.decode(said, 2)
 
 
-@pytest.mark.parametrize(("said", "what"), [WRONG[0], WRONG[-1]])
-async def test_a_batch_with_such_an_answer_fails_and_the_next_one_runs(said: bytes, what: str) -> None:
-    await Api(only_wrong(said)).fails(BadOutput, what, then="b", described=grpc_remote.metadata())
+STATUSES = [
+    (Status.INVALID_ARGUMENT, "", RemoteRefused, "failed at try 1: gRPC INVALID_ARGUMENT$"),
+    (Status.OUT_OF_RANGE, "", RemoteRefused, "failed at try 1"),
+    *(
+        (status, "", RemoteError, f"failed at try 1: gRPC {status.name}$")
+        for status in (Status.UNAUTHENTICATED, Status.PERMISSION_DENIED, Status.NOT_FOUND, Status.UNIMPLEMENTED)
+    ),
+    (Status.FAILED_PRECONDITION, "", RemoteError, "failed at try 1"),
+    *(
+        (status, "", RemoteError, f"failed at try 3: gRPC {status.name}$")
+        for status in (Status.UNAVAILABLE, Status.INTERNAL, Status.UNKNOWN, Status.ABORTED, Status.DEADLINE_EXCEEDED)
+    ),
+    (Status.RESOURCE_EXHAUSTED, "", RemoteRefused, "failed at try 3: gRPC RESOURCE_EXHAUSTED$"),
+    (Status.RESOURCE_EXHAUSTED, "-1", RemoteRefused, "failed at try 1"),
+    (Status.RESOURCE_EXHAUSTED, "5", RemoteError, "failed at try 3"),
+    (Status.INTERNAL, "-1", RemoteError, "failed at try 1: gRPC INTERNAL$"),
+    (Status.UNAVAILABLE, "soon", RemoteError, "failed at try 1"),
+    (Status.UNAVAILABLE, "90500", RemoteError, "try 1: .*it asks for 90.5 s of rest"),
+    (Status.UNAVAILABLE, "5", RemoteError, "failed at try 3"),
+]
 
 
-@pytest.mark.parametrize(
-    ("status", "trailers", "kind", "what"),
-    [
-        (Status.INVALID_ARGUMENT, [], RemoteRefused, "failed at try 1: gRPC INVALID_ARGUMENT$"),
-        (Status.OUT_OF_RANGE, [], RemoteRefused, "failed at try 1: gRPC OUT_OF_RANGE$"),
-        (Status.UNAUTHENTICATED, [], RemoteError, "failed at try 1: gRPC UNAUTHENTICATED$"),
-        (Status.PERMISSION_DENIED, [], RemoteError, "failed at try 1"),
-        (Status.NOT_FOUND, [], RemoteError, "failed at try 1"),
-        (Status.UNIMPLEMENTED, [], RemoteError, "failed at try 1"),
-        (Status.FAILED_PRECONDITION, [], RemoteError, "failed at try 1"),
-        (Status.UNAVAILABLE, [], RemoteError, "failed at try 3: gRPC UNAVAILABLE$"),
-        (Status.RESOURCE_EXHAUSTED, [], RemoteRefused, "failed at try 3: gRPC RESOURCE_EXHAUSTED$"),
-        (Status.RESOURCE_EXHAUSTED, [("grpc-retry-pushback-ms", "-1")], RemoteRefused, "failed at try 1"),
-        (Status.RESOURCE_EXHAUSTED, [("grpc-retry-pushback-ms", "5")], RemoteError, "failed at try 3"),
-        (Status.INTERNAL, [], RemoteError, "failed at try 3"),
-        (Status.UNKNOWN, [], RemoteError, "failed at try 3"),
-        (Status.ABORTED, [], RemoteError, "failed at try 3"),
-        (Status.DEADLINE_EXCEEDED, [], RemoteError, "failed at try 3: gRPC DEADLINE_EXCEEDED$"),
-        (Status.INTERNAL, [("grpc-retry-pushback-ms", "-1")], RemoteError, "failed at try 1: gRPC INTERNAL$"),
-        (Status.UNAVAILABLE, [("grpc-retry-pushback-ms", "soon")], RemoteError, "failed at try 1"),
-        (Status.UNAVAILABLE, [("grpc-retry-pushback-ms", "90500")], RemoteError, "try 1: .*it asks for 90.5 s of rest"),
-        (Status.UNAVAILABLE, [("grpc-retry-pushback-ms", "5")], RemoteError, "failed at try 3"),
-    ],
-)
+@pytest.mark.parametrize(("status", "pushback", "kind", "what"), STATUSES)
 async def test_every_status_has_its_meaning(
-    status: grpc.StatusCode, trailers: list[tuple[str, str]], kind: type[BackendError], what: str
+    status: grpc.StatusCode, pushback: str, kind: type[BackendError], what: str
 ) -> None:
+    trailers = [("grpc-retry-pushback-ms", pushback)] if pushback else []
     with capture_logs() as logged:
-        await Api(aborts(status, "canary " * 100, *trailers)).fails(kind, what)
+        async with Api(aborts(status, "canary " * 100, *trailers)).against() as backend:
+            with pytest.raises(kind, match=what):
+                await backend.run(batch("a", "wrong"), LONG)
+            if status is Status.RESOURCE_EXHAUSTED:
+                with pytest.raises(RemoteError):  # A lone input is not blamed for an API without room.
+                    await backend.run(batch("wrong"), LONG)
     note = [line for line in logged if line["event"] == "the remote API answered no outputs"][-1]
     assert note["body"].startswith("canary") and len(note["body"]) <= 210, "its words are in the log alone, and bounded"
 
 
-async def test_a_rest_that_is_asked_for_is_kept_by_all_slots() -> None:
-    breaker = Breaker(5, 0.5)
-    say = aborts(Status.RESOURCE_EXHAUSTED, "", ("grpc-retry-pushback-ms", "90000"))
-    await Api(say).fails(RemoteError, "90 s of rest", breaker=breaker, clock=lambda: 7.0)
-    assert breaker.rest_left(7.0) == 90.0
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [(answer(["x" * 20_000] * 2), "answered more than 10000 bytes"), (b"\xff" * 40, "not a ModelInfer message")],
+)
+async def test_a_batch_with_an_answer_that_cannot_be_read_fails_and_the_next_one_runs(
+    said: bytes, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say(texts: list[str], context: Any) -> bytes | None:
+        return said if "wrong" in texts else None
 
-
-async def test_an_answer_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.backends.remote.backend.MAX_ANSWER", 10_000)
-    await Api(only_wrong(answer(["x" * 20_000] * 2))).fails(BadOutput, "answered more than 10000 bytes", then="b")
+    async with Api(say).against() as backend:
+        with pytest.raises(BadOutput, match=what):
+            await backend.run(batch("a", "wrong"), LONG)
+        assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
 
 
 @pytest.mark.parametrize("ends", ["timeout", "cancelled", "stopped"])
@@ -258,14 +237,13 @@ async def test_a_server_that_comes_back_is_used_again() -> None:
     ("say", "what"),
     [
         (lambda stream: None, "gRPC UNAVAILABLE"),
-        (lambda stream: reset(stream), "gRPC (INTERNAL|UNKNOWN)"),
         (
             lambda stream: frame(GOAWAY, 0, 0, bytes([0, 0, 0, stream, 0, 0, 0, 2])) + reset(stream),
             "gRPC (INTERNAL|UNKNOWN)",
         ),
         (lambda stream: b"\xff" * 100, "failed at try"),
     ],
-    ids=["reset", "RST_STREAM", "GOAWAY", "garbage"],
+    ids=["reset", "GOAWAY", "garbage"],
 )
 async def test_what_breaks_off_on_the_way_is_a_run_that_failed(say: Callable[[int], bytes | None], what: str) -> None:
     """Bytes have been sent, so that nobody knows whether the batch ran."""
@@ -331,24 +309,6 @@ def test_rows_of_numbers_are_tensors_raw_or_typed() -> None:
     assert dialect.signature.outputs == (TensorSpec("OUTPUT", "FP64", (-1,)),)
 
 
-def test_numbers_of_a_shape_that_cannot_be_are_refused() -> None:
-    dialect = reach("grpc://h:1/m").dialect.learn(grpc_remote.metadata("FP64", row=[-1]))
-    for shape in ([2, 2**40], [2, 2**62, 2**62], [2, 3], [2, 0], [2], [-2, 2]):
-        with pytest.raises(NoOutputs):
-            dialect.decode(answer([], raw=[b"\0" * 32], datatype="FP64", shape=shape), 2)
-
-
-async def test_inputs_with_other_parameters_go_in_a_call_of_their_own() -> None:
-    api = Api()
-    async with api.against() as backend:
-        parameters = [b'{"k":1}', b"", b'{"k":1}', b'{"k":[1]}']
-        items = await backend.run(batch("a", "b", "c", "d", parameters=parameters), LONG)
-        assert items[:3] == [ItemResult("A"), ItemResult("B"), ItemResult("C")]
-        assert items[3].output is None and "the parameter `k` cannot be sent" in (items[3].error or "")
-    sent = [(texts_of(asked), asked.parameters["k"].int64_param) for asked in api.asked]
-    assert sorted(sent) == [(["a", "c"], 1), (["b"], 0)]
-
-
 def test_every_kind_of_parameter_has_its_member() -> None:
     dialect = reach("grpc://h:1/m").dialect
     kinds = b'{"b":true,"i":-5,"u":18446744073709551615,"d":0.5,"s":"x","priority":1,"timeout":5,"sequence_id":3}'
@@ -366,21 +326,8 @@ def test_every_kind_of_parameter_has_its_member() -> None:
     }
 
 
-async def test_an_idle_channel_is_given_up_and_no_other() -> None:
-    now = 100.0
-
-    api = Api()
-    async with api.against(now=lambda: now) as backend:
-        for idle in (0.0, 29.0, 31.0):
-            now += idle
-            await backend.run(batch("a"), LONG)
-    peers = [peer for _, _, peer in api.contexts[1:]]
-    assert peers[0] == peers[1] != peers[2]
-
-
 class FakeChannel:
-    def __init__(self) -> None:
-        self.closed = False
+    closed = False
 
     async def close(self) -> None:
         self.closed = True
@@ -413,25 +360,14 @@ def test_what_a_pushback_asks_for(value: str | bytes, seconds: float | None) -> 
     assert pushback(value) == seconds
 
 
-@pytest.mark.parametrize("trailers", [[], [("grpc-retry-pushback-ms", "-1")]])
-async def test_a_lone_input_is_not_blamed_for_an_api_without_room(trailers: list[tuple[str, str]]) -> None:
-    async with Api(aborts(Status.RESOURCE_EXHAUSTED, "no", *trailers)).against() as backend:
-        with pytest.raises(RemoteError, match="gRPC RESOURCE_EXHAUSTED"):
-            await backend.run(batch("wrong"), LONG)
-
-
 @pytest.mark.parametrize(
     ("details", "trailers"),
     [
         ("SERVER: Received message larger than max (9 vs. 5)", []),
-        ("grpc: received message larger than max (9 vs. 5)", []),
         ("gRPC message exceeds maximum size 5: 9", []),
         ("Received message exceeds the maximum configured message size.", []),
         ("Error decompressing: size limit, of 5 bytes, exceeded while decompressing message", []),
-        (
-            "the input is 9 characters long",
-            [("x-headway-error", "PAYLOAD_TOO_LARGE"), ("grpc-retry-pushback-ms", "-1")],
-        ),
+        ("the input is long", [("x-headway-error", "PAYLOAD_TOO_LARGE"), ("grpc-retry-pushback-ms", "-1")]),
     ],
 )
 async def test_an_oversized_message_blames_an_input(details: str, trailers: list[tuple[str, str]]) -> None:
@@ -451,16 +387,3 @@ async def test_the_log_says_once_that_the_api_is_back() -> None:
                 now += 2.0
     again = [line for line in logged if line["event"] == "the remote API answers again"]
     assert [line["away_s"] for line in again] == [4.0]
-
-
-def test_header_fields_that_have_changed_are_logged_once_without_their_values(tmp_path: Path) -> None:
-    file = tmp_path / "headers"
-    file.write_text("X-Team: blue\n")
-    credentials = Credentials(file=str(file))
-    with capture_logs() as logged:
-        credentials.current()
-        file.write_text("X-Team: canary\n")
-        assert credentials.current() == credentials.current() == {"X-Team": "canary"}
-    [line] = logged
-    assert (line["event"], line["log_level"]) == ("header fields for the remote API were read again", "info")
-    assert "canary" not in str(line)

@@ -1,6 +1,7 @@
 """Share of the memory in use, read from control groups of both versions and from the machine."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,49 +45,40 @@ def place(tmp_path: Path) -> Place:
     return made
 
 
-def test_of_the_machine_what_is_not_available_is_in_use(place: Place) -> None:
-    assert place.memory().used() == pytest.approx(0.4)
+@pytest.mark.parametrize(
+    ("cgroup", "groups", "available", "used"),
+    [
+        ("", [], 600, 0.4),  # What is not available on the machine is in use.
+        ("0::/", [(2, "", 1000, 930, 30)], 600, 0.9),
+        ("0::/pods/one", [(2, "pods/one", "max", 100, 0), (2, "pods", 1000, 800, 0)], 600, 0.8),
+        (
+            "9:cpu,cpuacct:/\n4:memory:/box\n0::/",
+            [(1, "box", 1000, 750, 50), (1, "", 9223372036854771712, 10**12, 0)],
+            600,
+            0.7,
+        ),
+        ("4:memory:/outside/only\n0::/", [(1, "", 1000, 880, 0)], 600, 0.88),  # A path that is not seen from inside.
+        ("0::/", [(2, "", 1000, 500, 0)], 50, 0.95),
+    ],
+)
+def test_memory_is_as_full_as_the_fullest_of_machine_and_groups(
+    place: Place, cgroup: str, groups: list[tuple[int, str, Any, int, int]], available: int, used: float
+) -> None:
+    place.machine(available)
+    if cgroup:
+        place.write("proc/self/cgroup", cgroup)
+    for version, *group in groups:
+        (place.group_v1 if version == 1 else place.group_v2)(*group)
+    assert place.memory().used() == pytest.approx(used)
 
 
-def test_the_limit_of_a_container_counts(place: Place) -> None:
-    place.write("proc/self/cgroup", "0::/")
-    place.group_v2("", 1000, 930, inactive=30)
-    assert place.memory().used() == pytest.approx(0.9)
-
-
-def test_the_limit_of_a_group_above_counts(place: Place) -> None:
-    place.write("proc/self/cgroup", "0::/pods/one")
-    place.group_v2("pods/one", "max", 100)
-    place.group_v2("pods", 1000, 800)
-    assert place.memory().used() == pytest.approx(0.8)
-
-
-def test_version_1_counts_as_well(place: Place) -> None:
-    place.write("proc/self/cgroup", "9:cpu,cpuacct:/\n4:memory:/box\n0::/")
-    place.group_v1("box", 1000, 750, inactive=50)
-    place.group_v1("", 9223372036854771712, 10**12)
-    assert place.memory().used() == pytest.approx(0.7)
-
-
-def test_a_path_that_is_not_to_be_seen_from_inside_is_that_of_the_root(place: Place) -> None:
-    place.write("proc/self/cgroup", "4:memory:/outside/only\n0::/")
-    place.group_v1("", 1000, 880)
-    assert place.memory().used() == pytest.approx(0.88)
-
-
-def test_memory_is_as_full_as_the_fuller_of_group_and_machine(place: Place) -> None:
-    place.write("proc/self/cgroup", "0::/")
-    place.group_v2("", 1000, 500)
-    place.machine(available=50)
-    assert place.memory().used() == pytest.approx(0.95)
-
-
-def test_a_system_that_does_not_tell_counts_as_empty(tmp_path: Path) -> None:
+def test_a_system_that_does_not_tell_counts_as_empty_and_this_one_tells(tmp_path: Path) -> None:
     assert HostMemory(lambda: 0.0, tmp_path).used() == 0.0
     place = Place(tmp_path)
     place.write("proc/self/cgroup", "nonsense\n0::/")
     place.write("sys/fs/cgroup/memory.max", "nonsense")
     assert place.memory().used() == 0.0
+    assert 0.0 < HostMemory(lambda: 0.0).used() < 1.0
 
 
 def test_slots_of_one_process_share_a_reading(place: Place) -> None:
@@ -96,10 +88,6 @@ def test_slots_of_one_process_share_a_reading(place: Place) -> None:
     assert memory.used() == pytest.approx(0.4)
     place.now += READ_EVERY
     assert memory.used() == pytest.approx(0.9)
-
-
-def test_this_machine_tells_how_full_its_memory_is() -> None:
-    assert 0.0 < HostMemory(lambda: 0.0).used() < 1.0
 
 
 def test_the_tightest_limit_is_the_memory_that_may_be_used(place: Place) -> None:

@@ -17,8 +17,7 @@ import uvloop
 
 from headway.backends.grpc.backend import IDLE as IDLE_CHANNEL
 from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.http.backend import HttpBackend
-from headway.backends.http.connections import IDLE, Sockets
+from headway.backends.http.backend import IDLE, HttpBackend, Sockets
 from headway.config.target import RemoteTarget
 from headway.model import ItemResult
 from headway.runtime.certificates import RemoteCertificates

@@ -55,41 +55,30 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     sys.modules.pop("pynvml", None)
 
 
-def test_all_that_the_driver_tells_is_told(place: Place) -> None:
+def test_all_that_the_driver_tells_is_told_and_what_it_does_not_tell_is_none(place: Place) -> None:
+    assert "pynvml" not in sys.modules, "a process that watches no GPU imports nothing"
     gpu = place.nvml.watch("0")
     assert gpu.figures() is None, "not read yet"
     assert place.look(gpu) == TOLD
     assert TOLD.memory_share == 0.75
-
-
-def test_what_the_driver_does_not_tell_of_a_gpu_is_none(place: Place) -> None:
     lacks = [one for one in dir(library) if one.startswith(("nvmlDeviceGetPower", "nvmlDeviceGetTot", "nvmlDeviceReg"))]
     place.gpus.write({**WHOLE, "lacks": lacks, "xids": [13]})
-    found = place.look(place.nvml.watch("0"))
+    other = NvmlGpus(lambda: 0.0).watch("0")
+    found = place.look(other)
     assert found is not None
     assert (found.power, found.ecc_errors, found.xids, found.utilisation) == (None, None, {}, 0.73)
     place.gpus.write({})
-    assert place.look(place.nvml.watch("0")) == GpuFigures(uuid="GPU-aa01", name="Stand-in 80")
+    assert place.look(other) == GpuFigures(uuid="GPU-aa01", name="Stand-in 80")
 
 
-@pytest.mark.parametrize(
-    ("device", "uuid"),
-    [
-        ("1", "GPU-bb02"),
-        ("GPU-bb02", "GPU-bb02"),
-        ("GPU-b", "GPU-bb02"),
-        ("GPU-BB02", "GPU-bb02"),
-        ("MIG-7", "MIG-7"),
-        ("2", None),
-        ("GPU-c", None),
-    ],
-)
-def test_a_gpu_is_found_by_number_uuid_its_beginning_or_part(place: Place, device: str, uuid: str | None) -> None:
+def test_a_gpu_is_found_by_number_uuid_its_beginning_or_part(place: Place) -> None:
     place.gpus.write(WHOLE, {**WHOLE, "uuid": "GPU-bb02", "mig": ["MIG-7"]})
-    with capture_logs() as logs:
-        found = place.look(place.nvml.watch(device))
-    assert (found and found.uuid) == uuid
-    assert len(logs) == (uuid is None)
+    for device in ("1", "GPU-bb02", "GPU-b", "GPU-BB02", "MIG-7", "2", "GPU-c"):
+        uuid = {"MIG-7": "MIG-7", "2": None, "GPU-c": None}.get(device, "GPU-bb02")
+        with capture_logs() as logs:
+            found = place.look(place.nvml.watch(device))
+        assert (found and found.uuid) == uuid, device
+        assert len(logs) == (uuid is None)
 
 
 def test_a_part_of_a_gpu_has_its_own_memory_and_the_power_and_errors_of_the_whole(place: Place) -> None:
@@ -138,17 +127,12 @@ def test_a_gpu_that_is_lost_stays_so_and_is_not_asked_again(place: Place, change
     found = place.look(gpu)
     assert found is not None
     assert (found.lost, found.uuid) == (words, "GPU-aa01")
+    if change == {"lost": True}:
+        first = place.look(NvmlGpus(lambda: 0.0).watch("0"))
+        assert first is not None and first.lost, "also when it was lost at the first look"
     place.gpus.write(WHOLE)
     place.now += STALE_AFTER
-    assert place.look(gpu) == found
-    assert gpu.figures() == found
-
-
-def test_a_gpu_that_is_lost_at_the_first_look_is_lost(place: Place) -> None:
-    place.gpus.write({"lost": True})
-    found = place.look(place.nvml.watch("0"))
-    assert found is not None
-    assert found.lost
+    assert place.look(gpu) == gpu.figures() == found
 
 
 @pytest.mark.parametrize("order", ["", "PCI_BUS_ID"])
@@ -177,61 +161,41 @@ def test_one_reading_is_good_for_all_who_watch_and_for_a_while(place: Place) -> 
 
 def test_memory_settles_at_what_is_in_use_after_a_load() -> None:
     now, asked = 100.0, list[bool]()
+
+    def in_use(share: int) -> Nvml:
+        return cast("Nvml", SimpleNamespace(read=lambda device: GpuFigures(memory_used=share, memory_total=100)))
+
     gpu = NvmlGpu("0", lambda: now, asked.append, lambda: None)
     gpu.read(in_use(60))
     now += 1.0
     gpu.loaded()
     gpu.figures()
     assert gpu.settled == 0.0, "it was read before"
-    gpu.read(in_use(95))
-    gpu.figures()
-    gpu.read(in_use(97))
-    gpu.figures()
+    for share in (95, 97):
+        gpu.read(in_use(share))
+        gpu.figures()
     assert (gpu.settled, gpu._last) == (0.95, (101.0, GpuFigures(memory_used=97, memory_total=100)))
 
 
-def in_use(share: int) -> Nvml:
-    return cast("Nvml", SimpleNamespace(read=lambda device: GpuFigures(memory_used=share, memory_total=100)))
-
-
-def test_a_gpu_is_read_once_a_model_loads_even_during_a_reading(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = place.nvml.watch("0")
-    readings, read = 0, gpu.read
-
-    def counted(nvml: Nvml) -> None:
-        nonlocal readings
-        readings += 1
-        read(nvml)
-
-    monkeypatch.setattr(gpu, "read", counted)
-    gpu.figures()
-    gpu.loaded()
-    place.look(gpu)
-    assert readings == 3, "what figures() asked for, what the load did, and the look"
-
-
-def test_without_the_package_one_line_is_logged_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+@pytest.mark.parametrize("fails", [0, library.NVML_ERROR_DRIVER_NOT_LOADED, library.NVML_ERROR_LIBRARY_NOT_FOUND])
+def test_without_the_package_or_a_driver_one_line_is_logged_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    if fails:
+        place.gpus.write(fails=fails)
+    else:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
     with capture_logs() as logs:
         gpu = place.nvml.watch("0")
         for _ in range(3):
-            assert place.look(gpu) is None
-            assert gpu.figures() is None
-    assert [(line["log_level"], line["hint"]) for line in logs] == [
-        ("info", "Run pip install 'nvidia-ml-py>=12.575,<14'.")
-    ]
+            assert place.look(gpu) is gpu.figures() is None
+    [line] = logs
+    assert line["log_level"] == "info"
+    if fails:
+        assert line["event"] == "GPUs are not watched: NVML does not open"
+    else:
+        assert line["hint"] == "Run pip install 'nvidia-ml-py>=12.575,<14'."
     assert place.nvml._asked.empty()
-
-
-@pytest.mark.parametrize("number", [library.NVML_ERROR_DRIVER_NOT_LOADED, library.NVML_ERROR_LIBRARY_NOT_FOUND])
-def test_without_a_driver_one_line_is_logged(place: Place, number: int) -> None:
-    place.gpus.write(fails=number)
-    with capture_logs() as logs:
-        gpu = place.nvml.watch("0")
-        assert place.look(gpu) is place.look(gpu) is None
-    assert [(line["log_level"], line["event"]) for line in logs] == [
-        ("info", "GPUs are not watched: NVML does not open")
-    ]
 
 
 def test_a_library_of_another_kind_is_given_up_with_a_log_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,11 +207,6 @@ def test_a_library_of_another_kind_is_given_up_with_a_log_line(place: Place, mon
         place.now += STALE_AFTER
         assert place.look(gpu) is None
     assert [line["log_level"] for line in logs] == ["error"]
-
-
-def test_nothing_is_imported_and_no_thread_started_for_a_process_that_watches_no_gpu(place: Place) -> None:
-    assert place.nvml._thread is None
-    assert "pynvml" not in sys.modules
 
 
 def test_a_driver_that_hangs_delays_nobody_and_its_figures_go(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

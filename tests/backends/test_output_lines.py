@@ -42,27 +42,15 @@ def test_a_long_line_is_cut_even_when_it_never_ends() -> None:
     assert lines.feed(b"y" * 11 + b"\nz\n", 0.0) == ["yyyyyyyyyy … (cut)", "z"]
 
 
-def test_a_flood_is_counted_and_a_second_later_lines_pass_again() -> None:
-    lines = Lines(per_second=3)
+def test_a_flood_is_counted_its_last_words_are_kept_and_a_second_later_lines_pass_again() -> None:
+    lines = Lines(per_second=3, tail=20)
     assert lines.feed(b"a\nb\nc\nd\ne\n", 5.0) == ["a", "b", "c"]
     assert lines.feed(b"f\n" * 50_000, 5.9) == []
-    assert lines.dropped == 50_002
     assert lines.take_dropped() == 50_002
     assert lines.take_dropped() == 0
-    assert lines.feed(b"g\n", 6.0) == ["g"]
-
-
-def test_half_a_line_at_the_end_of_a_flood_is_not_taken_for_a_whole_one() -> None:
-    lines = Lines(per_second=1, longest=10)
-    lines.feed(b"a\n", 0.0)
-    lines.feed(b"flood\n" * 10 + b"half", 0.0)
-    assert lines.feed(b" a line\nwhole\n", 1.0) == ["whole"]
-
-
-def test_last_words_are_kept_whatever_was_dropped() -> None:
-    lines = Lines(per_second=1, tail=20)
-    lines.feed(b"flood\n" * 1000 + b"out of memory\nbye", 0.0)
+    assert lines.feed(b"flood\n" * 1000 + b"out of memory\nbye", 5.9) == []
     assert lines.last_words(2) == ["out of memory", "bye"]
+    assert lines.feed(b", half a line\nwhole\n", 6.0) == ["whole"], "half a line is not taken for a whole one"
 
 
 def dumped(*frames: str, before: str = "") -> list[str]:
@@ -75,15 +63,12 @@ def dumped(*frames: str, before: str = "") -> list[str]:
     return lines.last_words(5)
 
 
-def test_last_words_of_a_crash_are_the_frames_of_the_target() -> None:
+def test_last_words_of_a_crash_are_the_frames_of_the_target_however_deep_in_a_library() -> None:
     assert dumped('model.py", line 3 in deep', 'model.py", line 5 in run') == [
         "Fatal Python error: Aborted",
         'File "model.py", line 3 in deep',
         'File "model.py", line 5 in run',
     ]
-
-
-def test_last_words_of_a_crash_deep_in_a_library_name_the_target_too() -> None:
     library = [f'/env/lib/python3.11/site-packages/torch/nn.py", line {n} in forward' for n in range(90)]
     assert dumped(*library, 'model.py", line 5 in run', before="starting\nterminate called\n  what(): boom\n") == [
         "terminate called",
@@ -92,9 +77,6 @@ def test_last_words_of_a_crash_deep_in_a_library_name_the_target_too() -> None:
         'File "/env/lib/python3.11/site-packages/torch/nn.py", line 0 in forward',
         'File "model.py", line 5 in run',
     ]
-
-
-def test_last_words_of_a_crash_without_a_frame_of_the_target_are_the_last_lines() -> None:
     assert dumped()[-1] == "Extension modules: msgspec._core (total: 1)"
 
 

@@ -64,15 +64,6 @@ def test_an_output_is_copied_in_one_step_and_read_in_the_next_as_it_was_then(are
     assert word.outputs == ["x" * LARGE]
 
 
-def test_outputs_do_not_lie_on_inputs(arena: Arena) -> None:
-    run = asked(arena, "x" * LARGE)
-    place_outputs(arena, run, word := Outputs(7, ValueKind.JSON, [b"y" * LARGE], {}))
-    take_inputs(arena, run, lend=False)
-    assert run.inputs == ["x" * LARGE]
-    done(take_outputs(arena, run, word, count))
-    assert word.outputs == [b"y" * LARGE]
-
-
 def test_octets_are_lent_until_they_are_taken_back(arena: Arena) -> None:
     run = asked(arena, Octets(b"ab" * LARGE))
     take_inputs(arena, run, lend=True)
@@ -90,10 +81,15 @@ def test_octets_are_lent_until_they_are_taken_back(arena: Arena) -> None:
         len(lent)
 
 
-def test_the_next_batch_takes_the_same_memory(arena: Arena) -> None:
-    first, second = asked(arena, "x" * LARGE), asked(arena, "y" * LARGE, number=8)
-    assert first.placed[0].place == Place(0, LARGE, 7)
-    assert second.placed[0].place == Place(0, LARGE, 8)
+def test_outputs_do_not_lie_on_inputs_and_the_next_batch_takes_the_same_memory(arena: Arena) -> None:
+    run = asked(arena, "x" * LARGE)
+    assert run.placed[0].place == Place(0, LARGE, 7)
+    place_outputs(arena, run, word := Outputs(7, ValueKind.JSON, [b"y" * LARGE], {}))
+    take_inputs(arena, run, lend=False)
+    assert run.inputs == ["x" * LARGE]
+    done(take_outputs(arena, run, word, count))
+    assert word.outputs == [b"y" * LARGE]
+    assert asked(arena, "y" * LARGE, number=8).placed[0].place == Place(0, LARGE, 8)
 
 
 LIES = {
@@ -110,14 +106,27 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("kind", ValueKind)
 @pytest.mark.parametrize("lie", LIES)
-def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str, kind: ValueKind) -> None:
+def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str) -> None:
     place, position = LIES[lie]
-    there: Any = "there" if kind is ValueKind.TEXT else b"1"
     run = asked(arena, "x" * LARGE, "other")
-    with pytest.raises(NoFrame):
-        done(take_outputs(arena, run, Outputs(7, kind, [None, there], {}, placed={position: place}), count))
+    for kind, there in ((ValueKind.TEXT, "there"), (ValueKind.JSON, b"1")):
+        with pytest.raises(NoFrame):
+            done(take_outputs(arena, run, Outputs(7, kind, [None, there], {}, placed={position: place}), count))
+
+
+def test_places_of_which_others_or_no_memory_say_otherwise_are_not_believed(arena: Arena) -> None:
+    whole, empty, small = Place(0, SIZE, 7), Place(LARGE, 0, 7), Place(0, 10, 7)
+    arena.write(small, b"\xff" * 10)
+    for within, kind, outputs, places in (
+        (arena, ValueKind.JSON, 2, [whole, whole]),  # They overlap.
+        (arena, ValueKind.BYTES, 2, [empty] * 3),  # There are more than outputs.
+        (arena, ValueKind.TEXT, 1, [small]),  # No text lies there.
+        (None, ValueKind.JSON, 1, [small]),
+    ):
+        word = Outputs(7, kind, [None] * outputs, {}, placed=dict(enumerate(places)))
+        with pytest.raises(NoFrame):
+            done(take_outputs(within, asked(arena, *"ab"[:outputs]), word, count))
 
 
 @pytest.mark.parametrize(("kind", "other"), [(ValueKind.TEXT, b"1"), (ValueKind.JSON, "1"), (ValueKind.BYTES, "1")])
@@ -125,35 +134,6 @@ def test_outputs_of_another_kind_than_they_say_are_told_from_others(kind: ValueK
     proper = "1" if isinstance(other, bytes) else b"1"
     assert Outputs(7, kind, [None, proper], {}).are_of_kind
     assert not Outputs(7, kind, [proper, other], {}).are_of_kind
-
-
-def test_places_that_overlap_are_not_believed(arena: Arena) -> None:
-    placed = {0: Place(0, SIZE, 7), 1: Place(0, SIZE, 7)}
-    with pytest.raises(NoFrame):
-        done(
-            take_outputs(
-                arena, asked(arena, "a", "b"), Outputs(7, ValueKind.JSON, [None, None], {}, placed=placed), count
-            )
-        )
-
-
-def test_more_places_than_outputs_are_not_believed(arena: Arena) -> None:
-    placed = {position: Place(LARGE, 0, 7) for position in range(3)}
-    with pytest.raises(NoFrame):
-        done(
-            take_outputs(
-                arena, asked(arena, "a", "b"), Outputs(7, ValueKind.BYTES, [None, None], {}, placed=placed), count
-            )
-        )
-
-
-def test_a_place_without_a_text_and_a_place_without_an_arena_are_not_believed(arena: Arena) -> None:
-    run, placed = asked(arena, "a"), {0: Place(0, 10, 7)}
-    arena.write(placed[0], b"\xff" * 10)
-    with pytest.raises(NoFrame):
-        done(take_outputs(arena, run, Outputs(7, ValueKind.TEXT, [None], {}, placed=placed), count))
-    with pytest.raises(NoFrame):
-        done(take_outputs(None, run, Outputs(7, ValueKind.JSON, [None], {}, placed=placed), count))
 
 
 def test_large_outputs_that_found_no_room_are_counted_once_each(arena: Arena) -> None:

@@ -1,4 +1,4 @@
-"""Batches of a worker's process, every way in which user code can go wrong in one, and what clients read of it."""
+"""Batches of a worker's process, every way in which user code can go wrong in one, and what it leaves behind: nothing."""
 
 import asyncio
 import contextlib
@@ -6,118 +6,106 @@ import fcntl
 import os
 import select
 import signal
+import subprocess
 import sys
 import termios
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
+import uvloop
 from msgspec.structs import replace
 
-from headway.backends.process import child_process
-from headway.backends.process.backend import ProcessBackend
-from headway.backends.process.child_process import ChildProcess
-from headway.config.target import ModuleTarget
+from headway.backends.process import child_process, group_guard
+from headway.backends.process.backend import HAND_OVER_RATE, HAND_OVER_SECONDS, ProcessBackend
+from headway.backends.process.child_process import Child, ChildProcess, Log
+from headway.backends.process.frames import Computed, Outputs, Ready
+from headway.backends.process.group_guard import GroupGuard
 from headway.errors import BackendError, BatchRaised, BatchTimeout, WorkerAbsent, WorkerCrashed
-from headway.model import ItemResult
+from headway.model import ItemResult, ValueKind
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
-from tests.backends.worker_process import FAULTS, LONG, alive, build, descriptors, started
+from tests.backends.worker_process import FAULTS, LONG, alive, build, descriptors, kind, started, without_collector
+from tests.virtual_time import Clock, run
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("raise", "ValueError: what is\nthis"),
-        ("system-exit", "SystemExit: 4"),
-        ("interrupt", "KeyboardInterrupt"),
-        ("unprintable", "Unprintable: (its text cannot be shown)"),
-        ("unreadable", "SystemExit: 5"),
-    ],
-)
-async def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(word: str, says: str) -> None:
+async def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on() -> None:
+    raises = {
+        "raise": "ValueError: what is\nthis",
+        "system-exit": "SystemExit: 4",
+        "interrupt": "KeyboardInterrupt",
+        "unprintable": "Unprintable: (its text cannot be shown)",
+        "unreadable": "SystemExit: 5",
+    }
     async with started(FAULTS) as (backend, log):
         pid = backend.pid
-        with pytest.raises(BatchRaised) as caught:
-            await backend.run(batch("a", word), LONG)
-        assert str(caught.value) == says
-        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
-        assert backend.pid == pid
-        assert "faults.py" in caught.value.trace.splitlines()[1], "the traceback begins in user code"
+        for word, says in raises.items():
+            with pytest.raises(BatchRaised) as caught:
+                await backend.run(batch("a", word), LONG)
+            assert str(caught.value) == caught.value.shown == says
+            assert "faults.py" in caught.value.trace.splitlines()[1], "the traceback begins in user code"
+            assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
+            assert backend.pid == pid
         assert log.lines("stderr") == [], "it is not told twice"
 
 
-async def test_outputs_of_bulk_lines_that_are_too_large_together_are_left_out_alone() -> None:
+async def test_outputs_that_are_too_large_together_are_left_out_alone() -> None:
     async with started(FAULTS, tiers=1) as (backend, _):
         asked, lines = batch("a", "large", "large"), batch("large", "large", "b")
         items = await backend.run([*asked, *(replace(line, tier=1) for line in lines)], LONG)
         assert [len(item.output or "") for item in items] == [1, 9 << 20, 9 << 20, 9 << 20, 0, 1]
         assert [item.crowded for item in items] == [False] * 4 + [True, False]
-        items = await backend.run(batch("a", *["large"] * 8), LONG)
-        assert [len(item.output or "") for item in items] == [1, *[9 << 20] * 7, 0]
-        assert [item.left_out for item in items] == [0] * 8 + [9 << 20]
         mixed = [replace(entry, tenant=entry.input) for entry in batch("a", "large")]
         assert [item.left_out for item in await backend.run(mixed, LONG)] == [0, 9 << 20]
 
 
-async def test_the_error_of_one_input_is_its_own() -> None:
-    async with started(FAULTS) as (backend, _):
-        items = await backend.run(batch("a", "exception", "none", "number", "bytes", "surrogate", "huge"), LONG)
-        assert items[0] == ItemResult("A")
-        assert items[1] == ItemResult(None, "ValueError: no good", fault=False)
-        assert [item.fault for item in items[2:]] == [True] * 5
-        assert [(item.error or "").split(" returned ")[1].split(" for ")[0] for item in items[2:]] == [
-            "NoneType",
-            "int",
-            "bytes",
-            "a lone surrogate",
-            f"{16 * 1024 * 1024 + 1} bytes",
-        ]
-
-
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("exit", "ended with exit code 3"),
-        ("segfault", "died of SIGSEGV"),
-        ("scribble", "wrote something on its pipe to Headway that is not an answer"),
-        ("forge", "answered something else than it was asked"),
-        ("close", "closed its pipe to Headway"),
-        ("last-words", r"exit code 9; its last words: out of\x1b[31m luck"),
-    ],
-)
-async def test_a_process_that_dies_in_a_batch_fails_it(word: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_dies_in_a_batch_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = {
+        "exit": "ended with exit code 3",
+        "segfault": "died of SIGSEGV",
+        "scribble": "wrote something on its pipe to Headway that is not an answer",
+        "forge": "answered something else than it was asked",
+        "close": "closed its pipe to Headway",
+        "last-words": "ended with exit code 9",
+    }
     monkeypatch.setattr("headway.backends.process.child_process._PIPELESS", 0.05)
     async with started(FAULTS) as (backend, log):
-        pid = backend.pid
-        with pytest.raises(WorkerCrashed) as caught:
-            await backend.run(batch("a", word), LONG)
-        assert says in str(caught.value)
-        assert "gpu-0" in str(caught.value)
-        await backend.gone()
-        with pytest.raises(WorkerAbsent, match="must be started"):
-            await backend.run(batch("a"), LONG)
-        await backend.start()
-        assert not alive(pid)
-        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
-        if word == "segfault":
-            assert any("faults.py" in line for line in log.lines("stderr")), "the trace of faulthandler"
+        for word, how in dies.items():
+            pid = backend.pid
+            with pytest.raises(WorkerCrashed) as caught:
+                await backend.run(batch("a", word), LONG)
+            assert how in str(caught.value)
+            assert "gpu-0" in str(caught.value)
+            assert caught.value.shown == f"the worker's process {how}"
+            await backend.gone()
+            with pytest.raises(WorkerAbsent, match="must be started"):
+                await backend.run(batch("a"), LONG)
+            await backend.start()
+            assert not alive(pid)
+            assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
+        assert r"; its last words: out of\x1b[31m luck" in str(caught.value)
+        assert any("faults.py" in line for line in log.lines("stderr")), "the trace of faulthandler"
 
 
-@pytest.mark.parametrize("word", ["hang", "sleep"])
-async def test_a_process_that_hangs_is_killed_at_the_timeout(word: str) -> None:
+async def test_a_process_that_hangs_is_killed_at_the_timeout() -> None:
+    late = "took longer than the GPU deadline of 100 ms"
     async with started(FAULTS) as (backend, log):
-        pid = backend.pid
-        with pytest.raises(BatchTimeout, match=r"gpu-0: its batch took longer than the GPU deadline of 100 ms"):
-            await backend.run(batch("a", word), 0.1)
-        await backend.gone()
-        await backend.start()
-        assert not alive(pid)
-        assert "took longer than the GPU deadline of 100 ms" in log.of("worker process ended")[0]["how"]
+        for word in ("hang", "sleep"):
+            pid = backend.pid
+            with pytest.raises(BatchTimeout, match=rf"gpu-0: its batch {late}.*it was killed") as caught:
+                await backend.run(batch("a", word), 0.1)
+            assert caught.value.shown == f"the model {late}"
+            await backend.gone()
+            await backend.start()
+            assert not alive(pid)
+            assert late in log.of("worker process ended")[-1]["how"]
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
 
-async def test_a_process_that_is_killed_while_idle_is_gone() -> None:
+async def test_a_process_that_is_ended_from_outside_is_gone_and_fails_its_batch() -> None:
     async with started(FAULTS) as (backend, log):
         os.kill(backend.pid, signal.SIGKILL)
         await backend.gone()
@@ -125,6 +113,24 @@ async def test_a_process_that_is_killed_while_idle_is_gone() -> None:
             await backend.run(batch("a"), LONG)
         await log.until(lambda: log.of("worker process ended"))
         assert log.of("worker process ended")[0]["how"] == "died of SIGKILL"
+        for how in ("died of SIGKILL", "was stopped", "was cancelled"):
+            await backend.start()
+            running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="given a batch while it was running one"):
+                await backend.run(batch("b"), LONG)
+            if how == "was stopped":
+                await backend.stop()
+            elif how == "was cancelled":
+                running.cancel()
+            else:
+                os.kill(backend.pid, signal.SIGKILL)
+            with pytest.raises(asyncio.CancelledError if how == "was cancelled" else WorkerCrashed) as caught:
+                await running
+            assert how in str(caught.value) or how == "was cancelled"
+        with pytest.raises(WorkerCrashed, match="must be started"):
+            await backend.run(batch("a"), LONG)
+        await log.until(lambda: "was cancelled" in log.of("worker process ended")[-1]["how"])
 
 
 async def test_a_process_that_is_killed_and_stopped_before_it_is_reaped_is_logged_as_killed() -> None:
@@ -136,29 +142,6 @@ async def test_a_process_that_is_killed_and_stopped_before_it_is_reaped_is_logge
         child._readable()
         await backend.stop()
         assert [fields["how"] for fields in log.of("worker process ended")] == ["died of SIGKILL"]
-
-
-async def test_a_process_that_is_killed_in_a_batch_fails_it() -> None:
-    async with started(FAULTS) as (backend, _):
-        running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))
-        await asyncio.sleep(0)
-        os.kill(backend.pid, signal.SIGKILL)
-        with pytest.raises(WorkerCrashed, match="died of SIGKILL"):
-            await running
-
-
-async def test_a_process_whose_run_is_cancelled_is_killed_at_once() -> None:
-    async with started(FAULTS) as (backend, log):
-        running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))
-        await asyncio.sleep(0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        with pytest.raises(WorkerCrashed, match="must be started"):
-            await backend.run(batch("a"), LONG)
-        await backend.gone()
-        await log.until(lambda: log.of("worker process ended"))
-        assert "was cancelled" in log.of("worker process ended")[0]["how"]
 
 
 async def test_a_process_that_speaks_without_being_asked_is_killed() -> None:
@@ -199,38 +182,15 @@ async def test_an_answer_after_what_is_none_does_not_count() -> None:
             await running
 
 
-async def test_a_stopped_process_fails_the_batch_it_runs() -> None:
-    async with started(FAULTS) as (backend, _):
-        running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))
-        await asyncio.sleep(0)
-        await backend.stop()
-        with pytest.raises(WorkerCrashed, match="was stopped"):
-            await running
-
-
-async def test_a_second_batch_at_once_is_a_mistake_of_the_caller() -> None:
-    async with started(FAULTS) as (backend, _):
-        running = asyncio.ensure_future(backend.run(batch("a"), LONG))
-        await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="given a batch while it was running one"):
-            await backend.run(batch("b"), LONG)
-        assert await running == [ItemResult("A")]
-
-
-async def test_a_flood_of_output_neither_blocks_nor_fills_the_log() -> None:
+async def test_output_of_any_encoding_is_escaped_and_a_flood_of_it_neither_blocks_nor_fills_the_log() -> None:
     async with started(FAULTS) as (backend, log):
+        await backend.run(batch("noise"), LONG)
         assert await backend.run(batch("flood"), LONG) == [ItemResult("FLOOD")]
         await backend.stop()
         shown, dropped = log.lines("stdout"), log.of("worker output dropped")
+        assert shown[:3] == [r"\ud800 😀", r"caf\xe9 \x1b[2J ok", "half a lineflood"]
         assert len(shown) < 10_000
         assert len(shown) + sum(fields["lines"] for fields in dropped) >= 200_000
-
-
-async def test_output_of_any_encoding_reaches_the_log_escaped() -> None:
-    async with started(FAULTS) as (backend, log):
-        await backend.run(batch("noise"), LONG)
-        await backend.stop()
-        assert log.lines("stdout") == [r"\ud800 😀", r"caf\xe9 \x1b[2J ok", "half a line"]
 
 
 async def test_too_much_memory_is_a_wish_to_go_between_batches() -> None:
@@ -249,59 +209,231 @@ async def test_memory_is_a_wish_to_go_even_without_a_pause_between_batches(monke
         assert log.of("worker wants to be replaced")
 
 
-async def test_within_its_limits_a_process_stays() -> None:
-    async with started(FAULTS, recycle_rss_bytes=1 << 40) as (backend, _):
-        gone = asyncio.ensure_future(backend.gone())
-        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
-        assert not gone.done()
-        gone.cancel()
-
-
 def test_a_worker_process_works_on_uvloop() -> None:
-    import uvloop
-
     async def main() -> None:
         backend = build(FAULTS, Recorder())
         before = descriptors()
-        for word in ("exit", "hang", "scribble", "flood"):
+        for word in ("exit", "flood"):
             await backend.start()
-            assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
-            try:
-                assert await backend.run(batch(word), 0.2 if word == "hang" else LONG) == [ItemResult("FLOOD")]
-            except (WorkerCrashed, BatchTimeout):
-                await backend.gone()
+            with contextlib.suppress(WorkerCrashed):
+                assert await backend.run(batch(word), LONG) == [ItemResult("FLOOD")]
         await backend.stop()
         assert descriptors() <= before + 2
 
     uvloop.run(main())
 
 
-def fails_with(word: str, kind: type[BackendError], timeout: float) -> BackendError:
-    async def main() -> BackendError:
-        target = ModuleTarget("tests.targets.faults", "answer")
-        backend = ProcessBackend(target, worker="host-7/gpu-0", device="cpu", start_timeout=60.0, log=Recorder())
+@pytest.mark.parametrize("word", ["raise", "exit", "hang"])
+def test_a_process_that_died_leaves_nothing_for_the_garbage_collector(word: str) -> None:
+    async def main() -> None:
+        backend = build(FAULTS, Recorder())
         await backend.start()
-        try:
-            with pytest.raises(kind) as caught:
-                await backend.run(batch(word), timeout)
-        finally:
-            await backend.stop()
-        return caught.value
+        assert isinstance(backend._child, ChildProcess)
+        left: list[weakref.ref[Any]] = [weakref.ref(backend._child), *map(weakref.ref, backend._child._outputs)]
+        with contextlib.suppress(BackendError):
+            await backend.run(batch("a", word), 0.1 if word == "hang" else LONG)
+        await backend.stop()
+        await asyncio.sleep(0)  # What was called back last lets go.
+        assert [one for one in left if one() is not None] == []
 
-    return asyncio.run(main())
+    without_collector(main)
+
+
+async def test_a_child_leaves_signals_to_its_parent() -> None:
+    async with started(kind("with_fork")) as (backend, _):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(backend.pid, number)
+        assert await backend.run(batch("a"), LONG) == [ItemResult("-15")]
+
+
+async def test_what_a_child_has_started_ends_with_it() -> None:
+    async with started(kind("with_child")) as (backend, _):
+        [item] = await backend.run(batch("a"), LONG)
+        left = int(str(item.output or 0))
+        pidfd = os.pidfd_open(left)
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pidfd, ended.set)
+        await backend.stop()
+        async with asyncio.timeout(LONG):
+            await ended.wait()
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+
+
+async def test_restarts_leak_no_descriptor() -> None:
+    backend = build(FAULTS, Recorder())
+    await backend.start()
+    before = descriptors()
+    for killed in (True, False):
+        if killed:
+            os.kill(backend.pid, signal.SIGKILL)
+        await backend.start()
+    assert descriptors() == before
+    await backend.stop()
+
+
+async def test_without_pidfd_a_thread_tells_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    async with started(FAULTS) as (backend, _):
+        with pytest.raises(WorkerCrashed, match="exit code 3"):
+            await backend.run(batch("exit"), LONG)
+        await backend.start()
+        with pytest.raises(BatchTimeout):
+            await backend.run(batch("hang"), 0.1)
+
+
+HOST = """if True:
+    import asyncio, sys
+    from headway.backends.process.group_guard import GroupGuard
+    from headway.backends.process.backend import ProcessBackend
+    from headway.config.target import ModuleTarget
+    from tests.backends.entries import batch
+    from tests.backends.recorder import Recorder
+
+    async def main(name, word):
+        target, guard = ModuleTarget(*name.split(":")), GroupGuard()
+        backend = ProcessBackend(
+            target, worker="gpu-0", device="0", start_timeout=60, log=Recorder(), guard=guard
+        )
+        await backend.start()
+        running = asyncio.ensure_future(backend.run(batch(word), 60))
+        await asyncio.sleep(0)
+        output = 0 if word == "hang" else (await running)[0].output
+        print(backend.pid, output, guard.pid, flush=True)
+        await asyncio.sleep(60)
+
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def killed_host(name: str, word: str, also: Callable[[int], None] = lambda guard: None) -> None:
+    """Kill a host of a worker, and see that the worker, what it has started and who guards them end."""
+    with subprocess.Popen([sys.executable, "-c", HOST, name, word], stdout=subprocess.PIPE, text=True) as host:
+        try:
+            assert host.stdout is not None
+            pids = [int(pid) for pid in host.stdout.readline().split()]
+            pidfds = [os.pidfd_open(pid) for pid in pids if pid]
+            also(pids[2])
+        finally:
+            host.kill()
+    for pidfd in pidfds:
+        readable, _, _ = select.select([pidfd], [], [], LONG)
+        os.close(pidfd)
+        assert readable
+
+
+def signal_all(guard: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(guard, number)
+
+
+def test_neither_a_child_that_hangs_nor_what_it_has_started_outlives_its_parent() -> None:
+    killed_host("tests.targets.faults:answer", "hang")
+    killed_host("tests.targets.kinds:with_child", "a", signal_all)  # Signals to all do not end who guards.
+
+
+@pytest.fixture
+def group() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def test_what_was_forgotten_is_left_alone(group: subprocess.Popen[bytes]) -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        guard = GroupGuard()
+        for process in (group, other):
+            guard.watch(process.pid)
+        guard.forget(group.pid)
+        guard.close()
+        assert other.wait(LONG) == -signal.SIGKILL
+    assert group.poll() is None
+
+
+def test_one_that_was_killed_is_replaced_and_told_of_all(group: subprocess.Popen[bytes]) -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        guard = GroupGuard()
+        guard.watch(group.pid)
+        first = guard.pid
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        guard.forget(0)  # It is told of nothing any more, which hurts nobody.
+        guard.watch(other.pid)
+        assert guard.pid != first
+        guard.close()
+        assert {group.wait(LONG), other.wait(LONG)} == {-signal.SIGKILL}
+
+
+def test_without_a_shell_nothing_is_watched(group: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_guard, "_SHELL", "/nowhere/sh")
+    guard = GroupGuard()
+    guard.watch(group.pid)
+    assert guard.pid == 0
+    guard.forget(group.pid)
+    guard.close()
+    assert group.poll() is None
+
+
+SIZE = 32 << 20
+
+
+class SlowChild(Child):
+    """Child that says after `computes` seconds that it has the outputs, and hands them over `hands` seconds later."""
+
+    computes, hands = 0.5, 0.0
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        worker: str,
+        log: Log,
+        guard: GroupGuard | None = None,
+        arena_bytes: int = 0,
+    ) -> None:
+        super().__init__(worker)
+        self.pid = 1
+        self._number = 0
+
+    def catch_up(self) -> None:
+        pass
+
+    def kill(self, verdict: str = "") -> None:
+        self.doomed, self.cause = True, verdict
+        self.ended.set()
+
+    hang_up = kill
+
+    def resident_bytes(self) -> int:
+        return 0
+
+    def _send(self, content: bytes) -> None:
+        if self._number == 0:
+            self._loop.call_soon(self._hear, Ready((), ""))
+        else:
+            self._loop.call_later(self.computes, self._hear, Computed(SIZE))
+            told = Outputs(self._number, ValueKind.TEXT, ["x"], {})
+            self._loop.call_later(self.computes + self.hands, self._hear, told)
+        self._number += 1
 
 
 @pytest.mark.parametrize(
-    ("word", "kind", "timeout", "told", "shown"),
+    ("computes", "hands", "late"),
     [
-        ("last-words", WorkerCrashed, 60.0, "out of", "the worker's process ended with exit code 9"),
-        ("hang", BatchTimeout, 0.1, "it was killed", "the model took longer than the GPU deadline of 100 ms"),
-        ("forge", WorkerCrashed, 60.0, "", "the worker's process answered something else than it was asked"),
-        ("raise", BatchRaised, 60.0, "what is", "ValueError: what is\nthis"),
+        (0.5, 2.0, ""),
+        (0.5, HAND_OVER_SECONDS + SIZE / HAND_OVER_RATE, ""),
+        (0.5, 2 * HAND_OVER_SECONDS + SIZE / HAND_OVER_RATE, f"did not hand over its outputs of {SIZE} bytes"),
+        (1.5, 0.0, "took longer than the GPU deadline of 1000 ms"),
     ],
 )
-def test_clients_read_how_it_ended(word: str, kind: type[BackendError], timeout: float, told: str, shown: str) -> None:
-    error = fails_with(word, kind, timeout)
-    assert error.shown == shown
-    assert told in str(error)
-    assert ("host-7/gpu-0" in str(error)) == (kind is not BatchRaised)
+def test_outputs_that_were_computed_in_time_are_waited_for(computes: float, hands: float, late: str) -> None:
+    async def main(clock: Clock) -> None:
+        backend = build(FAULTS, Recorder(), spawn=type("Slow", (SlowChild,), {"computes": computes, "hands": hands}))
+        await backend.start()
+        if late:
+            with pytest.raises(BatchTimeout, match=late):
+                await backend.run(batch("a"), 1.0)
+        else:
+            assert await backend.run(batch("a"), 1.0) == [ItemResult("x")]
+
+    run(main)

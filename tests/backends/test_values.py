@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given
 
 from headway.backends.process import child, frames
-from headway.backends.process.frames import Failed, Outputs
+from headway.backends.process.frames import Outputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop
-from headway.backends.process.values import NoOutput, encoder, json_types
+from headway.backends.process.values import NoOutput, encoder
 from headway.model import Octets, Value, ValueKind
 from tests.core.test_values import TREES
+from tests.targets import large
 
 TEXT, JSON, BYTES = ValueKind.TEXT, ValueKind.JSON, ValueKind.BYTES
 
@@ -44,40 +45,16 @@ def annotated(takes: Any, gives: Any) -> Callable[[Any], Any]:
     return target
 
 
-@pytest.mark.parametrize(
-    ("annotation", "allowed"),
-    [
-        (list[dict[str, int]], ["object"]),
-        (Sequence[Row], ["object"]),
-        (list[list[float]], ["array"]),
-        (tuple[int, ...], ["number"]),
-        (list[bool], ["bool"]),
-        (list[dict[str, Any] | str | None], ["object", "str", "null"]),
-        (list[list[int] | int | ValueError], ["array", "number"]),
-        (list[Any], []),
-        (list[dict[str, int] | Array], []),
-        (list, []),
-        (None, []),
-    ],
-)
-def test_types_of_json_values_are_those_of_the_annotation(annotation: Any, allowed: list[str]) -> None:
-    assert list(json_types(annotation)) == allowed
-
-
 def test_an_input_of_another_type_than_annotated_never_reaches_the_target() -> None:
     target = Target(annotated(list[dict[str, int] | None], list), "t", "", UserLoop())
-    inputs: list[Value] = [b'{"a": 1}', "text", b"[1]", b"null", b"7"]
+    inputs: list[Value] = [b'{"a": 1}', "text", b"[1]", b"null", b"7", '{"a": 1}']
     readable, refused = target.read(inputs)
     assert readable == [{"a": 1}, None]
     told = "this model takes an object or null as an input, and this one is of type "
+    text = refused.pop(5)
     assert refused == {1: f"{told}str", 2: f"{told}array", 4: f"{told}number"}
-
-
-def test_json_that_came_as_a_text_is_told_which_door_takes_json() -> None:
-    target = Target(annotated(list[dict[str, int]], list), "t", "", UserLoop())
-    _, refused = target.read(['{"a": 1}'])
-    assert "this one is of type str. It is a text that looks like JSON" in refused[0]
-    assert "/v1/inference takes JSON" in refused[0] and "ModelInfer" in refused[0]
+    assert text.startswith(f"{told}str. It is a text that looks like JSON")
+    assert "/v1/inference takes JSON" in text and "ModelInfer" in text
 
 
 @pytest.mark.parametrize(
@@ -221,15 +198,6 @@ def test_inputs_that_cannot_be_given_to_a_target_fail_alone_and_the_others_run()
     assert "out of range" in word.errors[0][0]
 
 
-def test_a_batch_that_fails_fails_whole_also_with_refused_inputs() -> None:
-    def raises(inputs: list[str]) -> list[str]:
-        raise ValueError("no")
-
-    word = run(raises, "a", b"[1]")
-    assert isinstance(word, Failed)
-    assert (word.bad_output, word.message) == (False, "ValueError: no")
-
-
 def test_octets_come_as_they_are_or_in_base64() -> None:
     def reverse(inputs: list[bytes]) -> list[bytes]:
         return [one[::-1] for one in inputs]
@@ -252,57 +220,50 @@ def test_octets_come_as_they_are_or_in_base64() -> None:
 
 
 @pytest.mark.parametrize(
-    ("takes", "example", "value"),
+    ("takes", "example", "value", "kinds"),
     [
-        (list[str], "hello", "hello"),
-        (list[dict[str, Any]], {"a": 1}, b'{"a":1}'),
-        (list[Any], "hello", "hello"),
-        (list[bytes], b"ab", Octets(b"ab")),
-        (list[str], None, None),
+        (list[str], "hello", "hello", (TEXT, TEXT)),
+        (list[dict[str, Any]], {"a": 1}, b'{"a":1}', (JSON, JSON)),
+        (list[Any], "hello", "hello", (JSON, JSON)),
+        (list[bytes], b"ab", Octets(b"ab"), (BYTES, JSON)),
+        (list[str], None, None, (TEXT, TEXT)),
+        (list[dict[str, Any]], lambda: None, None, (JSON, JSON)),  # A method of that name.
+        # Without annotations it says the kind.
+        (None, [1.0, 2.0], b"[1.0,2.0]", (JSON, JSON)),
+        (None, b"ab", Octets(b"ab"), (BYTES, JSON)),
+        (None, "ab", "ab", (TEXT, TEXT)),
     ],
 )
-def test_the_attribute_example_is_the_example(takes: Any, example: Any, value: Value | None) -> None:
+def test_the_attribute_example_is_the_example(
+    takes: Any, example: Any, value: Value | None, kinds: tuple[ValueKind, ValueKind]
+) -> None:
     target = annotated(takes, None)
     target.example = example  # type: ignore[attr-defined]
-    assert Target(target, "t", "", UserLoop()).signature.example == value
-
-
-@pytest.mark.parametrize(("takes", "example"), [(list[str], 3), (list[dict[str, Any]], object()), (list[bytes], "a")])
-def test_an_example_of_another_kind_is_refused(takes: Any, example: Any) -> None:
-    target = annotated(takes, None)
-    target.example = example  # type: ignore[attr-defined]
-    with pytest.raises(Refusal, match="its attribute example is"):
-        Target(target, "t", "", UserLoop())
+    signature = Target(target, "t", "", UserLoop()).signature
+    assert signature.example == value
+    assert (signature.takes, signature.gives) == kinds
 
 
 @pytest.mark.parametrize(
-    ("example", "kinds"),
-    [([1.0, 2.0], (JSON, JSON)), ({"a": 1}, (JSON, JSON)), (b"ab", (BYTES, JSON)), ("ab", (TEXT, TEXT))],
+    ("takes", "example", "says"),
+    [
+        (list[str], 3, "its attribute example is"),
+        (list[dict[str, Any]], object(), "its attribute example is"),
+        (list[bytes], "a", "its attribute example is"),
+        (list[str], [1.0, 2.0], r"expected str as its inputs are. Write inputs: list\[list\[float\]\] if"),
+    ],
 )
-def test_without_annotations_the_example_says_the_kind(example: Any, kinds: tuple[ValueKind, ValueKind]) -> None:
-    def target(inputs):  # type: ignore[no-untyped-def]
-        return inputs
-
+def test_an_example_that_the_annotation_forbids_is_refused(takes: Any, example: Any, says: str) -> None:
+    target = annotated(takes, None)
     target.example = example  # type: ignore[attr-defined]
-    signature = Target(target, "t", "", UserLoop()).signature
-    assert (signature.takes, signature.gives) == kinds
-    assert signature.example is not None
-
-
-def test_an_example_that_the_annotation_forbids_names_the_inputs_and_the_line_to_write() -> None:
-    target = annotated(list[str], None)
-    target.example = [1.0, 2.0]  # type: ignore[attr-defined]
-    with pytest.raises(
-        Refusal, match=r"expected str as its inputs are. Write inputs: list\[list\[float\]\] if"
-    ) as caught:
+    with pytest.raises(Refusal, match=says) as caught:
         Target(target, "t", "", UserLoop())
     assert "->" not in str(caught.value), "that is about outputs"
 
 
-def test_a_method_named_example_is_none() -> None:
-    target = annotated(list[dict[str, Any]], None)
-    target.example = lambda: None  # type: ignore[attr-defined]
-    assert Target(target, "t", "", UserLoop()).signature.warm_up_input is None
+def test_octets_come_in_the_type_that_the_target_asks_for() -> None:
+    for target, told in ((large.growing, [b"a\0"]), (large.sizes, ["1 True 61"])):
+        assert run(target, Octets(b"a")).outputs == told
 
 
 def test_the_garbage_collector_goes_on_after_a_large_input() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headway.backends.process import child, frames
-from headway.backends.process.usercode import Refusal, Target, UserLoop, load
+from headway.backends.process.usercode import Refusal, Target, UserLoop
 from headway.backends.process.weighing import Weighing
 from headway.model import ValueKind
 
@@ -51,25 +50,41 @@ def run(call: Any, *inputs: str, most: int = 4) -> Any:
     return child.run(loaded, frames.Run(7, list(inputs)), by)
 
 
-def test_a_batch_that_fits_runs_whole_and_tells_its_weights() -> None:
+@pytest.mark.parametrize(
+    ("inputs", "most", "weights", "runs"),
+    [
+        (["a b", "c d"], 4, [2, 2], [["a b", "c d"]]),
+        (["a b c", "d e f"], 0, [3, 3], [["a b c", "d e f"]]),  # No bound.
+        (
+            ["a b", "c d", "e", "1 2 3 4 5 6", "f", ""],
+            4,
+            [2, 2, 1, 6, 1, 1],
+            [["a b", "c d"], ["e"], ["1 2 3 4 5 6"], ["f", ""]],
+        ),
+    ],
+)
+def test_a_batch_that_is_too_heavy_runs_in_parts_within_the_bound(
+    inputs: list[str], most: int, weights: list[int], runs: list[list[str]]
+) -> None:
     model = Model()
-    assert run(model, "a b", "c d") == frames.Outputs(7, ValueKind.TEXT, ["A B", "C D"], {}, [2, 2])
-    assert model.runs == [["a b", "c d"]]
+    answer = run(model, *inputs, most=most)
+    assert answer == frames.Outputs(7, ValueKind.TEXT, [text.upper() for text in inputs], {}, weights)
+    assert model.runs == runs
 
 
-def test_a_batch_that_is_too_heavy_runs_in_parts_within_the_bound() -> None:
-    model = Model()
-    answer = run(model, "a b", "c d", "e", "1 2 3 4 5 6", "f", "")
-    assert answer == frames.Outputs(
-        7, ValueKind.TEXT, ["A B", "C D", "E", "1 2 3 4 5 6", "F", ""], {}, [2, 2, 1, 6, 1, 1]
-    )
-    assert model.runs == [["a b", "c d"], ["e"], ["1 2 3 4 5 6"], ["f", ""]]
+def test_errors_keep_their_places_over_the_parts_and_a_part_that_raises_fails_the_batch() -> None:
+    def refusing(inputs: list[str]) -> Any:
+        if "bad" in inputs:
+            raise ValueError("a bad one")
+        return [ValueError(text) if "x" in text else text for text in inputs]
 
-
-def test_without_a_bound_a_batch_runs_whole() -> None:
-    model = Model()
-    run(model, "a b c", "d e f", most=0)
-    assert len(model.runs) == 1
+    refusing.words = lambda text: len(text.split())  # type: ignore[attr-defined]
+    answer = run(refusing, "a b c", "x d", "e", "f g x")
+    assert answer.outputs == ["a b c", None, "e", None]
+    assert sorted(answer.errors) == [1, 3]
+    answer = run(refusing, "a b c", "bad", "b c d")
+    assert isinstance(answer, frames.Failed)
+    assert answer.message == "ValueError: a bad one"
 
 
 def test_parameters_go_with_their_parts() -> None:
@@ -96,28 +111,6 @@ def test_an_input_without_a_weight_fails_alone() -> None:
     assert model.runs == [["a", "b"]]
     assert run(model, "odd").outputs == [None]
     assert model.runs == [["a", "b"]]
-
-
-def test_errors_keep_their_places_over_the_parts() -> None:
-    def refusing(inputs: list[str]) -> Any:
-        return [ValueError(text) if "x" in text else text for text in inputs]
-
-    refusing.words = lambda text: len(text.split())  # type: ignore[attr-defined]
-    answer = run(refusing, "a b c", "x d", "e", "f g x")
-    assert answer.outputs == ["a b c", None, "e", None]
-    assert sorted(answer.errors) == [1, 3]
-
-
-def test_a_part_that_raises_fails_the_batch() -> None:
-    def raising(inputs: list[str]) -> list[str]:
-        if "bad" in inputs:
-            raise ValueError("a bad one")
-        return inputs
-
-    raising.words = lambda text: 3  # type: ignore[attr-defined]
-    answer = run(raising, "a", "bad", "b")
-    assert isinstance(answer, frames.Failed)
-    assert answer.message == "ValueError: a bad one"
 
 
 def test_the_parts_of_json_outputs_make_one_answer() -> None:
@@ -173,10 +166,3 @@ def test_a_function_that_is_none_is_refused(function: str, says: str) -> None:
         Refusal, match=re.escape(f"target m.py:model: --weight {function} names a function of it, and {says}")
     ):
         weighing(Model(), function, number=3, pair=lambda a, b: 1)
-
-
-def test_a_target_is_loaded_with_its_module(tmp_path: Path) -> None:
-    file = tmp_path / "weighed_by_module.py"
-    file.write_text("def tokens(text: str) -> int:\n    return 5\n\n\ndef upper(inputs):\n    return inputs\n")
-    loaded = load("file", str(file), "upper", UserLoop())
-    assert Weighing(loaded, "tokens", 4, UserLoop()).weigh("a") == 5

@@ -3,11 +3,13 @@
 import contextlib
 import http.client
 import json
+import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 
 import pytest
@@ -28,6 +30,8 @@ from tests.identity.writing import entry, key_of
 pytestmark = pytest.mark.processes
 
 BOUNDARY = "xYzZY"
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
+EXPIRES = f'batch\r\n--{BOUNDARY}\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n3600'
 
 
 def upper(inputs: list[str]) -> list[str]:
@@ -72,8 +76,7 @@ class Client:
         return json.loads(content)
 
     def upload(self, content: bytes, status: int = 200, **known: str) -> Any:
-        kind = f"multipart/form-data; boundary={BOUNDARY}"
-        found, answer = self.ask("POST", "/v1/files", form(content, **known), **{"content-type": kind})
+        found, answer = self.ask("POST", "/v1/files", form(content, **known), **{"content-type": FORM})
         assert found == status, answer
         return json.loads(answer)
 
@@ -100,26 +103,58 @@ class Client:
         return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
 
 
-Make = Callable[..., Client]
+class Served:
+    """A running service, and the folder of its jobs."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.folder, self._url = folder, url
+
+    def client(self, key: str = "") -> Client:
+        return Client(self._url, key)
+
+    @property
+    def incoming(self) -> list[Path]:
+        return [*(self.folder / "bulk" / "incoming").iterdir()]
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    services: list[BackgroundService] = []
-
-    def made(key: str = "", target: str = "upper", **known: Any) -> Client:
-        if not services:
-            settings = Settings(**{"port": 0, "admin_port": 0, "bulk_dir": str(tmp_path / "bulk"), **known})
-            services.append(BackgroundService(settings, Role.SERVE, f"{__name__}:{target}", Listener))
-        return Client(services[0].url, key)
-
-    yield made
-    for one in services:
-        one.stop(drain=False)
+@contextlib.contextmanager
+def serving(folder: Path, target: str = "upper", **known: Any) -> Iterator[Served]:
+    settings = Settings(**{"port": 0, "admin_port": 0, "bulk_dir": str(folder / "bulk"), **known})
+    service = BackgroundService(settings, Role.SERVE, f"{__name__}:{target}", Listener)
+    try:
+        yield Served(service.url, folder)
+    finally:
+        service.stop(drain=False)
 
 
-def test_a_batch_is_answered_as_its_route_would(make: Make) -> None:
-    client = make()
+TENANTS = "batches", "files", "forms", "none", "away", "judged", "downloads"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service for all tests that need no settings of their own: each has a key, and a tenant, by its name."""
+    folder = tmp_path_factory.mktemp("served")
+    keys, policy = folder / "keys.toml", folder / "policy.toml"
+    keys.write_text("".join(entry(name, tenant=name) for name in TENANTS) + entry("ada", more="rate = 1\nburst = 8"))
+    policy.write_text('[[rules]]\nname = "judge"\nfunction = "tests.bulk.targets:harmless"\n')
+    ledger = f"sqlite:///{folder / 'ledger.db'}"
+    with serving(folder, keys=str(keys), input_policy=str(policy), ledger=ledger) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service with small bounds, and little patience."""
+    folder = tmp_path_factory.mktemp("small")
+    keys = folder / "keys.toml"
+    keys.write_text("".join(entry(name, tenant=name) for name in ("leaves", "large", "stalls")))
+    bounds: dict[str, Any] = {"bulk_max_bytes": 1 << 20, "max_body_bytes": 1 << 16, "read_timeout_ms": 500.0}
+    with serving(folder, keys=str(keys), **bounds) as service:
+        yield service
+
+
+def test_a_batch_is_answered_as_its_route_would_and_has_a_row_in_the_ledger(served: Served) -> None:
+    client = served.client("batches")
     wrong = [
         line(2, model="elsewhere"),
         line(3, stream=True),
@@ -149,10 +184,13 @@ def test_a_batch_is_answered_as_its_route_would(make: Make) -> None:
     }  # fmt: skip
     refused = client.json("POST", "/v1/completions", {"model": "elsewhere", "prompt": "a"}, 404)
     assert errors["2"]["response"]["body"] == refused
+    rows = "SELECT status, requests FROM headway_requests WHERE tier = 'bulk' AND tenant = 'batches'"
+    with contextlib.closing(sqlite3.connect(served.folder / "ledger.db")) as database:
+        wait_until(lambda: database.execute(rows).fetchall() == [("completed", 9)])
 
 
-def test_files_are_listed_fetched_and_deleted(make: Make) -> None:
-    client = make()
+def test_files_are_listed_fetched_and_deleted(served: Served) -> None:
+    client = served.client("files")
     content = bytes(range(256)) * 3000
     files = [client.upload(content + bytes([n])) for n in range(3)]
     assert files[0]["bytes"] == len(content) + 1 and files[0]["filename"] == "lines.jsonl"
@@ -172,52 +210,47 @@ def test_files_are_listed_fetched_and_deleted(make: Make) -> None:
     assert client.json("GET", "/v1/batches?limit=0", status=400)["error"]["param"] == "limit"
 
 
-def test_ids_of_others_are_unknown_and_quotas_are_each_tenants(make: Make, tmp_path: Path) -> None:
+def test_ids_of_others_are_unknown_and_quotas_are_each_tenants(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(entry("mine") + entry("yours", tenant="globex"))
-    mine = make("mine", keys=str(tmp_path / "keys.toml"), bulk_max_bytes=1000)
-    yours, nobody = make("yours"), make()
-    assert nobody.json("GET", "/v1/files", status=401)["error"]["code"] == "invalid_api_key"
-    batch = mine.batch("x" * 600)
-    for path in (f"/v1/files/{batch['input_file_id']}", f"/v1/batches/{batch['id']}"):
-        assert mine.json("GET", path)["id"]
-        assert yours.json("GET", path, status=404)["error"]["code"] == "not_found"
-    assert yours.json("POST", f"/v1/batches/{batch['id']}/cancel", status=404)
-    stolen = {"input_file_id": batch["input_file_id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-    assert yours.json("POST", "/v1/batches", stolen, 404)["error"]["code"] == "not_found"
-    assert yours.json("GET", "/v1/batches")["data"] == []
-    assert "bulk_max_bytes" in mine.upload(b"y" * 600, 413)["error"]["message"]
-    yours.upload(b"y" * 600)
-    for _ in range(9):
-        yours.upload(b"y")
-    assert "10 files" in yours.upload(b"y", 413)["error"]["message"]
-    mine.ended(batch)
+    with serving(tmp_path, keys=str(tmp_path / "keys.toml"), bulk_max_bytes=1000) as service:
+        mine, yours, nobody = service.client("mine"), service.client("yours"), service.client()
+        assert nobody.json("GET", "/v1/files", status=401)["error"]["code"] == "invalid_api_key"
+        batch = mine.batch("x" * 600)
+        for path in (f"/v1/files/{batch['input_file_id']}", f"/v1/batches/{batch['id']}"):
+            assert mine.json("GET", path)["id"]
+            assert yours.json("GET", path, status=404)["error"]["code"] == "not_found"
+        assert yours.json("POST", f"/v1/batches/{batch['id']}/cancel", status=404)
+        stolen = {"input_file_id": batch["input_file_id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        assert yours.json("POST", "/v1/batches", stolen, 404)["error"]["code"] == "not_found"
+        assert yours.json("GET", "/v1/batches")["data"] == []
+        assert "bulk_max_bytes" in mine.upload(b"y" * 600, 413)["error"]["message"]
+        yours.upload(b"y" * 600)
+        for _ in range(9):
+            yours.upload(b"y")
+        assert "10 files" in yours.upload(b"y", 413)["error"]["message"]
+        mine.ended(batch)
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "words"),
-    [
+def test_what_is_no_form_is_refused(served: Served) -> None:
+    client = served.client("forms")
+    for body, kind, words in (
         (b"{}", "application/json", "multipart/form-data"),
         (form(b"a"), "multipart/form-data", "boundary"),
-        (b"x" * 100_000, f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
-        (form(b"a")[:-10], f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
-        (form(b"a", 'batch\r\n--xYzZY\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n3600'),
-            f"multipart/form-data; boundary={BOUNDARY}", "keep_days"),
-        (form(b"a", "fine-tune"), f"multipart/form-data; boundary={BOUNDARY}", "purpose"),
-        (form(b""), f"multipart/form-data; boundary={BOUNDARY}", "file"),
-        (form(b"a", "batch" * 1000), f"multipart/form-data; boundary={BOUNDARY}", "more than"),
-        (b"--" + BOUNDARY.encode() + b"\r\n" + b"A: b\r\n" * 5000, f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
-    ],
-    ids=["json", "no-boundary", "endless", "torn", "expiry", "purpose", "empty", "long-field", "headers"],
-)  # fmt: skip
-def test_what_is_no_form_is_refused(make: Make, tmp_path: Path, body: bytes, kind: str, words: str) -> None:
-    client = make()
-    status, answer = client.ask("POST", "/v1/files", body, **{"content-type": kind})
-    assert status == 400 and words in json.loads(answer)["error"]["message"]
-    assert [*(tmp_path / "bulk" / "incoming").iterdir()] == [*(tmp_path / "bulk" / "files").iterdir()] == []
+        (b"x" * 100_000, FORM, "malformed"),
+        (form(b"a")[:-10], FORM, "malformed"),
+        (form(b"a", EXPIRES), FORM, "keep_days"),
+        (form(b"a", "fine-tune"), FORM, "purpose"),
+        (form(b""), FORM, "file"),
+        (form(b"a", "batch" * 1000), FORM, "more than"),
+        (b"--" + BOUNDARY.encode() + b"\r\n" + b"A: b\r\n" * 5000, FORM, "malformed"),
+    ):
+        status, answer = client.ask("POST", "/v1/files", body, **{"content-type": kind})
+        assert (status, words in json.loads(answer)["error"]["message"]) == (400, True), (body[:200], answer)
+        assert (served.incoming, client.json("GET", "/v1/files")["data"]) == ([], [])
 
 
-def test_a_batch_that_is_none_is_refused(make: Make) -> None:
-    client = make()
+def test_a_batch_that_is_none_is_refused(served: Served) -> None:
+    client = served.client("none")
     good = {"input_file_id": client.upload(b"a")["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
     for change, param in (
         ({"endpoint": "/v1/responses"}, "endpoint"),
@@ -232,73 +265,67 @@ def test_a_batch_that_is_none_is_refused(make: Make) -> None:
     client.ended(client.json("POST", "/v1/batches", {**good, "output_expires_after": None}))
 
 
-def test_a_client_that_leaves_its_upload_leaves_nothing(make: Make, tmp_path: Path) -> None:
-    client = make(bulk_max_bytes=1 << 20)
+def begun_upload(client: Client) -> http.client.HTTPConnection:
+    """Connection on which two thirds of an upload have come."""
+    connection = http.client.HTTPConnection(client._address.hostname or "", client._address.port, timeout=20)
+    connection.putrequest("POST", "/v1/files")
+    for name, value in {**client._headers, "content-type": FORM, "content-length": "900000"}.items():
+        connection.putheader(name, value)
+    connection.endheaders(form(b"x" * 600_000)[:600_000])
+    return connection
+
+
+def test_a_client_that_leaves_its_upload_leaves_nothing(small: Served) -> None:
+    client, kind = small.client("leaves"), {"content-type": FORM}
     for _ in range(3):
-        connection = http.client.HTTPConnection(client._address.hostname or "", client._address.port, timeout=20)
-        connection.putrequest("POST", "/v1/files")
-        connection.putheader("content-type", f"multipart/form-data; boundary={BOUNDARY}")
-        connection.putheader("content-length", str(900_000))
-        connection.endheaders(form(b"x" * 600_000)[:600_000])
-        connection.close()
-    kind, until = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}, time.monotonic() + 20
-    while client.ask("POST", "/v1/files", form(b"y" * 900_000), **kind)[0] != 200:
-        assert time.monotonic() < until
-    while [*(tmp_path / "bulk" / "incoming").iterdir()]:
-        assert time.monotonic() < until
+        begun_upload(client).close()
+    wait_until(lambda: client.ask("POST", "/v1/files", form(b"y" * 900_000), **kind)[0] == 200)
+    wait_until(lambda: not small.incoming)
 
 
-def test_an_upload_may_be_larger_than_other_bodies_and_no_larger_than_its_quota(make: Make) -> None:
-    client = make(bulk_max_bytes=3 << 20, max_body_bytes=1 << 16)
-    client.upload(b"x" * (2 << 20))
-    head = {"content-type": f"multipart/form-data; boundary={BOUNDARY}", "content-length": str(4 << 20)}
+def test_an_upload_may_be_larger_than_other_bodies_and_no_larger_than_its_quota(small: Served) -> None:
+    client = small.client("large")
+    client.upload(b"x" * 600_000)
+    head = {"content-type": FORM, "content-length": str(2 << 20)}
     status, answer = client.ask("POST", "/v1/files", b"x", **head)
     assert status == 413, answer
     client.json("POST", "/v1/completions", {"model": "default", "prompt": "a" * (1 << 17)}, 413)
 
 
-def test_an_upload_that_stalls_is_cut_off(make: Make, tmp_path: Path) -> None:
-    client = make(read_timeout_ms=300.0)
-    connection = http.client.HTTPConnection(client._address.hostname or "", client._address.port, timeout=20)
-    connection.putrequest("POST", "/v1/files")
-    connection.putheader("content-type", f"multipart/form-data; boundary={BOUNDARY}")
-    connection.putheader("content-length", str(900_000))
-    connection.endheaders(form(b"x" * 600_000)[:600_000])
+def test_an_upload_that_stalls_is_cut_off(small: Served) -> None:
+    connection = begun_upload(small.client("stalls"))
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["error"]["code"]) == (408, "request_timeout")
     connection.close()
-    until = time.monotonic() + 20
-    while [*(tmp_path / "bulk" / "incoming").iterdir()]:
-        assert time.monotonic() < until
+    wait_until(lambda: not small.incoming)
 
 
-@pytest.mark.parametrize("part", ["database", "folder"])
 def test_clients_do_not_read_where_the_database_and_the_folder_are(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client, secret = make(), "postgresql://…@10.0.0.9/jobs does not answer: [Errno 111] Connection refused"
+    client, secret = (
+        served.client("away"),
+        "postgresql://…@10.0.0.9/jobs does not answer: [Errno 111] Connection refused",
+    )
     file = client.upload(line(1).encode())["id"]
-
-    async def away(*_: object) -> None:
-        raise StoreUnavailable(secret) if part == "database" else FolderUnavailable(secret)
-
-    owner, method = (BulkRows, "files") if part == "database" else (BulkFolder, "size")
-    monkeypatch.setattr(owner, method, away)
-    path = "/v1/files" if part == "database" else f"/v1/files/{file}/content"
-    told = client.json("GET", path, status=503)
-    words = f"bulk jobs are not available just now, as their {part} is out of reach; try again"
-    assert told["error"]["message"] == words
-    assert secret in caplog.text
+    for part, owner, method, error, path in (
+        ("database", BulkRows, "files", StoreUnavailable, "/v1/files"),
+        ("folder", BulkFolder, "size", FolderUnavailable, f"/v1/files/{file}/content"),
+    ):
+        monkeypatch.setattr(owner, method, AsyncMock(side_effect=error(f"{secret} of the {part}")))
+        answer = client.json("GET", path, status=503)
+        words = f"bulk jobs are not available just now, as their {part} is out of reach; try again"
+        assert answer["error"]["message"] == words
+        assert f"{secret} of the {part}" in caplog.text
 
 
-def test_without_a_folder_there_are_no_files(make: Make) -> None:
-    assert make(bulk_dir="").json("GET", "/v1/files", status=404)["error"]["code"] == "unknown_url"
+def test_without_a_folder_there_are_no_files(tmp_path: Path) -> None:
+    with serving(tmp_path, bulk_dir="") as service:
+        assert service.client().json("GET", "/v1/files", status=404)["error"]["code"] == "unknown_url"
 
 
-def test_lines_are_judged_by_the_functions_of_the_input_policy(make: Make, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    policy.write_text('[[rules]]\nname = "judge"\nfunction = "tests.bulk.targets:harmless"\n')
-    client = make(input_policy=str(policy))
+def test_lines_are_judged_by_the_functions_of_the_input_policy(served: Served) -> None:
+    client = served.client("judged")
     found = client.ended(client.batch(*(line(number) for number in range(1, 21)), line(21, ["a", "evil", "b"])))
     assert found["request_counts"] == {"total": 21, "completed": 20, "failed": 1}
     [failed] = client.records(found["error_file_id"]).values()
@@ -307,10 +334,8 @@ def test_lines_are_judged_by_the_functions_of_the_input_policy(make: Make, tmp_p
     assert told["message"].startswith("input 1 of 3")
 
 
-def test_each_call_of_files_and_batches_counts_as_a_request_but_a_look_at_a_batch(make: Make, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
-    keys.write_text(entry("ada", more="rate = 1\nburst = 8"))
-    client = make("ada", keys=str(keys))
+def test_each_call_of_files_and_batches_counts_as_a_request_but_a_look_at_a_batch(served: Served) -> None:
+    client = served.client("ada")
     batch = client.batch(line(1))
     file = f"/v1/files/{batch['input_file_id']}"
     for method, path in (("GET", file), ("GET", f"{file}/content"), ("HEAD", f"{file}/content"), ("GET", "/v1/files")):
@@ -336,9 +361,9 @@ def unread(client: Client, id: str) -> http.client.HTTPConnection:
 
 
 def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused(
-    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = make()
+    client = served.client("downloads")
     content = b"x" * (8 << 20)
     id = client.upload(content)["id"]
     downloads, answers = [unread(client, id) for _ in range(130)], []
@@ -347,12 +372,10 @@ def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused
     assert Counter(one.status for one in answers) == {200: 115, 429: 15}
     told = json.loads(answers[-1].read())["error"]
     assert told["message"].startswith("115 files of yours are on their way in or out")
-    path, until = (tmp_path / "bulk" / "files" / id).resolve(), time.monotonic() + 20
+    path, until = (served.folder / "bulk" / "files" / id).resolve(), time.monotonic() + 20
     while path in open_files():  # The last ones may still read what their client's buffers take.
         assert time.monotonic() < until
-    status, answer = client.ask(
-        "POST", "/v1/files", form(b"a"), **{"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
-    )
+    status, answer = client.ask("POST", "/v1/files", form(b"a"), **{"content-type": FORM})
     assert (status, json.loads(answer)["error"]["message"]) == (429, told["message"])
     assert answers[0].read() == content
     client.json("DELETE", f"/v1/files/{id}")
@@ -375,31 +398,27 @@ def open_files() -> set[Path]:
     return paths
 
 
-@pytest.mark.parametrize("ended", ["revoked", "deleted", "without its model"])
-def test_a_job_ends_when_its_key_does(make: Make, tmp_path: Path, ended: str) -> None:
-    keys, other = tmp_path / "keys.toml", entry("bob")
-    keys.write_text(entry("ada") + other)
-    client = make("ada", "slow", keys=str(keys), max_batch_size=1)
-    batch = client.batch(*(line(number) for number in range(1000)))
-    # Lines that are read under the key as it is changed fail one by one, and the job does not.
-    wait_until(lambda: client.json("GET", f"/v1/batches/{batch['id']}")["request_counts"]["completed"])
-    changed = tmp_path / "changed.toml"
-    changed.write_text(
-        {
-            "revoked": entry("ada", more="expires_at = 1"),
-            "deleted": "",
-            "without its model": entry("ada", more='models = ["other"]'),
-        }[ended]
-        + other
-    )
-    changed.replace(keys)  # At once: a look between the two steps of a write sees an empty file, without keys.
-    found = make("bob").ended(batch)
-    assert found["status"] == "failed"
-    [fault] = found["errors"]["data"]
-    assert fault["code"] == ("model_not_allowed" if ended == "without its model" else "key_not_valid")
-    done = found["request_counts"]
-    assert done["completed"] < done["total"] or not done["total"]
-    assert len(make("bob").records(found["output_file_id"])) == done["completed"]
+def test_a_job_ends_when_its_key_does(tmp_path: Path) -> None:
+    """Of one key the time is over, and the other may not ask the model any more."""
+    keys, other = tmp_path / "keys.toml", entry("bob") + entry("eve", tenant="globex")
+    keys.write_text(entry("ada") + entry("cyd", tenant="globex") + other)
+    with serving(tmp_path, "slow", keys=str(keys), max_batch_size=1) as service:
+        clients = [service.client(name) for name in ("ada", "cyd")]
+        batches = [client.batch(*(line(number) for number in range(500))) for client in clients]
+        for client, batch in zip(clients, batches, strict=True):
+            # Lines that are read under the key as it is changed fail one by one, and the job does not.
+            path = f"/v1/batches/{batch['id']}"
+            wait_until(lambda: client.json("GET", path)["request_counts"]["completed"])  # noqa: B023
+        changed, only = tmp_path / "changed.toml", 'models = ["other"]'
+        changed.write_text(entry("ada", more="expires_at = 1") + entry("cyd", tenant="globex", more=only) + other)
+        changed.replace(keys)  # At once: a look between the two steps of a write sees an empty file, without keys.
+        for name, batch, code in zip(("bob", "eve"), batches, ("key_not_valid", "model_not_allowed"), strict=True):
+            client = service.client(name)
+            job = client.ended(batch)
+            assert (job["status"], [fault["code"] for fault in job["errors"]["data"]]) == ("failed", [code])
+            counts = job["request_counts"]
+            assert counts["completed"] < counts["total"] or not counts["total"]
+            assert len(client.records(job["output_file_id"])) == counts["completed"]
 
 
 def test_a_batch_that_waits_says_for_what_and_how_long() -> None:

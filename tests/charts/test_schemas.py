@@ -48,14 +48,8 @@ def test_all_objects_keep_the_schemas_of_kubernetes_strictly(tmp_path: Path) -> 
 
 def test_all_custom_resources_keep_the_definitions_of_their_operators(tmp_path: Path) -> None:
     found = [one for switch in SWITCHES for one in render(switch) if not ours(one)]
-    assert {one["kind"] for one in found} == {
-        "GRPCRoute",
-        "HTTPRoute",
-        "PodMonitor",
-        "PrometheusRule",
-        "ScaledObject",
-        "ServiceMonitor",
-    }
+    kinds = {"GRPCRoute", "HTTPRoute", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+    assert {one["kind"] for one in found} == kinds
     odd = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": "odd"}}
     file = tmp_path / "objects.json"
     file.write_text(
@@ -79,18 +73,7 @@ def test_the_schema_has_the_bounds_of_the_settings() -> None:
     assert MADE["renewed"](SCHEMA) == SCHEMA, "run: python deploy/helm/schema.py"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_batch_size": 0},
-        {"max_batch_size": 16.5},
-        {"max_batch_size": "16"},
-        {"policy": "packed"},
-        {"reload": 1},
-        {"remote_token": 1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("wrong", [{"max_batch_size": 16.5}, {"policy": "packed"}], ids=str)
 def test_helm_refuses_what_is_no_value_of_a_setting(wrong: Object) -> None:
     [name] = wrong
     for values in ({"settings": wrong}, {"models": {"greeter": {"target": "model.py:Model", "settings": wrong}}}):
@@ -133,10 +116,8 @@ def unknown(values: Any, schema: Any, place: str) -> list[str]:
     if not isinstance(values, dict) or "properties" not in schema or place.endswith("settings"):
         return []
     found = [f"{place}.{name}" for name in values.keys() ^ schema["properties"].keys() if name != "global"]
-    if place.endswith(".image") or place == ".image":  # What is left out is taken from the chart's own image.
-        found = [one for one in found if one.rpartition(".")[2] in values]
-    if place.endswith(".resources"):
-        found = [one for one in found if one.rpartition(".")[2] in values]
+    if place.endswith((".image", ".resources")):  # What is left out of an image is taken from the chart's own.
+        found = [name for name in found if name.rpartition(".")[2] in values]
     return found + [
         one
         for name in values.keys() & schema["properties"]
@@ -168,15 +149,8 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
     ("values", "said"),
     [
         ({"gatewy": {}}, "'gatewy' not allowed"),
-        ({"gateway": {"replica": 1}}, "'replica' not allowed"),
-        ({"models": {"greeter": {"target": "x", "worker": {"slot": 1}}}}, "'slot' not allowed"),
         ({"models": {"greeter": {}}}, "missing property 'target'"),
         ({"models": {"Greeter": {"target": "x"}}}, "'Greeter' not allowed"),
-        ({"image": {"digest": "sha256:abc"}}, "/image/digest"),
-        ({"worker": {"slots": "2"}}, "/worker/slots"),
-        ({"scaling": {"by": "hpa"}}, "/scaling/by"),
-        ({"settings": {"models": {}}}, "/settings"),
-        ({"settings": {"Max-Batch": 1}}, "'Max-Batch' not allowed"),
         ({"settings": {"prot": 1}}, "'prot' not allowed"),
         ({"models": {"a": {"target": "x", "settings": {"port": 1}}}}, "'port' not allowed"),
         (
@@ -199,7 +173,6 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
             {"scaling": KEDA, "models": {"a": {"target": "x", "worker": {"scaling": {"min": 3, "max": 2}}}}},
             "models.a.worker.scaling.min: is 3, and scaling.max only 2",
         ),
-        ({"worker": {"scaling": {"min": -1}}}, "/worker/scaling/min"),
         (
             {"scaling": KEDA, "models": {"a": {"target": "x", "worker": {"scaling": {"min": 0, "max": 2}}}}},
             "models.a.worker.scaling: min is 0 and zeroAfterSeconds 0. A model goes to zero with",
@@ -207,7 +180,6 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
         ({"settings": {"scale_to_zero_after_s": 60}}, "Set worker.scaling.zeroAfterSeconds"),
         ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.hosts: name the hosts"),
         ({"gateway": {"routes": {"enabled": True}}}, "gateway.routes.parentRefs: name the Gateway"),
-        ({"scaling": {"by": "controller"}}, "/scaling/by"),
         ({"scaling": {"by": "keda"}}, "scaling.keda.serverAddress: name the Prometheus"),
         ({"redis": {"enabled": False}}, "broker.existingSecret: name a Secret"),
         (
@@ -218,15 +190,6 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
 )
 def test_values_that_cannot_be_are_refused_with_what_is_wrong(values: dict[str, Any], said: str) -> None:
     assert said in refusal(**values)
-
-
-GOOD: dict[str, Any] = {
-    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-    "containers": [
-        {"name": "one", "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
-    ],
-    "volumes": [{"name": "tmp", "emptyDir": {}}],
-}
 
 
 def test_all_pods_are_restricted_whatever_is_turned_on() -> None:
@@ -245,43 +208,19 @@ def test_the_root_of_each_container_is_read_only_with_a_place_to_write() -> None
             assert "runAsUser" in pod["spec"]["securityContext"], name
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        ("hostNetwork", True, "hostNetwork"),
-        ("hostPID", True, "hostPID"),
-        ("hostIPC", True, "hostIPC"),
-        ("volumes", [{"name": "disk", "hostPath": {"path": "/"}}], "volume disk"),
-        ("securityContext.sysctls", [{"name": "kernel.msgmax", "value": "1"}], "sysctl kernel.msgmax"),
-        ("securityContext.runAsNonRoot", False, "root"),
-        ("securityContext.runAsUser", 0, "root"),
-        ("securityContext.seccompProfile", {"type": "Unconfined"}, "seccomp"),
-        ("securityContext.seccompProfile", {}, "seccomp"),
-        ("securityContext.appArmorProfile", {"type": "Unconfined"}, "AppArmor"),
-        ("securityContext.seLinuxOptions", {"type": "spc_t"}, "SELinux"),
-        ("securityContext.seLinuxOptions", {"role": "admin"}, "SELinux"),
-        ("containers.0.securityContext.privileged", True, "privileged"),
-        ("containers.0.securityContext.allowPrivilegeEscalation", True, "privilege escalation"),
-        ("containers.0.securityContext.capabilities", {}, "capabilities kept"),
-        ("containers.0.securityContext.capabilities.add", ["SYS_ADMIN"], "capabilities added"),
-        ("containers.0.securityContext.runAsUser", 0, "root"),
-        ("containers.0.securityContext.runAsNonRoot", False, "root"),
-        ("containers.0.securityContext.procMount", "Unmasked", "proc"),
-        ("containers.0.securityContext.windowsOptions", {"hostProcess": True}, "host process"),
-        ("containers.0.ports", [{"containerPort": 1, "hostPort": 1}], "host port"),
-        ("containers.0.livenessProbe", {"httpGet": {"port": 1, "host": "10.0.0.1"}}, "host of a probe"),
-        ("initContainers", [{"name": "two"}], "privilege escalation"),
-    ],
-)
-def test_what_breaks_the_standard_is_found(place: str, value: Any, said: str) -> None:
-    spec = copy.deepcopy(GOOD)
-    assert violations(spec) == []
-    *parents, last = place.split(".")
-    where: Any = spec
-    for part in parents:
-        where = where[int(part)] if part.isdigit() else where[part]
-    where[last] = value
-    assert said in violations(spec)
+def test_what_breaks_the_standard_is_found() -> None:
+    pod = next(pods(render("models")))[1]["spec"]
+    broken = copy.deepcopy(pod)
+    broken["hostNetwork"] = True
+    broken["volumes"].append({"name": "disk", "hostPath": {"path": "/"}})
+    broken["securityContext"]["runAsUser"] = 0
+    container = broken["containers"][0]
+    container["securityContext"].update(privileged=True, allowPrivilegeEscalation=True, capabilities={})
+    container["ports"][0]["hostPort"] = 1
+    broken["initContainers"] = [{"name": "two"}]
+    assert violations(broken) == [
+        "capabilities", "host port", "hostNetwork", "privilege escalation", "privileged", "root", "volume disk",
+    ]  # fmt: skip
 
 
 def test_nobody_has_rights_or_a_token() -> None:

@@ -97,23 +97,13 @@ def port() -> Iterator[Port]:
     made.server.server_close()
 
 
-@pytest.mark.parametrize(
-    "answer", [{"message": "nothing is served at /internal/health; /docs lists what is"}, {}, ["x"]]
-)
-def test_a_port_other_than_admin_is_recognised(port: Port, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    port.answers["/internal/health"] = (404, answer)
-    assert code_of(["status", "--admin", port.url]) == 1
-    told = capsys.readouterr().err
-    assert "This is not an admin port, perhaps the public one: name the port of --admin-port, 9000 unless set" in told
-
-
-def test_why_a_worker_is_not_healthy_is_shown(port: Port) -> None:
-    failed = {"worker_id": "c/gpu-0", "status": "failed", "reason": "it raised\x1b; it is tried again in 4 s"}
-    healthy = {"reason": ""}
-    port.answers["/internal/snapshot"] = 200, {**FLEET, "workers": [WORKERS[0] | healthy, WORKERS[1] | failed]}
-    assert overview(look(Admin(port.url, ""))).splitlines()[-1] == (
-        r"c/gpu-0 is failed: it raised\x1b; it is tried again in 4 s"
-    )
+def test_a_port_other_than_admin_is_recognised(port: Port, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing: tuple[Any, ...] = ({"message": "nothing is served at /internal/health; /docs lists what is"}, {}, ["x"])
+    for answer in nothing:
+        port.answers["/internal/health"] = (404, answer)
+        assert code_of(["status", "--admin", port.url]) == 1
+        says = "This is not an admin port, perhaps the public one: name the port of --admin-port, 9000 unless set"
+        assert says in capsys.readouterr().err
 
 
 def test_a_process_that_starts_has_no_fleet_and_no_broker_that_is_away(port: Port) -> None:
@@ -122,15 +112,15 @@ def test_a_process_that_starts_has_no_fleet_and_no_broker_that_is_away(port: Por
     port.answers["/internal/workers"] = 200, {"workers": [WORKERS[0] | starting]}
     port.answers["/internal/snapshot"] = 503, {"message": "this process is starting; ask again when /readyz says 200"}
     found = look(Admin(port.url, ""))
-    shown = overview(found)
-    assert "broker away" not in shown
-    assert "a/gpu-0 is starting: has been loading for 12 s" in shown
+    told = overview(found)
+    assert "broker away" not in told
+    assert "a/gpu-0 is starting: has been loading for 12 s" in told
     assert not serves(found)
 
 
 def test_the_whole_fleet_is_shown(port: Port) -> None:
-    shown = overview(look(Admin(port.url, ""))).splitlines()
-    assert shown[:10] == [
+    told = overview(look(Admin(port.url, ""))).splitlines()
+    assert told[:10] == [
         "status        ok",
         "asked         gateway edge-1",
         "broker        redis://…@broker:6379/0",
@@ -145,7 +135,7 @@ def test_the_whole_fleet_is_shown(port: Port) -> None:
         "policy        paced",
         "version       1.0",
     ]
-    rows = [line.split() for line in shown[10:]]
+    rows = [line.split() for line in told[10:]]
     names = [row[0] for row in rows if row]
     assert names == ["PROCESS", "control", "edge-1", "edge-2", "host-b", "WORKER", "host-a/gpu-0", "host-b/gpu-0"]
     [leader] = [row for row in rows if row[:1] == ["control"]]
@@ -155,42 +145,47 @@ def test_the_whole_fleet_is_shown(port: Port) -> None:
 def test_a_process_alone_shows_no_fleet(port: Port) -> None:
     port.answers["/internal/health"] = (200, {**HEALTH, "broker": ""})
     port.answers["/internal/snapshot"] = (200, {**FLEET, "members": [member("edge-1", "serve")]})
-    shown = overview(look(Admin(port.url, "")))
-    assert "PROCESS" not in shown
-    assert not any(line.startswith("broker") for line in shown.splitlines())
-    assert "load          12 requests/s, 3 held" in shown
+    told = overview(look(Admin(port.url, "")))
+    assert "PROCESS" not in told
+    assert not any(line.startswith("broker") for line in told.splitlines())
+    assert "load          12 requests/s, 3 held" in told
 
 
-def test_workers_that_are_expected_and_missing_are_told_of(port: Port) -> None:
-    assert "expected are healthy" not in overview(look(Admin(port.url, "")))
-    port.answers["/internal/health"] = (200, {**HEALTH, "expected_workers": 3})
-    assert "workers       1 of 3 expected are healthy\n" in overview(look(Admin(port.url, "")))
+def shown(**changed: Any) -> str:
+    """What is shown of a fleet in which this is otherwise."""
+    return overview({**HEALTH, **FLEET, **changed})
 
 
-def test_gpus_that_are_watched_have_a_table_with_what_is_known_of_them(port: Port) -> None:
+def test_workers_that_are_missing_or_not_healthy_are_told_of() -> None:
+    assert "expected are healthy" not in shown() and "missing" not in shown()
+    assert "workers       1 of 3 expected are healthy\n" in shown(expected_workers=3)
+    failed = {"worker_id": "c/gpu-0", "status": "failed", "reason": "it raised\x1b; it is tried again in 4 s"}
+    told = shown(workers=[WORKERS[0] | {"reason": ""}, WORKERS[1] | failed]).splitlines()[-1]
+    assert told == r"c/gpu-0 is failed: it raised\x1b; it is tried again in 4 s"
+    scaling = {"desired": 1, "current": 0, "late": 1, "awaited_seconds": 95.2}
+    there = {"default": scaling | {"desired": 2}, "idle": scaling | {"desired": 0}}
+    missing = "missing       greeter: 1 wanted, on the way for 95 s, longer than a start should take\n"
+    assert missing in shown(scaling=there | {"greeter": scaling})
+    assert "missing" not in shown(scaling=there)
+
+
+def test_gpus_that_are_watched_have_a_table_with_what_is_known_of_them() -> None:
     known = {
         "name": "H100", "memory_used_bytes": 60 << 30, "memory_total_bytes": 80 << 30, "utilisation": 0.734, "power_watts": 310.5,
         "temperature_celsius": 61, "ecc_errors": 2, "xids": {"31": 1, "94": 2},
     }  # fmt: skip
     nothing: dict[str, Any] = {**dict.fromkeys(known), "name": "", "xids": {}}
-    workers = [{**one, "gpu_figures": gpu} for one, gpu in zip(WORKERS, (known, nothing), strict=True)]
-    port.answers["/internal/snapshot"] = (200, {**FLEET, "workers": workers})
-    assert (
-        """
+    table = """
 WORKER        GPU   MEMORY         COMPUTES  POWER  TEMPERATURE  ECC ERRORS  XIDS
 host-a/gpu-0  -     -              -         -      -            -           -
 host-b/gpu-0  H100  75% of 80 GiB  73%       310 W  61 °C        2           31 (1), 94 (2)
 """
-        in overview(look(Admin(port.url, ""))) + "\n"
-    )
-    port.answers["/internal/snapshot"] = (200, {**FLEET, "workers": [{**WORKERS[0], "gpu_figures": None}, WORKERS[1]]})
-    assert "TEMPERATURE" not in overview(look(Admin(port.url, "")))
+    assert table in shown(workers=[WORKERS[0] | {"gpu_figures": known}, WORKERS[1] | {"gpu_figures": nothing}]) + "\n"
+    assert "TEMPERATURE" not in shown(workers=[{**WORKERS[0], "gpu_figures": None}, WORKERS[1]])
 
 
-def test_what_stands_in_a_name_cannot_steer_the_terminal(port: Port) -> None:
-    port.answers["/internal/snapshot"] = (200, {**FLEET, "members": [member("\x1b[31mred", "worker")]})
-    port.answers["/internal/health"] = (200, {**HEALTH, "policy": "\x1b[31mred"})
-    assert "\x1b" not in overview(look(Admin(port.url, "")))
+def test_what_stands_in_a_name_cannot_steer_the_terminal() -> None:
+    assert "\x1b" not in shown(members=[member("\x1b[31mred", "worker")], policy="\x1b[31mred")
 
 
 def test_a_gateway_in_direct_mode_shows_what_it_knows(port: Port) -> None:
@@ -218,35 +213,27 @@ def test_without_the_broker_the_fleet_is_shown_as_it_was(port: Port) -> None:
     port.answers["/internal/health"] = (503, away)
     port.answers["/internal/snapshot"] = (200, {**FLEET, "away": "connection refused", "age_seconds": 12.3})
     found = look(Admin(port.url, ""))
-    shown = overview(found).splitlines()
+    told = overview(found).splitlines()
     assert not serves(found)
-    assert shown[:3] == [
+    assert told[:3] == [
         "status        unavailable",
         "broker away   connection refused",
         "fleet         as it was 12 s ago",
     ]
-    assert "load          12 requests/s, 3 held by this process" in shown
-    assert "dead letters  2" in shown
-    assert {"edge-2", "host-a/gpu-0"} <= {line.split()[0] for line in shown if line}
-
-
-def test_it_ends_by_whether_the_process_serves(port: Port, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["status", "--admin", port.url]) == 0
-    assert capsys.readouterr().out == overview(look(Admin(port.url, ""))) + "\n"
-    port.answers["/internal/health"] = (200, {**HEALTH, "status": "draining"})
-    assert code_of(["status", "--admin", port.url]) == 1
-    assert capsys.readouterr().out.startswith("status        draining\n")
+    assert "load          12 requests/s, 3 held by this process" in told
+    assert "dead letters  2" in told
+    assert {"edge-2", "host-a/gpu-0"} <= {line.split()[0] for line in told if line}
 
 
 def test_a_port_that_answers_503_and_no_health_says_why(port: Port, capsys: pytest.CaptureFixture[str]) -> None:
     port.answers["/internal/health"] = (503, {"status": "unavailable", "message": "the broker does not answer"})
     assert code_of(["status", "--admin", port.url]) == 1
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", f"headway: {port.url}: the broker does not answer (503)\n")
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"headway: {port.url}: the broker does not answer (503)\n")
 
 
 @pytest.mark.parametrize(
-    ("depths", "shown"),
+    ("depths", "waiting"),
     [
         ({"": 0, "1": 4}, "4 paid, oldest"),
         ({"": 4, "1": 0}, "4 paid, oldest"),
@@ -254,13 +241,12 @@ def test_a_port_that_answers_503_and_no_health_says_why(port: Port, capsys: pyte
         ({"": 0, "1": 4, "2": 0}, "4 paid of default version 1, oldest"),
     ],
 )
-def test_what_waits_is_told_by_version_where_there_are_several(port: Port, depths: dict[str, int], shown: str) -> None:
+def test_what_waits_is_told_by_version_where_there_are_several(depths: dict[str, int], waiting: str) -> None:
     queues = [
         {"model": "default", "version": version, "tier": "paid", "depth": depth, "oldest_seconds": 0.1}
         for version, depth in depths.items()
     ]
-    port.answers["/internal/health"] = 200, {**HEALTH, "queues": queues}
-    assert f"waiting       {shown}" in overview(look(Admin(port.url, "")))
+    assert f"waiting       {waiting}" in shown(queues=queues)
 
 
 def test_what_a_call_costs_is_told_where_its_time_goes_by_length() -> None:
@@ -272,17 +258,8 @@ def test_what_a_call_costs_is_told_where_its_time_goes_by_length() -> None:
 
 
 def test_stores_that_do_not_answer_have_a_line_each() -> None:
-    away = {"ledger": "takes nothing", "keys": "as of 33 s ago", "bulk_folder": "its disk is full"}
-    shown = overview({**HEALTH, **FLEET, **away})
-    assert "\nledger        takes nothing\nkeys          as of 33 s ago\nbulk folder   its disk is full\n" in shown
-
-
-def test_a_worker_that_is_wanted_and_of_which_nothing_is_heard_is_missing() -> None:
-    scaling = {"desired": 1, "current": 0, "late": 1, "awaited_seconds": 95.2}
-    there = {"default": scaling | {"desired": 2}, "idle": scaling | {"desired": 0}}
-    found = {**HEALTH, **FLEET, "scaling": there | {"greeter": scaling}}
-    assert "missing       greeter: 1 wanted, on the way for 95 s, longer than a start should take\n" in overview(found)
-    assert "missing" not in overview({**found, "scaling": there})
+    told = shown(ledger="takes nothing", keys="as of 33 s ago", bulk_folder="its disk is full")
+    assert "\nledger        takes nothing\nkeys          as of 33 s ago\nbulk folder   its disk is full\n" in told
 
 
 __all__ = ["files", "service"]
@@ -313,13 +290,10 @@ def test_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert described({"HEADWAY_CONFIG": str(file), "HEADWAY_ADMIN_PORT": "9200"}).url == "https://127.0.0.1:9200"
 
 
-@pytest.mark.parametrize("port", ["0", "70000", "http", "-1"])
-def test_a_port_that_is_none_is_refused(port: str) -> None:
-    with pytest.raises(SettingError, match="--admin"):
-        described({"HEADWAY_ADMIN_PORT": port})
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_port_that_is_none_and_a_file_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    for port in ("0", "70000", "http", "-1"):
+        with pytest.raises(SettingError, match="--admin"):
+            described({"HEADWAY_ADMIN_PORT": port})
     broken = tmp_path / "headway.toml"
     broken.write_text("admin_port =")
     for file in (broken, tmp_path / "none.toml"):

@@ -1,21 +1,15 @@
 """Commands that ask a service over TLS: `headway status`, `headway bench` and a start with certificates that will not do."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headway.http.server.listener import Listener
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import TlsCounts
-from headway.runtime.request_id import new_id
 from tests.authority import Authority
 from tests.cli.command import code_of
-from tests.cli.test_operate import LONG, Steady
-from tests.services.fake_backend import FakeBackend
-from tests.services.stand import Stand
+from tests.cli.test_operate import Running
 
 
 class Files:
@@ -31,28 +25,11 @@ class Files:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Files]:
-    found, up, stop = Files(tmp_path), threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def main() -> None:
-        stand = Stand(Steady(), FakeBackend(seconds=0.0), admin_port=0)
-        certificate, key = found.service
-        certificates = Certificates(str(certificate), str(key), str(found.authority.file), TlsCounts())
-        door = Listener.admin(stand.settings, stand.admin_app(), new_id, stand.counters.gateway, certificates)
-        async with stand:
-            await door.open()
-            found.url = f"https://127.0.0.1:{door.port}"
-            up.set()
-            await stop.wait()
-            await door.close()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
-    thread.start()
-    assert up.wait(LONG)
-    yield found
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(LONG)
-    loop.close()
+    found = Files(tmp_path)
+    certificate, key = map(str, found.service)
+    with Running(Certificates(certificate, key, str(found.authority.file), TlsCounts())) as running:
+        found.url = running.url
+        yield found
 
 
 def flags(ca: Path, shown: tuple[Path, Path] | None = None) -> list[str]:

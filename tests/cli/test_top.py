@@ -3,23 +3,22 @@
 import asyncio
 import io
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from headway.cli import terminal as module
 from headway.cli.admin import Admin, AdminError
-from headway.cli.board_view import BoardEvent, BoardView, largest, milliseconds, taken
 from headway.cli.status import Sort
 from headway.cli.terminal import HELP, fit, narrowed, waiting
-from headway.cli.top import BoardFollower, Keys, events
+from headway.cli.top import BoardEvent, BoardFollower, BoardView, Keys, events, largest, milliseconds, taken
 from headway.model import InferenceRequest, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.cli.command import code_of
 from tests.cli.terminal import Terminal
 from tests.cli.test_operate import TENANT, Running, service
-from tests.cli.test_status import FLEET, HEALTH, Port, port
+from tests.cli.test_status import FLEET, Port, port
 
 __all__ = ["port", "service"]
 
@@ -142,14 +141,8 @@ def test_without_the_broker_the_board_is_as_it_was() -> None:
 
 
 def test_the_workers_that_are_wanted_and_why_are_told() -> None:
-    scaling = {
-        "desired": 4,
-        "current": 2,
-        "coming": 1,
-        "late": 1,
-        "trouble": "gpu-1 does not start: no memory",
-        "reason": "queue above 100",
-    }
+    trouble = "gpu-1 does not start: no memory"
+    scaling = {"desired": 4, "current": 2, "coming": 1, "late": 1, "trouble": trouble, "reason": "queue above 100"}
     shown = text(
         start(snapshot=SNAPSHOT | {"scaling": {"default": scaling}}, changes=[], departures=[],
               scalings=[[990.0, "default", 2, 4, "up", "queue above 100 for 60 s"]]),
@@ -256,46 +249,33 @@ def test_without_a_terminal_the_board_is_printed_once(
     assert "\x1b" not in shown
 
 
-def test_what_does_not_serve_is_told_of_as_status_does(port: Port, capsys: pytest.CaptureFixture[str]) -> None:
-    port.answers["/internal/health"] = (200, {**HEALTH, "status": "draining"})
-    assert code_of(["top", "--admin", port.url]) == 1
-    assert capsys.readouterr().out.startswith("status        draining\n")
-
-
-@pytest.mark.parametrize("interval", ["0", "-1", "nan", "soon"])
-def test_an_interval_that_is_none_is_wrong_usage(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["top", "--interval", interval]) == 2
-    assert "--interval" in capsys.readouterr().err
-
-
-@pytest.fixture
-def terminal(service: Running) -> Iterator[Terminal]:
-    with Terminal("top", "--interval", "0.1") as made:
-        yield made
+def test_an_interval_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for interval in ("0", "nan"):
+        assert code_of(["top", "--interval", interval]) == 2
+        assert "--interval" in capsys.readouterr().err
 
 
 @pytest.mark.processes
-def test_on_a_terminal_the_board_of_one_process_is_live_until_q(service: Running, terminal: Terminal) -> None:
-    terminal.until("q quits", "workers       1 of 1 healthy")
-
+def test_on_a_terminal_the_board_of_one_process_is_live_until_q(service: Running) -> None:
     async def load() -> None:
         for number in range(30):
-            await service.stand.gateway.ask(
-                InferenceRequest(TENANT, new_id(), RequestOptions(4.0, 1), "m", f"text {number}", b"")
-            )
+            request = InferenceRequest(TENANT, new_id(), RequestOptions(4.0, 1), "m", f"text {number}", b"")
+            await service.stand.gateway.ask(request)
             await asyncio.sleep(0.05)
 
-    loading = asyncio.run_coroutine_threadsafe(load(), service.loop)
-    terminal.until("gpu-0 |", "▂")
-    terminal.until("requests      3.0/s")
-    loading.result(60)
-    terminal.press("?")
-    terminal.until(HELP.splitlines()[1].strip())
-    terminal.press("?")
-    terminal.press("s")
-    terminal.until("workers by status")
-    terminal.press("q")
-    assert terminal.code() == 0
+    with Terminal("top", "--interval", "0.1") as terminal:
+        terminal.until("q quits", "workers       1 of 1 healthy")
+        loading = asyncio.run_coroutine_threadsafe(load(), service.loop)
+        terminal.until("gpu-0 |", "▂")
+        terminal.until("requests      3.0/s")
+        loading.result(60)
+        terminal.press("?")
+        terminal.until(HELP.splitlines()[1].strip())
+        terminal.press("?")
+        terminal.press("s")
+        terminal.until("workers by status")
+        terminal.press("q")
+        assert terminal.code() == 0
 
 
 @pytest.mark.processes

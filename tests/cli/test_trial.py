@@ -65,10 +65,7 @@ def test_the_first_inputs_stand_beside_their_answers_in_the_largest_batch() -> N
     [
         ("as it is", "as it is"),
         ("x" * 70, "x" * 60 + "…"),
-        (
-            b'{"a": [1, 2.0, 0.333333333333, null, true], "b": "c"}',
-            '{"a": [1, 2, 0.333333, null, … 5 in all], "b": "c"}',
-        ),
+        (b'{"a": [1, 2.0, 0.333333333333, null, true]}', '{"a": [1, 2, 0.333333, null, … 5 in all]}'),
         (Octets(b"octets"), '"b2N0ZXRz"'),
         (tensor_json.tensors_of(b"[0.5, 1]", [TensorSpec("x", "FP32", (2,))]), "[0.5, 1]"),
     ],
@@ -78,11 +75,10 @@ def test_a_value_is_shown_in_a_line(value: Value, text: str) -> None:
 
 
 class TestRecord:
-    def recorded(self, box: Box) -> Findings:
+    def recorded(self, box: Box, batches: Sequence[Sequence[str]] = ()) -> Findings:
         async def main(clock: Callable[[], float]) -> Findings:
-            batches = [["a", "bcd"], ["bcd"] * 5]
-            trial = Trial(box, lambda _: ["a", "b"], b"", 3.0, "m", 1, clock, record=lambda _: batches)
-            return await trial.run()
+            given = batches or [["a", "bcd"], ["bcd"] * 5]
+            return await Trial(box, lambda _: ["a", "b"], b"", 3.0, "m", 1, clock, record=lambda _: given).run()
 
         return virtual_time.run(main)
 
@@ -98,14 +94,8 @@ class TestRecord:
                 await asyncio.sleep(0.001 * len(entries) * max(len(entry.input) for entry in entries))
                 return await super().run(entries, timeout)
 
-        async def main(clock: Callable[[], float]) -> Findings:
-            batches = [["a", *["a" * (1 + number % 7 * 9)] * (1 + number % 5)] for number in range(40)]
-            trial = Trial(
-                Padded(upper, 0.008, 0.0), lambda _: ["a", "b"], b"", 3.0, "m", 1, clock, record=lambda _: batches
-            )
-            return await trial.run()
-
-        line = virtual_time.run(main).cost.line
+        batches = [["a", *["a" * (1 + number % 7 * 9)] * (1 + number % 5)] for number in range(40)]
+        line = self.recorded(Padded(upper, 0.008, 0.0), batches).cost.line
         assert line.shape is CostShape.PADDED
         assert (line.alpha, line.beta) == pytest.approx((0.008, 0.001), rel=0.05)
 
@@ -125,9 +115,7 @@ def upper(inputs: list[str]) -> list[ItemResult]:
 
 
 def test_sizes_double_up_to_the_largest() -> None:
-    assert sizes(1) == [1]
-    assert sizes(2) == [1, 2]
-    assert sizes(32) == [1, 2, 4, 8, 16, 32]
+    assert (sizes(1), sizes(2)) == ([1], [1, 2])
     assert sizes(100) == [1, 2, 4, 8, 16, 32, 64, 100]
 
 
@@ -139,12 +127,9 @@ def test_a_good_target_passes_and_its_line_is_found() -> None:
     assert result.model.beta == pytest.approx(0.002, rel=0.01)
     assert [run.size for run in result.runs] == [size for size in (1, 2, 4, 8, 16, 20) for _ in range(3)] + [20, 20]
     assert (box.starts, box.parameters) == (1, {b'{"a":1}'})
-
-
-def test_a_largest_batch_of_one_is_tried_too() -> None:
-    result = found(Box(upper), most=1)
-    assert result.faults == []
-    assert result.model.seconds(1) == pytest.approx(0.102)
+    alone = found(Box(upper), most=1)
+    assert alone.faults == []
+    assert alone.model.seconds(1) == pytest.approx(0.102), "a largest batch of one is tried, too"
 
 
 @pytest.mark.parametrize("most", [2, 3, 20])
@@ -156,6 +141,7 @@ def test_a_largest_batch_of_one_is_tried_too() -> None:
         lambda items: items[len(items) // 2 :] + items[: len(items) // 2],
         lambda items: items[1::-1] + items[2:],
         lambda items: items[:-2] + items[-2:][::-1],
+        lambda items: sorted(items, key=lambda item: str(item.output), reverse=True),
     ],
 )
 def test_outputs_rearranged_in_a_fixed_way_are_a_fault(
@@ -163,19 +149,6 @@ def test_outputs_rearranged_in_a_fixed_way_are_a_fault(
 ) -> None:
     [fault] = found(Box(lambda inputs: rearranged(upper(inputs))), most=most).faults
     assert "not in the order of their inputs" in fault
-
-
-def test_sorted_outputs_are_a_fault() -> None:
-    [fault] = found(Box(lambda inputs: upper(sorted(inputs)))).faults
-    assert "not in the order of their inputs" in fault
-
-
-def test_a_target_that_is_random_is_only_noted() -> None:
-    count = itertools.count()
-    result = found(Box(lambda inputs: [ItemResult(str(next(count))) for _ in inputs]))
-    assert result.faults == []
-    assert len(result.notes) == 1
-    assert "from run to run" in result.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -193,17 +166,20 @@ def test_parameters_that_the_target_does_not_see_are_noted(signature: Signature,
     assert found(box).notes == notes
 
 
-def test_equal_outputs_are_noted_because_their_order_cannot_be_checked() -> None:
-    result = found(Box(lambda inputs: [ItemResult("yes") for _ in inputs]))
-    assert result.faults == []
-    assert "cannot be checked" in result.notes[0]
+def test_outputs_whose_order_cannot_be_judged_are_only_noted() -> None:
+    count = itertools.count()
 
+    def notes(function: Function) -> list[str]:
+        result = found(Box(function))
+        assert result.faults == []
+        return result.notes
 
-def test_outputs_that_depend_on_the_batch_are_noted() -> None:
-    result = found(Box(lambda inputs: [ItemResult(f"{text} of {len(inputs)}, first {inputs[0]}") for text in inputs]))
-    assert result.faults == []
-    assert any("depends on the others" in note for note in result.notes)
-    assert any("alone" in note for note in result.notes)
+    [random] = notes(lambda inputs: [ItemResult(str(next(count))) for _ in inputs])
+    assert "from run to run" in random
+    assert "cannot be checked" in notes(lambda inputs: [ItemResult("yes") for _ in inputs])[0]
+    of_the_batch = notes(lambda inputs: [ItemResult(f"{text} of {len(inputs)}, {inputs[0]} first") for text in inputs])
+    assert any("depends on the others" in note for note in of_the_batch)
+    assert any("alone" in note for note in of_the_batch)
 
 
 def test_a_batch_that_raises_is_a_fault_with_its_size_and_the_rest_is_tried() -> None:
@@ -222,11 +198,9 @@ def test_a_batch_that_raises_in_every_size_is_one_fault_that_names_the_ways_to_o
         raise BatchRaised(f"ValueError: no number: {inputs[0]}")
 
     [fault] = found(Box(function), most=4).faults
-    assert fault.startswith(
-        "batches of 1, 2 and 4 failed: ValueError: no number: text 0, as the input 'text 0' does alone. "
-    )
-    assert "--input" in fault
-    assert "attribute example" in fault
+    alone = "batches of 1, 2 and 4 failed: ValueError: no number: text 0, as the input 'text 0' does alone. "
+    assert fault.startswith(alone)
+    assert "--input" in fault and "attribute example" in fault
 
 
 def test_a_crash_is_a_fault_and_the_worker_is_started_anew() -> None:
@@ -254,13 +228,6 @@ def test_a_model_slower_than_its_deadlines_is_told_all_that_fit() -> None:
     assert fault.endswith(f"Make the model faster or start with {fits}")
 
 
-def test_an_output_that_is_no_string_is_a_fault() -> None:
-    def function(inputs: list[str]) -> list[ItemResult]:
-        return [ItemResult(None, "the output is of type int", fault=True), *upper(inputs[1:])]
-
-    assert found(Box(function)).faults[0] == "input 1 of 1: the output is of type int"
-
-
 def test_many_bad_outputs_for_one_reason_are_one_fault_and_so_are_rejected_inputs() -> None:
     def function(inputs: list[str]) -> list[ItemResult]:
         return [*upper(inputs[:1]), *(ItemResult(None, "it is an int", fault=True) for _ in inputs[1:])]
@@ -272,11 +239,8 @@ def test_many_bad_outputs_for_one_reason_are_one_fault_and_so_are_rejected_input
 
 
 def test_an_input_the_target_rejects_is_told_with_a_mend() -> None:
-    faults = found(Box(lambda inputs: [ItemResult(None, "no JSON") for _ in inputs]), inputs=["hello"]).faults
-    [fault] = faults
-    assert "'hello'" in fault
-    assert "no JSON" in fault
-    assert "--input" in fault
+    [fault] = found(Box(lambda inputs: [ItemResult(None, "no JSON") for _ in inputs]), inputs=["hello"]).faults
+    assert all(part in fault for part in ("'hello'", "no JSON", "--input"))
 
 
 def test_of_several_inputs_the_one_at_fault_is_named() -> None:

@@ -50,9 +50,13 @@ def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
     assert raised.value.status == status
 
 
-def test_a_service_that_says_not_to_retry_is_heeded() -> None:
+def test_what_cannot_pass_is_not_tried_again_whoever_says_so() -> None:
     with pytest.raises(Overloaded):
         call().answered(refused(503, {"x-should-retry": "false"}), 100.0)
+    error = Unreachable("no TLS")
+    error.hopeless = True
+    with pytest.raises(Unreachable):
+        call().failed(error, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +92,6 @@ def test_the_last_error_is_raised_when_the_retries_are_spent() -> None:
     with pytest.raises(Unreachable) as raised:
         one.failed(error, 101.0)
     assert raised.value is error
-
-
-def test_a_connection_that_will_fail_again_is_not_tried_again() -> None:
-    error = Unreachable("no TLS")
-    error.hopeless = True
-    with pytest.raises(Unreachable):
-        call().failed(error, 0.0)
 
 
 def test_a_pause_beyond_the_time_is_not_waited_for() -> None:

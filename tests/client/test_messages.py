@@ -12,13 +12,7 @@ from headway.client.messages import Answer, inference, read_error, read_outcome,
 from headway.http.problem import encode_problem
 from headway.model import Failure
 
-NO_CLASS = {
-    errors.METHOD_NOT_ALLOWED,
-    errors.NOT_IMPLEMENTED,
-    errors.REQUEST_TIMEOUT,
-    errors.HEADERS_TOO_LARGE,
-    errors.INTERNAL,
-}
+NO_CLASS = {"METHOD_NOT_ALLOWED", "NOT_IMPLEMENTED", "REQUEST_TIMEOUT", "HEADERS_TOO_LARGE", "INTERNAL"}
 """Codes that a client meets by a fault of its own or of the service; they are plain ApiErrors."""
 
 
@@ -47,10 +41,6 @@ def test_an_answer_of_a_proxy_is_an_error_by_its_status(status: int, kind: type[
     assert (error.message, error.code, error.retry_after) == ("<html> no upstream</html>", "", None)
 
 
-def test_errors_that_are_about_time_are_time_outs() -> None:
-    assert issubclass(DeadlineExceeded, TimeoutError)
-
-
 def test_errors_survive_a_process_boundary() -> None:
     error = ApiError("m", status=503, code="DRAINING", request_id="req_1", retry_after=1.0, hopeless=True)
     again = pickle.loads(pickle.dumps(error))
@@ -64,10 +54,10 @@ def test_only_what_is_given_is_sent() -> None:
     assert full.header["Idempotency-Key"] == "k"
 
 
-@pytest.mark.parametrize("input", [float("nan"), {1, 2}, b"bytes", object(), "\ud800"])
+@pytest.mark.parametrize("input", [float("nan"), {1, 2}, b"bytes", bytearray(b"a"), object(), "\ud800"])
 def test_what_is_no_json_is_refused_before_it_is_sent(input: Any) -> None:
     for kind in (InvalidInput, ClientError, TypeError, ValueError):
-        with pytest.raises(kind, match=r"input.*\. |base64"):
+        with pytest.raises(kind, match="base64" if isinstance(input, bytes | bytearray) else r"input.*\. |base64"):
             inference(input, None, None, "")
 
 
@@ -83,11 +73,6 @@ def test_what_is_no_json_is_refused_before_it_is_sent(input: Any) -> None:
 def test_what_cannot_be_sent_is_told_with_what_can(input: Any, model: Any, parameters: Any, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         inference(input, model, parameters, "")
-
-
-def test_bytes_are_refused_with_what_to_send_instead() -> None:
-    with pytest.raises(TypeError, match="base64"):
-        inference(bytearray(b"a"), None, None, "")
 
 
 def test_the_time_of_a_task_is_told_to_the_service() -> None:

@@ -1,4 +1,4 @@
-"""What MLServer's codecs make of arrays, DataFrames and texts, and read in the answers of a server; its argument is the address."""
+"""What MLServer's codecs make of arrays, DataFrames and texts, and read in the answers of a server; its arguments are the address and a good key."""
 
 import json
 import sys
@@ -14,7 +14,9 @@ from mlserver.types import InferenceRequest, InferenceResponse  # type: ignore[i
 def ask(model: str, request: InferenceRequest) -> InferenceResponse:
     body = request.model_dump_json(exclude_none=True).encode()
     url = f"http://{sys.argv[1]}/v2/models/{model}/infer"
-    with urllib.request.urlopen(urllib.request.Request(url, body)) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, body, {"authorization": f"Bearer {sys.argv[2]}"})
+    ) as answer:
         return InferenceResponse.model_validate_json(answer.read())
 
 

@@ -41,13 +41,3 @@ def test_a_test_without_environment_is_skipped_or_fails(monkeypatch: pytest.Monk
     monkeypatch.setenv(environments.REQUIRED, "1")
     with pytest.raises(pytest.fail.Exception, match=r"is not there, .* HEADWAY_TEST_REQUIRE_CLIENTS is set"):
         environments.run_client("openai", "openai_program.py")
-
-
-def test_each_step_is_told_at_both_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(environments, "make", lambda name: "no network" if name == "triton" else "")
-    monkeypatch.setattr("sys.argv", ["environments", "openai"])
-    assert environments.main() == 0
-    assert capsys.readouterr().out.splitlines() == ["openai: begun", "openai: done"]
-    monkeypatch.setattr("sys.argv", ["environments", "triton"])
-    assert environments.main() == 1
-    assert capsys.readouterr().out.splitlines() == ["triton: begun", "triton: not done"]

@@ -67,21 +67,29 @@ def test_each_client_has_a_snippet() -> None:
     assert {environment for _, environment in snippets()} == set(ENVIRONMENTS.values())
 
 
-@pytest.mark.parametrize(
-    ("block", "environment"), snippets(), ids=lambda one: f"{one.page}:{one.line}" if isinstance(one, Block) else one
-)
-def test_a_snippet_runs(block: Block, environment: str, ports: dict[str, str], stubs: str, tmp_path: Path) -> None:
-    text = block.text
+def with_ports(text: str, ports: dict[str, str]) -> str:
+    """Text whose ports are those of the service."""
     for documented, real in ports.items():
         text = text.replace(documented, real)
-    program = tmp_path / f"snippet.{'js' if block.language == 'js' else 'py'}"
-    program.write_text(text, encoding="utf-8")
+    return text
+
+
+def printed(block: Block, environment: str, ports: dict[str, str], folder: Path, stubs: str = "") -> str:
+    """What a block of a page prints when it is run as it stands, but for the ports."""
+    program = folder / f"snippet.{'js' if block.language == 'js' else 'py'}"
+    program.write_text(with_ports(block.text, ports), encoding="utf-8")
+    command, environ = [sys.executable, str(program)], {"PYTHONPATH": stubs}
     if environment:
         command, environ = client_command(environment, str(program))
-    else:
-        command, environ = [sys.executable, str(program)], {"PYTHONPATH": stubs}
     done = subprocess.run(
         command, cwd=HERE.parents[1], env=environ, capture_output=True, text=True, timeout=5 * PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr[-3_000:]
-    assert SHOWN[environment] in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("block", "environment"), snippets(), ids=lambda one: f"{one.page}:{one.line}" if isinstance(one, Block) else one
+)
+def test_a_snippet_runs(block: Block, environment: str, ports: dict[str, str], stubs: str, tmp_path: Path) -> None:
+    assert SHOWN[environment] in printed(block, environment, ports, tmp_path, stubs)

@@ -17,10 +17,9 @@ from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 from headway.brokers.redis import function_library
-from headway.brokers.redis.blocking import GATHERED
 from headway.brokers.redis.board import RedisBoard
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.connection import GATHERED, RedisConnection
 from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.brokers.redis.fleet import RedisFleet
 from headway.core.departure import Load, Policy, Rule
@@ -32,12 +31,10 @@ from headway.core.tensors import Tensor, TensorHead, pack, unpack
 from headway.model import (
     BatchFailure,
     Cause,
-    DedupKey,
     Entry,
     Failure,
     ItemResult,
     Lease,
-    Limit,
     NoWork,
     Octets,
     QueueName,
@@ -135,9 +132,9 @@ class Harness(ABC):
             await self.advance(min(due, left))
         await self.broker.reap()
 
-    async def healthy(self, *workers: str, model: str = "m") -> None:
+    async def healthy(self, *workers: str, model: str = "m", **how: Any) -> None:
         for worker in workers:
-            await self.broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY))
+            await self.broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY, **how))
 
 
 class NearBroker(MemoryBroker):
@@ -274,7 +271,7 @@ HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
     "apart": lambda servers: RedisHarness(servers.of("valkey"), apart_from=0),  # Each value is stored apart.
     "redis": lambda servers: RedisHarness(servers.of("redis")),
 }
-EXAMPLES = ("memory", "near", *TESTED)
+EXAMPLES = ("memory", *TESTED)
 """Those on which examples run. The state machines run on all."""
 
 
@@ -306,39 +303,15 @@ def ask(
     gateway: str = "g",
     queue_timeout: float = 60.0,
     timeout: float = 120.0,
-    limits: tuple[Limit, ...] = (),
-    dedup_keys: tuple[DedupKey, ...] = (),
-    nonce: int = 0,
-    digest: bytes = b"",
-    caller: str = "",
-    weight: int = 1,
     version: str = "",
-    pinned: bool = False,
-    shape: int = 0,
+    **how: Any,
 ) -> Entry:
     """An entry with an id of its own; as patient as can be unless told otherwise."""
     id = f"id-{next(_numbers)}" if id is None else id
-    model, of_queue = queue(model).model, queue(model).version
     input = f"input of {id}" if input is None else input
-    return Entry(
-        id,
-        model,
-        input,
-        tier,
-        tenant,
-        gateway,
-        queue_timeout,
-        timeout,
-        nonce=nonce,
-        caller=caller,
-        weight=weight,
-        version=version or of_queue,
-        pinned=pinned,
-        dedup_keys=dedup_keys,
-        limits=limits,
-        digest=digest,
-        shape=shape,
-    )
+    name = queue(model)
+    how["version"] = version or name.version
+    return Entry(id, name.model, input, tier, tenant, gateway, queue_timeout, timeout, **how)
 
 
 async def leave(broker: Broker, *entries: Entry) -> None:
@@ -407,6 +380,11 @@ async def read_mailbox(
         await reader
         return await broker.replies(gateway, after)
     return await reader
+
+
+def failure_of(reply: Reply) -> Failure:
+    assert reply.failure is not None
+    return reply.failure
 
 
 def holds(claimed: Lease | NoWork) -> NoWork:

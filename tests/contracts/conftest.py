@@ -14,7 +14,7 @@ from tests.servers.redis import SharedServers
 
 @pytest.fixture(params=EXAMPLES)
 def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Harness]:
-    """A fresh broker in the process, asked in either way, and one over a server. A test may name other HARNESSES."""
+    """A fresh broker in the process, and one over a server. A test may name other HARNESSES."""
     made = HARNESSES[request.param](servers)
     yield made
     endless = made.endless()

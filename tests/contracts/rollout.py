@@ -5,6 +5,7 @@ import contextlib
 import random
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headway.config import Settings
 from headway.core import policies
@@ -81,17 +82,8 @@ class _Host:
         clock, counters = harness.now, Counters()
 
         def batcher(number: int) -> Batcher:
-            return Batcher(
-                slot,
-                lambda: backend,
-                broker,
-                policy,
-                Breaker(5, 0.5),
-                Limits(3.0),
-                counters.worker,
-                clock,
-                rng=lambda: 0.5,
-            )
+            parts = policy, Breaker(5, 0.5), Limits(3.0), counters.worker, clock
+            return Batcher(slot, lambda: backend, broker, *parts, rng=lambda: 0.5)
 
         self.version, self.name = version, name
         self.pool = WorkerPool(batcher, 1, 1)
@@ -130,18 +122,8 @@ class Rollout:
         self._supervisor = Supervisor()
         settings = Settings(model="m", max_batch_size=8, cache=True, collapse=True)
         views = harness.broker, harness.peer()
-        self.gateways = [
-            Gateway(
-                settings,
-                ["m"],
-                view,
-                GatewayCounts(),
-                harness.now,
-                observers=[_Ledger(self.history)],
-                rng=self._rng.random,
-            )
-            for view in views
-        ]
+        how: dict[str, Any] = {"observers": [_Ledger(self.history)], "rng": self._rng.random}
+        self.gateways = [Gateway(settings, ["m"], view, GatewayCounts(), harness.now, **how) for view in views]
         self._views = views
         self._hosts: list[_Host] = []
         self._asked = 0
@@ -213,13 +195,11 @@ class Rollout:
                 host.presence.gone = self._harness.now()
                 self._hosts.remove(host)
                 if self._rng.random() < 0.7:
-                    self.history.faults.append(
-                        Fault("worker killed", self._harness.now(), self._harness.now(), host.name)
-                    )
-                    await host.kill()
+                    now = self._harness.now()
+                    self.history.faults.append(Fault("worker killed", now, now, host.name))
                 else:
                     await host.pool.wind_down()
-                    await host.kill()
+                await host.kill()
             await asyncio.sleep(self._rng.uniform(1.0, 5.0))
             for spare in range(2 - sum(host.version == version for host in self._hosts)):
                 await self._add(f"host {number}-{spare} of {version}", version)

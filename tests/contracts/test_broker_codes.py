@@ -3,9 +3,9 @@
 import pytest
 
 from headway.core.health import DEGRADED_AFTER
-from headway.model import DedupKind, EntryState, ItemResult, Lease, ModelReport, Reply, Slot, WorkerInfo, WorkerStatus
+from headway.model import Entry, EntryState, ItemResult, Lease, ModelReport, Reply, Slot, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, failed
-from tests.contracts.dedup_keys import admit, came_by, key, refused, renewing, same, sharing, task
+from tests.contracts.dedup_keys import admit, key, refused, renewing, same, sharing, task
 
 VERSIONS = ["", "3"]
 
@@ -89,15 +89,15 @@ async def test_code_that_is_taken_back_leaves_the_answers_of_the_code_before(har
     assert (await answers(harness, "third")) == {"third": ("old", True)}
 
 
-async def test_what_is_kept_stays_while_no_worker_is_there_and_for_one_with_the_same_code(harness: Harness) -> None:
-    await beat(harness, "gpu-0", "old")
+async def test_who_renews_gets_an_answer_of_its_own_that_is_kept_instead(harness: Harness) -> None:
+    await beat(harness, "gpu-0", "code")
     await admit(harness, sharing("first", same()))
-    await run(harness, "old")
-    await beat(harness, "gpu-0", "old", status="offline")
-    await admit(harness, sharing("second", same()))
-    await beat(harness, "gpu-1", "old")
-    await admit(harness, sharing("third", same()))
-    assert await answers(harness, "second", "third") == {"second": ("old", True), "third": ("old", True)}
+    await run(harness, "code")
+    await admit(harness, sharing("second", renewing()), sharing("third", renewing()))
+    await complete(harness, await claim(harness, "code"), "after")
+    await admit(harness, sharing("fourth", same()))
+    expected = {"first": ("code", False), "second": ("after", False), "third": ("after", False)}
+    assert await answers(harness, *expected, "fourth") == expected | {"fourth": ("after", True)}
 
 
 async def test_new_code_of_a_cold_worker_makes_who_asks_wait_for_it_once_no_worker_is_healthy(harness: Harness) -> None:
@@ -122,6 +122,13 @@ async def test_new_code_of_a_cold_worker_makes_who_asks_wait_for_it_once_no_work
     assert await answers(harness, "sixth") == {"sixth": ("old", True)}
 
 
+async def test_a_rejection_is_not_kept_for_identical_requests(harness: Harness) -> None:
+    await admit(harness, sharing("first", same()))
+    await harness.broker.complete(await harness.claim(), [ItemResult(None, "no")])
+    await admit(harness, sharing("second", same()))
+    assert await waits(harness, "second")
+
+
 async def test_nobody_joins_what_began_before_new_code_was_there(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, sharing("first", same()))
@@ -137,18 +144,6 @@ async def test_nobody_joins_what_began_before_new_code_was_there(harness: Harnes
     assert told == {"first": ("old", False), "follower": ("old", False), "later": ("new", False), "last": ("new", True)}
 
 
-async def test_followers_of_one_that_is_too_late_ask_new_code(harness: Harness) -> None:
-    await beat(harness, "gpu-0", "old")
-    await admit(harness, sharing("first", same(), timeout=1.0, queue_timeout=1.0), sharing("second", same()))
-    await beat(harness, "gpu-0", "new")
-    await harness.reaping(1.5)
-    await admit(harness, sharing("third", same()))
-    await run(harness, "new")
-    replies = await drained(harness)
-    assert (replies["second"].output, replies["third"].output) == ("new", "new")
-    assert came_by(replies["third"]) == (DedupKind.SAME, False)
-
-
 async def test_a_task_and_an_idempotency_key_stand_for_their_submission_whatever_the_code(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, sharing("first", task("first"), key()))
@@ -161,58 +156,21 @@ async def test_a_task_and_an_idempotency_key_stand_for_their_submission_whatever
     assert outcome.output == "old"
 
 
-@pytest.mark.parametrize("joins", [False, True])
-async def test_who_renews_gets_an_answer_of_its_own_that_is_kept_instead(harness: Harness, joins: bool) -> None:
-    await beat(harness, "gpu-0", "code")
-    await admit(harness, sharing("first", same(joins=joins)))
-    await complete(harness, await claim(harness, "code"), "before")
-    await admit(harness, sharing("second", renewing()))
-    await complete(harness, await claim(harness, "code"), "after")
-    await admit(harness, sharing("third", same(joins=joins)))
-    told = await answers(harness, "first", "second", "third")
-    assert told == {"first": ("before", False), "second": ("after", False), "third": ("after", True)}
-
-
-async def test_who_renews_joins_nobody(harness: Harness) -> None:
-    await beat(harness, "gpu-0", "code")
-    await admit(harness, sharing("first", same()), sharing("second", renewing()), sharing("third", same()))
-    lease = await claim(harness, "code")
-    assert [rider.id for rider in lease.entries] == ["first", "second"]
-    await complete(harness, lease, "code")
-    assert len(await drained(harness)) == 3
-
-
-async def run_alone(harness: Harness) -> None:
-    """Have an input fail alone that is in a lease by itself."""
-    await harness.advance(0.6)
-    await harness.broker.release(await claim(harness, "old"), failed())
-
-
 @pytest.mark.parametrize("change", ["other code", "a worker more", "the old worker leaves"])
 async def test_an_input_that_raised_in_old_code_runs_again_in_new_code(harness: Harness, change: str) -> None:
-    bad = {"caller": "bob", "input": "poison"}
+    def bad() -> Entry:
+        return ask("poison", caller="bob")
+
     await beat(harness, "gpu-0", "old")
     if change == "the old worker leaves":
         await beat(harness, "gpu-1", "new")
-    await admit(harness, ask(**bad))  # type: ignore[arg-type]
-    await run_alone(harness)
-    await run_alone(harness)
-    assert (await refused(harness, ask(**bad))).reason == "culprit"  # type: ignore[arg-type]
+    await admit(harness, bad())
+    for _ in range(2):
+        await harness.advance(0.6)
+        await harness.broker.release(await claim(harness, "old"), failed())
+    assert (await refused(harness, bad())).reason == "culprit"
     if change == "the old worker leaves":
         await beat(harness, "gpu-0", "old", status="offline")
     else:
         await beat(harness, "gpu-0" if change == "other code" else "gpu-1", "new")
-    await admit(harness, ask(**bad))  # type: ignore[arg-type]
-
-
-async def test_a_run_that_began_on_old_code_says_nothing_of_new_code(harness: Harness) -> None:
-    await beat(harness, "gpu-0", "old")
-    await admit(harness, ask("poison", caller="bob"))
-    await run_alone(harness)
-    await harness.advance(0.6)
-    last = await claim(harness, "old")
-    await harness.advance(0.5)
-    await beat(harness, "gpu-0", "new")
-    await harness.broker.release(last, failed())
-    assert (await drained(harness)).popitem()[1].failure is not None
-    await admit(harness, ask("poison", caller="bob"))
+    await admit(harness, bad())

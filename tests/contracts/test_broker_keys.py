@@ -6,19 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from headway import errors
-from headway.core.dedup import follower
-from headway.model import (
-    DedupKind,
-    Entry,
-    EntryState,
-    Lease,
-    Limit,
-    ModelReport,
-    Reply,
-    Slot,
-    WorkerInfo,
-    WorkerStatus,
-)
+from headway.model import DedupKind, Entry, EntryState, Lease, Limit, ModelReport, Reply, Slot
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, holds, ids, output, slot
 from tests.contracts.dedup_keys import TTL, admit, came_by, key, nothing_runs, refused, same, sharing, task
 
@@ -47,14 +35,17 @@ async def heard(harness: Harness, gateway: str = "g", after: int = 0) -> dict[st
 
 @pytest.mark.parametrize(("first", "then"), MOVES)
 async def test_a_repeated_key_joins_the_first_in_whichever_version(harness: Harness, first: str, then: str) -> None:
+    another = sharing("another", key(digest=b"another"), version=then)
     await admit(harness, sharing("first", key(), version=first))
     await admit(harness, sharing("waiting", key(), version=then))
     lease = await harness.claim(model=queue_of(first))
     assert ids(lease.entries) == ["first"]
     assert await harness.peer().enqueue([sharing("running", key(), version=then, gateway="h")]) == [None]
+    assert (await refused(harness, another)).code == errors.IDEMPOTENCY_MISUSE
     await nothing_runs(harness, queue_of(then))
     await harness.answer(lease)
     await admit(harness, sharing("kept", key(), version=then))
+    assert (await refused(harness, another)).code == errors.IDEMPOTENCY_MISUSE
     await nothing_runs(harness, queue_of(then))
     replies = await heard(harness)
     replies |= {reply.id: reply for reply in (await harness.peer().replies("h", 0))[0]}
@@ -64,45 +55,27 @@ async def test_a_repeated_key_joins_the_first_in_whichever_version(harness: Harn
         "running": (output("asked"), DedupKind.KEY, False),
         "kept": (output("asked"), DedupKind.KEY, True),
     }
-
-
-@pytest.mark.parametrize(("first", "then"), MOVES)
-async def test_a_key_that_is_over_begins_anew_where_it_is_sent(harness: Harness, first: str, then: str) -> None:
-    await admit(harness, sharing("first", key(), version=first))
-    await run_first(harness, first, "first")
     await harness.advance(TTL + harness.grain)
-    await admit(harness, sharing("second", key(), version=then))
-    await run_first(harness, then, "second")
-    await admit(harness, sharing("third", key(), version=first))
+    await admit(harness, another)  # The key is over, and begins anew where it is sent.
+    await run_first(harness, then, "another")
+    await admit(harness, sharing("later", key(digest=b"another"), version=first))
     await nothing_runs(harness, queue_of(first))
-    assert came_by((await heard(harness))["third"]) == (DedupKind.KEY, True)
+    assert came_by((await heard(harness, after=3))["later"]) == (DedupKind.KEY, True)
 
 
-@pytest.mark.parametrize(("first", "then"), MOVES)
-async def test_another_request_under_the_key_is_misuse_in_any_version(harness: Harness, first: str, then: str) -> None:
-    await admit(harness, sharing("first", key(digest=b"one"), version=first))
-    assert (await refused(harness, sharing("a", key(digest=b"two"), version=then))).code == errors.IDEMPOTENCY_MISUSE
-    await run_first(harness, first, "first")
-    assert (await refused(harness, sharing("b", key(digest=b"two"), version=then))).code == errors.IDEMPOTENCY_MISUSE
-    await nothing_runs(harness, queue_of(then))
-
-
-async def test_keys_of_two_models_and_of_two_tenants_have_nothing_in_common(harness: Harness) -> None:
-    await admit(harness, sharing("first", key(), version="3"))
-    await admit(harness, sharing("model", key(digest=b"else"), model="other"), sharing("x", key(), tenant="u"))
-    await run_first(harness, "3", "first")
-    await run_first(harness, "", "x")
-    assert ids((await harness.claim(model="other")).entries) == ["model"]
-
-
-async def test_several_keys_in_one_call_go_each_where_it_lives(harness: Harness) -> None:
+async def test_several_keys_in_one_call_go_each_where_it_lives_also_for_two_models_and_tenants(
+    harness: Harness,
+) -> None:
     await admit(harness, sharing("one", key("1"), version="3"), sharing("two", key("2"), version="4"))
     again = [sharing(f"again {number}", key(number), version="5") for number in ("1", "2", "3")]
-    await admit(harness, *again, sharing("plain", version="5"))
+    other = sharing("model", key("1", b"else"), model="other"), sharing("tenant", key("1", b"else"), tenant="u")
+    await admit(harness, *again, sharing("plain", version="5"), *other)
     await run_first(harness, "3", "one")
     await run_first(harness, "4", "two")
     await run_first(harness, "5", "again 3", "plain")
-    assert set(await heard(harness)) == {"one", "two", "again 1", "again 2", "again 3", "plain"}
+    await run_first(harness, "", "tenant")
+    assert ids((await harness.claim(model="other")).entries) == ["model"]
+    assert set(await heard(harness)) == {"one", "two", "again 1", "again 2", "again 3", "plain", "tenant"}
 
 
 async def test_what_has_joined_elsewhere_stands_is_sent_again_and_is_withdrawn_like_any_other(harness: Harness) -> None:
@@ -179,16 +152,10 @@ async def test_an_id_that_a_client_chose_for_a_task_is_one_models(harness: Harne
     assert found.output == output("asked")
     await nothing_runs(harness, "other")
     await admit(harness, replace(second, tenant="u"))
-
-
-async def test_an_id_is_free_for_another_model_once_its_task_is_forgotten(harness: Harness) -> None:
-    await admit(harness, job("m"))
-    await harness.broker.cancel_task("t", "job")
-    await heard(harness)
+    await harness.broker.cancel_task("t", "job")  # Once its task is forgotten, the id is free for another model.
     await harness.advance(30.0)
-    await admit(harness, job("other", "h", 2))
+    await admit(harness, second)
     assert (await refused(harness, job("m", nonce=3))).code == errors.IDEMPOTENCY_CONFLICT
-    assert ids((await harness.claim(model="other")).entries) == ["job"]
 
 
 async def test_of_tasks_of_several_models_that_come_at_once_under_one_id_one_is_let_in(harness: Harness) -> None:
@@ -220,15 +187,6 @@ async def test_a_task_that_is_refused_leaves_its_id_to_others(harness: Harness) 
     await admit(harness, job("other", nonce=2))
 
 
-async def test_a_task_is_waited_for_by_who_looks_in_another_version(harness: Harness) -> None:
-    await admit(harness, sharing("job", task("job"), version="3"))
-    await admit(harness, ask(version="4"))
-    waits = follower("waits", "job", "t", "g2", 60.0, 1, "m", "4")
-    assert await harness.broker.enqueue([waits]) == [None]
-    await run_first(harness, "3", "job")
-    assert (await heard(harness, "g2"))["waits"].output == output("asked")
-
-
 async def test_identical_requests_share_answers_of_one_version_only_also_by_way_of_a_key(harness: Harness) -> None:
     await admit(harness, sharing("first", key(), same("asked@3"), version="3"))
     await admit(harness, sharing("second", key(), same("asked@4"), version="4"))
@@ -240,7 +198,7 @@ async def test_identical_requests_share_answers_of_one_version_only_also_by_way_
 
 
 async def test_a_process_that_has_not_heard_of_a_version_finds_the_key_there(harness: Harness) -> None:
-    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, version="3"))
+    await harness.healthy("gpu-0", version="3")
     await admit(harness, sharing("first", key(), version="3"))
     await run_first(harness, "3", "first")
     peer = harness.peer()

@@ -1,10 +1,9 @@
 """Promises of every broker on outputs that were left out of their batch, as all are too large together: nobody else's are, and those run again."""
 
-from headway.core.culprits import APART_SECONDS, LONE_ROOM
+from headway.core.culprits import APART_SECONDS
 from headway.core.departure import APART, RETRY
-from headway.core.queue import MIXED_SECONDS
 from headway.model import MOST_OUTPUT, Entry, ItemResult, Lease, NoWork
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, leave, output, slot
+from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, failure_of, ids, leave, output, slot
 from tests.contracts.dedup_keys import admit, same
 
 SIZE = 5 << 20
@@ -31,6 +30,7 @@ async def test_the_others_are_answered_and_those_left_out_run_again_apart(harnes
     await harness.broker.enqueue(entries)
     lease = await harness.claim()
     assert len(lease.entries) == 4
+    await harness.advance(1.0)
     await left_out(harness, lease)
     told = await drained(harness)
     assert set(told) == {entry.id for entry in entries if not is_large(entry)}
@@ -39,7 +39,9 @@ async def test_the_others_are_answered_and_those_left_out_run_again_apart(harnes
         lease = await harness.claim()
         assert lease.reason == RETRY
         callers.append({entry.caller for entry in lease.entries})
+        await harness.advance(1.0)
         await harness.answer(lease)
+    assert not any(load.alpha for load in (await harness.broker.loads()).values()), "their time is nobody else's pace"
     assert callers in ([{"eve"}, {"mallory"}], [{"mallory"}, {"eve"}])
     told = await drained(harness)
     assert {id: reply.output for id, reply in told.items()} == {one.id: output(one.input) for one in entries}
@@ -63,74 +65,22 @@ async def test_whose_outputs_were_left_out_rides_apart_for_a_while_as_many_as_ha
     assert len((await harness.claim()).entries) == 2
 
 
-async def test_what_waits_of_that_caller_rides_apart_too(harness: Harness) -> None:
-    await harness.broker.enqueue([large(), ask()])
-    lease = await harness.claim()
-    waiting = [large(), ask(), large(), ask()]
-    await harness.broker.enqueue(waiting)
-    await left_out(harness, lease)
-    await harness.advance(0.6)
-    batches = [await harness.claim("gpu-0"), await harness.claim("gpu-1")]
-    assert {tuple(sorted({entry.tenant for entry in lease.entries})) for lease in batches} == {("evil",), ("t",)}
-    for lease in batches:
-        await harness.answer(lease)
-    assert set(await drained(harness)) >= {entry.id for entry in waiting}
-    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
-
-
-async def test_who_is_alone_has_larger_batches(harness: Harness) -> None:
-    await harness.broker.enqueue([large()])
-    await left_out(harness, await harness.claim())
-    await harness.answer(await harness.claim())
-    await harness.advance(MIXED_SECONDS)
-    await harness.broker.enqueue([large() for _ in range(MAX_BATCH)])
-    await harness.advance(0.6)
-    assert len((await harness.claim()).entries) == MAX_BATCH <= LONE_ROOM // SIZE
-
-
-async def test_their_time_is_nobody_elses_pace(harness: Harness) -> None:
-    await harness.broker.enqueue([ask()])
-    lease = await harness.claim()
-    await harness.advance(0.1)
-    await harness.answer(lease)
-    before = [load.alpha for load in (await harness.broker.loads()).values()]
-    await harness.broker.enqueue([large(), ask()])
-    lease = await harness.claim()
-    await harness.advance(1.0)
-    await left_out(harness, lease)
-    assert [load.alpha for load in (await harness.broker.loads()).values()] == before
-    lease = await harness.claim()
-    await harness.advance(1.0)
-    await harness.answer(lease)
-    assert [load.alpha for load in (await harness.broker.loads()).values()] == before
-
-
-async def test_one_that_was_withdrawn_does_not_run_again(harness: Harness) -> None:
-    gone = large()
-    await harness.broker.enqueue([gone, ask()])
+async def test_who_shares_an_answer_gets_it_from_the_next_run_and_who_is_late_or_gone_gets_none(
+    harness: Harness,
+) -> None:
+    await harness.healthy("gpu-0")
+    first, second = (large(dedup_keys=(same(),)) for _ in range(2))
+    late, gone = large(timeout=1.0, queue_timeout=1.0), large()
+    await admit(harness, first, second, late, gone, ask())
     lease = await harness.claim()
     await leave(harness.broker, gone)
-    await harness.broker.complete(
-        lease, [ItemResult(None, left_out=SIZE) if is_large(one) else ItemResult("out") for one in lease.entries]
-    )
-    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
-
-
-async def test_one_that_has_its_deadline_behind_it_is_told_so(harness: Harness) -> None:
-    await harness.healthy("gpu-0")
-    late = large(timeout=1.0, queue_timeout=1.0)
-    await harness.broker.enqueue([late, ask()])
-    await left_out(harness, await harness.claim())
+    items = [ItemResult(None, left_out=SIZE) if is_large(one) else ItemResult("out") for one in lease.entries]
+    assert (await harness.broker.complete(lease, items)).departed == 1
     await harness.reaping(1.1)
-    failure = (await drained(harness))[late.id].failure
-    assert failure is not None and failure.code == "DEADLINE_EXCEEDED"
-
-
-async def test_who_waits_for_the_same_answer_gets_it_from_the_run_again(harness: Harness) -> None:
-    first, second = (large(dedup_keys=(same(),)) for _ in range(2))
-    await admit(harness, first)
-    await harness.broker.enqueue([second, ask()])
-    await left_out(harness, await harness.claim())
-    await harness.answer(await harness.claim())
-    told = await drained(harness)
-    assert told[first.id].output == told[second.id].output == output(first.input)
+    lease = await harness.claim()
+    assert ids(lease.entries) == [first.id]
+    await harness.answer(lease)
+    replies = await drained(harness)
+    assert replies[first.id].output == replies[second.id].output == output(first.input)
+    assert failure_of(replies[late.id]).code == "DEADLINE_EXCEEDED"
+    assert gone.id not in replies

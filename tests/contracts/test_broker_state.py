@@ -1,24 +1,22 @@
 """What every broker tells of itself: stages, depths, contenders for a GPU, workers, loads and its epoch."""
 
 import math
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from headway.core.departure import Load, Rule
 from headway.core.locality.turns import FairOrder
-from headway.model import EntryState, Lease, QueueName, Slot, WeightLine, WorkerInfo, WorkerStatus
+from headway.model import EntryState, QueueName, Slot, WeightLine, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import (
-    AT_ONCE,
     MAX_BATCH,
     MODELS,
     Harness,
     ask,
     drained,
     failed,
-    holds,
     measure,
     output,
-    slot,
 )
 from tests.contracts.dedup_keys import admit, run_alone
 
@@ -39,15 +37,9 @@ async def test_the_state_of_an_entry_goes_from_queued_to_processing_and_ends(har
     await harness.answer(await harness.claim())
     assert await stage("t", "a") is None
     assert await stage(None, "a") is None
-
-
-async def test_an_entry_is_found_without_its_tenant_among_many_at_any_process(harness: Harness) -> None:
-    await harness.broker.enqueue(
-        [ask(id=f"{number}", tenant=f"tenant {number}", model=MODELS[number % 2]) for number in range(12)]
-    )
-    for id in ("0", "7", "11"):
-        assert await harness.peer().state(None, id) is EntryState.QUEUED
-    assert await harness.peer().state(None, "1?") is None
+    await admit(harness, *(ask(id=f"{n}", tenant=f"tenant {n}", model=MODELS[n % 2]) for n in range(12)))
+    for id, state in {"0": EntryState.QUEUED, "7": EntryState.QUEUED, "11": EntryState.QUEUED, "1?": None}.items():
+        assert await harness.peer().state(None, id) is state
 
 
 async def test_depths_and_oldest_ages_are_told_by_model_and_tier(harness: Harness) -> None:
@@ -55,14 +47,7 @@ async def test_depths_and_oldest_ages_are_told_by_model_and_tier(harness: Harnes
     await harness.advance(1.5)
     await harness.broker.enqueue([ask(tier=2), ask(tier=1, model="other")])
     depths = {(one.model, one.tier): one for one in await harness.peer().depths()}
-    assert {key: one.depth for key, one in depths.items()} == {
-        ("m", 0): 1,
-        ("m", 1): 0,
-        ("m", 2): 2,
-        ("other", 0): 0,
-        ("other", 1): 1,
-        ("other", 2): 0,
-    }
+    assert [depths[model, tier].depth for model in MODELS for tier in range(3)] == [1, 0, 2, 0, 1, 0]
     assert depths["m", 2].oldest_seconds == pytest.approx(1.5, abs=harness.grain)
     assert depths["m", 1].oldest_seconds == 0.0
     lease = await harness.claim()
@@ -72,25 +57,19 @@ async def test_depths_and_oldest_ages_are_told_by_model_and_tier(harness: Harnes
 
 
 async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None:
-    await harness.broker.heartbeat(
-        WorkerInfo(
-            worker_id="gpu-0",
-            model="m",
-            status=WorkerStatus.HEALTHY,
-            utilisation=0.5,
-            in_flight=1,
-            last_heartbeat=-1.0,
-            restarts=2,
-            pid=77,
-            weight=WeightLine(2.0, 0.25),
-        )
-    )
+    figures: dict[str, Any] = {
+        "utilisation": 0.5,
+        "in_flight": 1,
+        "restarts": 2,
+        "pid": 77,
+        "weight": WeightLine(2.0, 0.25),
+    }
+    beat = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, last_heartbeat=-1.0, **figures)
+    await harness.broker.heartbeat(beat)
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.STARTING))
     first = {one.worker_id: one for one in await harness.peer().workers()}
     assert first["gpu-0"].last_heartbeat == pytest.approx(harness.now(), abs=harness.grain)
-    assert (first["gpu-0"].utilisation, first["gpu-0"].in_flight) == (0.5, 1)
-    assert (first["gpu-0"].restarts, first["gpu-0"].pid) == (2, 77)
-    assert (first["gpu-0"].weight, first["gpu-1"].weight) == (WeightLine(2.0, 0.25), None)
+    assert replace(first["gpu-0"], last_heartbeat=-1.0) == beat
     seen = []
     for seconds in (1.4, 0.2, 8.3, 0.2):
         await harness.advance(seconds)
@@ -102,16 +81,8 @@ async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None
 
 
 async def test_only_healthy_workers_are_capacity(harness: Harness) -> None:
-    told = []
-
-    class Curious:
-        def rule(self, load: Load) -> Rule:
-            told.append(load.slots)
-            return Rule(size=1)
-
     async def slots() -> int:
-        holds(await harness.broker.claim(slot(), Curious()))
-        return told[-1]
+        return (await harness.broker.loads())[QueueName("m")].slots
 
     await harness.healthy("gpu-0", "gpu-1")
     await harness.healthy("elsewhere", model="other")
@@ -143,24 +114,10 @@ async def test_what_policies_go_by_is_told_to_all(harness: Harness) -> None:
     assert (other.rate, other.slots, other.depth, other.departures) == (0.0, 0, 0, 0)
 
 
-async def test_the_epoch_stands_while_nothing_is_lost(harness: Harness) -> None:
-    seen = set()
-    for _ in range(3):
-        await harness.broker.enqueue([ask()])
-        await harness.answer(await harness.claim())
-        await drained(harness)
-        await harness.reaping(1.0)
-        seen.add(harness.broker.epoch)
-    assert len(seen) == 1
-    assert seen != {""}
-
-
 async def test_before_any_batch_the_pace_is_that_of_the_warm_up(harness: Harness) -> None:
     runs = ((1, 0.02), (MAX_BATCH, 0.09))
     for name, warm_up in (("gpu-0", runs), ("gpu-1", ((1, 9.0), (MAX_BATCH, 9.0)))):
-        await harness.broker.heartbeat(
-            WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, warm_up=warm_up)
-        )
+        await harness.healthy(name, warm_up=warm_up)
     load = (await harness.peer().loads())[QueueName("m")]
     assert (load.alpha, load.beta, load.largest) == pytest.approx((0.01, 0.01, MAX_BATCH))
     await harness.broker.enqueue([ask()])
@@ -172,11 +129,10 @@ async def test_before_any_batch_the_pace_is_that_of_the_warm_up(harness: Harness
 
 
 async def test_requests_are_admitted_by_the_share_of_its_gpu_that_a_slot_can_have(harness: Harness) -> None:
-    async def admitted(*shares: float, status: WorkerStatus = WorkerStatus.HEALTHY) -> int:
+    async def admitted(*shares: float) -> int:
         """Entries let in of many, which are withdrawn again."""
         for number, share in enumerate(shares):
-            beat = WorkerInfo(worker_id=f"gpu-{number}", model="m", status=status, share=share)
-            await harness.broker.heartbeat(beat)
+            await harness.healthy(f"gpu-{number}", share=share)
         asked = [ask(tier=0, timeout=0.4) for _ in range(8 * MAX_BATCH)]
         answers = await harness.broker.enqueue(asked)
         await harness.broker.withdraw([one.submission for one in asked], asked[0].gateway)
@@ -185,8 +141,7 @@ async def test_requests_are_admitted_by_the_share_of_its_gpu_that_a_slot_can_hav
     await harness.healthy("gpu-0", "gpu-1")
     for _ in range(8):
         await harness.broker.enqueue([ask() for _ in range(MAX_BATCH)])
-        lease = await harness.broker.claim(slot("gpu-0"), AT_ONCE)
-        assert isinstance(lease, Lease)
+        lease = await harness.claim("gpu-0")
         await harness.advance(0.1)
         await harness.answer(lease)
     whole = await admitted(1.0, 1.0)
@@ -201,63 +156,36 @@ async def test_requests_are_admitted_by_the_share_of_its_gpu_that_a_slot_can_hav
 
 async def test_a_probe_finds_a_broker_that_takes_changes_and_makes_none(harness: Harness) -> None:
     await admit(harness, ask("asked", id="first", gateway="g"))
+    epoch = harness.broker.epoch
     await harness.broker.probe("g")
     await harness.peer().probe("nobody")
     assert await harness.broker.state("t", "first") is EntryState.QUEUED
     await run_alone(harness, "first")
     assert [reply.output for reply in (await drained(harness)).values()] == [output("asked")]
+    await harness.reaping(1.0)
+    assert harness.broker.epoch == epoch != "", "nothing is lost"
 
 
 SLOTS = Slot("m/gpu-0", "m", MAX_BATCH), Slot("other/gpu-0", "other", MAX_BATCH)
 
 
-async def warm(harness: Harness, m: float = 0.1, other: float = 0.1) -> None:
-    for one, seconds in zip(SLOTS, (m, other), strict=True):
+async def test_of_models_that_share_a_gpu_the_one_whose_first_entry_is_due_first_goes_first(harness: Harness) -> None:
+    async def order() -> list[str]:
+        return FairOrder().order(await harness.broker.contenders(SLOTS))
+
+    for one, seconds in zip(SLOTS, (1.0, 0.1), strict=True):
         runs = ((1, seconds), (MAX_BATCH, seconds))
-        info = WorkerInfo(worker_id=one.worker, model=one.model, status=WorkerStatus.HEALTHY, warm_up=runs)
-        await harness.broker.heartbeat(info)
-
-
-async def order(harness: Harness) -> list[str]:
-    return FairOrder().order(await harness.broker.contenders(SLOTS))
-
-
-async def test_a_model_for_which_nothing_waits_is_asked_last(harness: Harness) -> None:
-    await warm(harness)
-    nothing = await harness.broker.contenders(SLOTS)
-    assert [(one.model, one.slack, one.waits) for one in nothing] == [
-        ("m", math.inf, False),
-        ("other", math.inf, False),
-    ]
-    await admit(harness, ask(model="other"))
+        await harness.healthy(one.worker, model=one.model, warm_up=runs)
+    idle = await harness.broker.contenders(SLOTS)
+    assert [(one.model, one.slack, one.waits) for one in idle] == [("m", math.inf, False), ("other", math.inf, False)]
+    await admit(harness, ask(model="other", timeout=9.0, queue_timeout=9.0))
     assert [one.waits for one in await harness.broker.contenders(SLOTS)] == [False, True]
-    assert await order(harness) == ["other", "m"]
-
-
-async def test_the_model_goes_first_whose_first_entry_is_due_first(harness: Harness) -> None:
-    await warm(harness)
-    await admit(harness, ask(timeout=9.0, queue_timeout=9.0), ask(model="other", timeout=5.0, queue_timeout=5.0))
+    assert await order() == ["other", "m"]
+    await admit(harness, ask(timeout=9.0, queue_timeout=9.0), ask(timeout=7.0, queue_timeout=7.0))
     await harness.advance(1.0)
     found = await harness.broker.contenders(SLOTS)
-    assert [one.slack for one in found] == pytest.approx([8.0, 4.0], abs=0.01)
-    assert await order(harness) == ["other", "m"]
-    await admit(harness, ask(timeout=2.0, queue_timeout=2.0))
-    assert await order(harness) == ["m", "other"], "whoever came first"
-
-
-async def test_slack_counts_in_run_times_of_the_next_batch(harness: Harness) -> None:
-    await warm(harness, m=1.0, other=0.1)
-    await admit(harness, ask(timeout=6.0, queue_timeout=6.0), ask(model="other", timeout=4.0, queue_timeout=4.0))
-    found = await harness.broker.contenders(SLOTS)
+    assert [one.slack for one in found] == pytest.approx([6.0, 8.0], abs=0.01), "whoever came first"
     assert [one.seconds for one in found] == pytest.approx([1.0, 0.1], rel=0.01)
-    assert await order(harness) == ["m", "other"], "6 run times are less than 40"
-
-
-async def test_what_has_left_is_not_due_any_more(harness: Harness) -> None:
-    await warm(harness)
-    await admit(harness, ask(timeout=1.0, queue_timeout=1.0), ask(model="other", timeout=5.0, queue_timeout=5.0))
-    assert await order(harness) == ["m", "other"]
-    lease = await harness.claim(SLOTS[0].worker)
-    assert [entry.model for entry in lease.entries] == ["m"]
-    assert await order(harness) == ["other", "m"]
-    await harness.answer(lease)
+    assert await order() == ["m", "other"], "6 run times are less than 80"
+    await harness.answer(await harness.claim(SLOTS[0].worker))
+    assert await order() == ["other", "m"], "what has left is not due any more"

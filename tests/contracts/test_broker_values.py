@@ -14,6 +14,7 @@ from tests.core.test_values import TREES
 
 OCTETS = Octets(bytes(range(256)))
 TENSORS = tensors(3)
+OCTETS_LARGE = Octets(bytes(range(256)) * 40)
 ASKED = '{"a":[1,"é",null]}'.encode()
 
 
@@ -29,73 +30,41 @@ async def test_a_json_value_goes_to_the_worker_and_its_answer_back(harness: Harn
     assert [replies[entry.id].output for entry in entries] == [output(value) for value in inputs]
 
 
-async def test_a_json_answer_is_kept_shared_and_asked_for_by_any_gateway(harness: Harness) -> None:
-    first = ask(ASKED, id="first", dedup_keys=(task("first"), key()))
-    await admit(harness, first, ask(ASKED, id="follower", dedup_keys=(key(),)), poll("poll", "first"))
-    await harness.answer(await harness.claim())
+@pytest.mark.parametrize("harness", (*EXAMPLES, "apart"), indirect=True)
+@pytest.mark.parametrize("value", [ASKED, TENSORS, OCTETS_LARGE], ids=["json", "tensors", "large"])
+async def test_an_answer_and_its_tokens_are_kept_and_shared_as_they_are(harness: Harness, value: Value) -> None:
+    first = ask(value, id="first", dedup_keys=(task("first"), key()))
+    await admit(harness, first, ask(value, id="follower", dedup_keys=(key(),)), poll("poll", "first"), ask(id="untold"))
+    lease = await harness.claim()
+    items = {"first": ItemResult(output(value), tokens=TokenCount(7, 3)), "untold": ItemResult("x")}
+    await harness.broker.complete(lease, [items[entry.id] for entry in lease.entries])
     replies = await drained(harness)
-    assert {replies[id].output for id in ("first", "follower", "poll")} == {output(ASKED)}
-    await admit(harness, ask(ASKED, id="later", gateway="other", dedup_keys=(key(),)))
+    assert {id: (reply.output, reply.tokens) for id, reply in replies.items() if id != "untold"} == dict.fromkeys(
+        ["first", "follower", "poll"], (output(value), TokenCount(7, 3))
+    )
+    assert replies["untold"].tokens is None
+    await admit(harness, ask(value, id="later", gateway="other", dedup_keys=(key(),)))
     [later] = (await drained(harness, "other")).values()
-    assert (came_by(later), later.output) == ((DedupKind.KEY, True), output(ASKED))
+    assert (came_by(later), later.output) == ((DedupKind.KEY, True), output(value))
     for broker in (harness.broker, harness.peer()):
         kept = await broker.outcome("t", "first")
         assert isinstance(kept, Reply)
-        assert kept.output == output(ASKED)
+        assert (kept.output, kept.tokens) == (output(value), TokenCount(7, 3))
     await harness.advance(TTL + 1.0)
     assert await harness.broker.outcome("t", "first") is None
 
 
-async def test_a_json_input_that_fails_alone_is_a_dead_letter_and_known(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(ASKED, id="bad", caller="ada")])
-    for _ in range(2):
-        await harness.broker.release(await harness.claim(), failed())
-        await harness.advance(1.0)
-    [letter] = await harness.dead.find("bad")
-    assert letter.entry.input == ASKED
-    again = [ask(ASKED, caller="ada"), ask(ASKED.decode(), caller="ada"), ask(b"[]", caller="ada")]
-    known = await harness.broker.enqueue(again)
-    assert [failure is not None for failure in known] == [True, False, False]
-
-
 @pytest.mark.parametrize("harness", (*EXAMPLES, "apart"), indirect=True)
-@pytest.mark.parametrize("value", [OCTETS, TENSORS, tensors(5, bytes(2_000))], ids=["octets", "tensors", "large"])
-async def test_octets_are_kept_shared_and_a_dead_letter_as_they_are(harness: Harness, value: Octets) -> None:
-    first = ask(value, id="first", dedup_keys=(task("first"), key()))
-    await admit(harness, first, ask(value, id="follower", dedup_keys=(key(),)), poll("poll", "first"))
-    await harness.answer(await harness.claim())
-    replies = await drained(harness)
-    assert {id: replies[id].output for id in ("first", "follower", "poll")} == dict.fromkeys(replies, output(value))
-    kept = await harness.broker.outcome("t", "first")
-    assert isinstance(kept, Reply)
-    assert kept.output == output(value)
+@pytest.mark.parametrize("value", [ASKED, TENSORS, OCTETS_LARGE], ids=["json", "tensors", "large"])
+async def test_an_input_that_fails_alone_is_a_dead_letter_as_it_is_and_known(harness: Harness, value: Value) -> None:
     await harness.broker.enqueue([ask(value, id="bad", caller="ada")])
     for _ in range(2):
         await harness.broker.release(await harness.claim(), failed())
         await harness.advance(1.0)
     [letter] = await harness.dead.find("bad")
     assert (letter.entry.input, type(letter.entry.input)) == (value, type(value))
-    assert [failure is not None for failure in await harness.broker.enqueue([ask(value, caller="ada")])] == [True]
-
-
-async def test_the_tokens_of_a_run_go_with_its_answer_to_all_who_share_it(harness: Harness) -> None:
-    first = ask("a", id="first", dedup_keys=(task("first"), key()))
-    await admit(
-        harness, first, ask("a", id="follower", dedup_keys=(key(),)), poll("poll", "first"), ask("b", id="untold")
-    )
-    lease = await harness.claim()
-    used = {"first": TokenCount(7, 3)}
-    await harness.broker.complete(lease, [ItemResult("x", tokens=used.get(entry.id)) for entry in lease.entries])
-    replies = await drained(harness)
-    told = {id: reply.tokens for id, reply in replies.items()}
-    assert told == {"first": TokenCount(7, 3), "follower": TokenCount(7, 3), "poll": TokenCount(7, 3), "untold": None}
-    await admit(harness, ask("a", id="later", gateway="other", dedup_keys=(key(),)))
-    [later] = (await drained(harness, "other")).values()
-    assert (later.kept, later.tokens) == (True, TokenCount(7, 3))
-    for broker in (harness.broker, harness.peer()):
-        kept = await broker.outcome("t", "first")
-        assert isinstance(kept, Reply)
-        assert kept.tokens == TokenCount(7, 3)
+    again = [ask(value, caller="ada"), ask(ASKED.decode(), caller="ada"), ask(b"[]", caller="ada")]
+    assert [failure is not None for failure in await harness.broker.enqueue(again)] == [True, False, False]
 
 
 @given(st.binary())

@@ -2,22 +2,21 @@
 
 import asyncio
 
-from msgspec.structs import replace
-
 from headway import errors
 from headway.core.dedup import follower
-from headway.model import (
-    EntryState,
-    ItemResult,
-    Lease,
-    ModelReport,
-    NoWork,
-    Slot,
-    TierDepth,
-    WorkerInfo,
-    WorkerStatus,
+from headway.model import EntryState, ItemResult, Lease, ModelReport, NoWork, Slot, TierDepth
+from tests.contracts.brokers import (
+    AT_ONCE,
+    LIMITS,
+    MAX_BATCH,
+    MAX_QUEUE,
+    Harness,
+    ask,
+    drained,
+    failure_of,
+    holds,
+    output,
 )
-from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, MAX_QUEUE, Harness, ask, drained, holds, output
 from tests.contracts.dedup_keys import admit, task
 
 
@@ -27,12 +26,6 @@ def slot_of(version: str, worker: str = "gpu-0", *, helps: str | None = None) ->
     return Slot(worker, "m", MAX_BATCH, 0, ModelReport(helps), version, helps=True)
 
 
-async def healthy(harness: Harness, version: str, worker: str = "gpu-0") -> None:
-    runs = ModelReport(version)
-    beat = WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY, runs=runs, version=version)
-    await harness.broker.heartbeat(beat)
-
-
 async def claimed(harness: Harness, slot: Slot) -> Lease:
     lease = await harness.broker.claim(slot, AT_ONCE)
     assert isinstance(lease, Lease)
@@ -40,8 +33,8 @@ async def claimed(harness: Harness, slot: Slot) -> Lease:
 
 
 async def test_a_slot_gets_what_waits_for_its_version_and_nothing_else(harness: Harness) -> None:
-    await healthy(harness, "3", "old")
-    await healthy(harness, "4", "new")
+    await harness.healthy("old", runs=ModelReport("3"), version="3")
+    await harness.healthy("new", runs=ModelReport("4"), version="4")
     await admit(harness, *(ask(f"{version}", version=version) for version in ("3", "4", "4", "")))
     lease = await claimed(harness, slot_of("4", "new"))
     assert [(entry.input, entry.version) for entry in lease.entries] == [("4", "4"), ("4", "4")]
@@ -56,16 +49,18 @@ async def test_a_slot_gets_what_waits_for_its_version_and_nothing_else(harness: 
 
 
 async def test_what_waits_is_told_by_version_and_another_process_sees_it_by_the_workers(harness: Harness) -> None:
-    await healthy(harness, "3")
+    await harness.healthy("gpu-0", runs=ModelReport("3"), version="3")
     await admit(harness, ask(version="3"))
     peer = harness.peer()
     assert {(worker.model, worker.version) for worker in await peer.workers()} == {("m", "3")}
     assert TierDepth("m", 1, 1, 0.0, "3") in await peer.depths()
     assert {"m", "m@3"} <= set(map(str, await peer.loads()))
+    verdicts = await harness.broker.enqueue([ask(version="3", tenant=f"t{number}") for number in range(100)])
+    assert verdicts.count(None) == MAX_QUEUE - 1, "bounds are those of the model"
 
 
 async def test_an_idle_slot_is_woken_by_what_comes_for_its_version(harness: Harness) -> None:
-    await healthy(harness, "3")
+    await harness.healthy("gpu-0", runs=ModelReport("3"), version="3")
     slot = slot_of("3")
     until = holds(await harness.broker.claim(slot, AT_ONCE)).until
     waiting = harness.broker.wait_for_work(slot, until)
@@ -80,7 +75,7 @@ async def test_an_idle_slot_is_woken_by_what_comes_for_its_version(harness: Harn
 
 
 async def test_a_slot_of_another_version_helps_where_nobody_is_left(harness: Harness) -> None:
-    await healthy(harness, "4")
+    await harness.healthy("gpu-0", runs=ModelReport("4"), version="4")
     free, pinned = ask("free", version="3"), ask("pinned", version="3", pinned=True)
     await admit(harness, free, pinned)
     lease = await claimed(harness, slot_of("3", helps="4"))
@@ -89,15 +84,13 @@ async def test_a_slot_of_another_version_helps_where_nobody_is_left(harness: Har
     await harness.broker.complete(lease, [ItemResult(output("free")), elsewhere])
     replies = await drained(harness)
     assert (replies[free.id].output, replies[free.id].ran.version) == (output("free"), "4")  # type: ignore[union-attr]
-    failure = replies[pinned.id].failure
-    assert failure is not None
-    assert failure.code == errors.NO_WORKERS
+    assert failure_of(replies[pinned.id]).code == errors.NO_WORKERS
     assert await harness.dead.count() == 0
     assert isinstance(await harness.broker.claim(slot_of("3", helps="4"), AT_ONCE), NoWork)
 
 
 async def test_a_task_is_followed_and_ended_whatever_its_version(harness: Harness) -> None:
-    await healthy(harness, "3")
+    await harness.healthy("gpu-0", runs=ModelReport("3"), version="3")
     await admit(harness, ask("a", version="3", dedup_keys=(task("job"),), id="job"))
     assert await harness.broker.outcome("t", "job") is EntryState.QUEUED
     following = [follower("unknown", "job", "t", "g2", 60.0, 1), follower("known", "job", "t", "g2", 60.0, 2, "m", "3")]
@@ -108,19 +101,6 @@ async def test_a_task_is_followed_and_ended_whatever_its_version(harness: Harnes
     await admit(harness, ask("b", version="3", dedup_keys=(task("other"),), id="other"))
     await harness.broker.cancel_task("t", "other")
     assert isinstance(await harness.broker.claim(slot_of("3"), AT_ONCE), NoWork)
-
-
-async def test_a_version_of_an_unknown_model_is_refused(harness: Harness) -> None:
-    [refusal] = await harness.broker.enqueue([ask(model="strange", version="3")])
-    assert refusal is not None
-    assert refusal.code == errors.NO_WORKERS
-    assert isinstance(await harness.broker.claim(replace(slot_of("3"), model="strange"), AT_ONCE), NoWork)
-
-
-async def test_the_bounds_of_a_model_are_those_of_its_versions(harness: Harness) -> None:
-    await healthy(harness, "3")
-    verdicts = await harness.broker.enqueue([ask(version="3", tenant=f"t{number}") for number in range(100)])
-    assert verdicts.count(None) == MAX_QUEUE
 
 
 async def test_a_queue_that_comes_while_figures_are_asked_for_is_in_the_next_ones(harness: Harness) -> None:

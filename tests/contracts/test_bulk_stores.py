@@ -12,14 +12,15 @@ from msgspec.structs import replace
 from headway.model.bulk import BulkFile, BulkJob, JobFault, JobStatus, Stored
 from headway.ports import BulkStore
 from headway.runtime.request_id import new_id
-from headway.storage.postgres.bulk import PostgresBulkStore
-from headway.storage.sqlite.bulk import SqliteBulkStore
+from headway.storage.postgres.ledger import PostgresBulkStore
+from headway.storage.sqlite.ledger import SqliteBulkStore
 from tests.contracts.ledgers import DATABASES
 from tests.scenes import Played
 from tests.servers.postgres import SharedPostgres
 
 AT = 1_790_000_000.25
 KINDS: dict[str, Callable[[str], BulkStore]] = {"sqlite": SqliteBulkStore, "postgres": PostgresBulkStore}
+TENANTS = ("acme", "other", "acme", "acme")
 Make = Callable[[], BulkStore]
 
 
@@ -56,18 +57,30 @@ def file(tenant: str = "acme", size: int = 10, at: float = AT) -> BulkFile:
     return BulkFile("file-" + new_id().replace("-", ""), tenant, "ünits.jsonl", size, "batch", at)
 
 
-async def test_a_job_comes_back_as_it_was(store: BulkStore) -> None:
+async def test_a_job_comes_back_as_it_was_and_what_is_no_id_is_unknown(store: BulkStore) -> None:
+    """PostgreSQL has no texts with a NUL; SQLite has."""
+    faults = (JobFault("empty", "no line", 3),)
     one = job(
-        models=("a", "b"),
-        metadata={"k": "☃"},
-        reached={"failed": AT},
-        faults=(JobFault("empty", "no line", 3),),
-        total=3,
-        paused="no workers",
+        models=("a", "b"), metadata={"k": "☃"}, reached={"failed": AT}, faults=faults, total=3, paused="no workers"
     )
+    for tenant, id in (("other", one.id), ("acme", "a\0"), ("acme", "\0")):
+        assert await store.file(tenant, id) is None
+        assert await store.job(tenant, id) is None
+        assert await store.cancel(tenant, id) is None
+        assert not await store.remove_file(tenant, id)
+        assert not await store.files(tenant, id, 9)
+        assert not await store.jobs(tenant, id, 9)
     assert await store.add_job(one, 1)
     assert await store.job("acme", one.id) == one
     assert await store.job("other", one.id) is None
+
+
+async def ended(store: BulkStore, status: JobStatus = JobStatus.COMPLETED) -> BulkJob:
+    """End the job that is claimed next."""
+    held = await store.claim("a", 30.0, 9)
+    assert held is not None
+    assert await store.keep(replace(held, status=status), 0.0)
+    return held
 
 
 async def test_a_tenants_bytes_are_bounded_and_a_file_is_there_once(store: BulkStore) -> None:
@@ -90,67 +103,48 @@ async def test_a_tenants_bytes_are_bounded_and_a_file_is_there_once(store: BulkS
     assert not await store.remove_file("other", output.id)
 
 
-async def test_lists_are_read_page_by_page_newest_first(store: BulkStore) -> None:
-    jobs, files = [job() for _ in range(5)], [file() for _ in range(5)]
+async def test_jobs_and_files_are_read_page_by_page(store: BulkStore) -> None:
+    """Those of a tenant newest first, and all of them oldest first."""
+    jobs, files = [job(tenant) for tenant in TENANTS], [file(tenant) for tenant in TENANTS]
     for one, other in zip(jobs, files, strict=True):
         assert await store.add_job(one, 10) and await store.add_file(other)
-    assert [one.id for one in await store.jobs("acme", "", 2)] == [jobs[4].id, jobs[3].id]
-    assert [one.id for one in await store.jobs("acme", jobs[3].id, 9)] == [one.id for one in jobs[2::-1]]
-    assert [one.id for one in await store.files("acme", files[3].id, 2)] == [files[2].id, files[1].id]
     output = replace(file(), purpose="batch_output")
     assert await store.add_file(output)
-    assert [one.id for one in await store.files("acme", "", 2, "batch")] == [files[4].id, files[3].id]
+    assert [one.id for one in await store.jobs("acme", "", 2)] == [jobs[3].id, jobs[2].id]
+    assert [one.id for one in await store.jobs("acme", jobs[2].id, 9)] == [jobs[0].id]
+    assert [one.id for one in await store.files("acme", files[3].id, 1)] == [files[2].id]
+    assert [one.id for one in await store.files("acme", "", 2, "batch")] == [files[3].id, files[2].id]
     assert [one.id for one in await store.files("acme", "", 2, "batch_output")] == [output.id]
-    assert list(await store.jobs("other", "", 9)) == []
+    assert [one.id for one in await store.open_jobs("", 2)] == [jobs[0].id, jobs[1].id]
+    assert (await ended(store)).id == jobs[0].id
+    assert [one.id for one in await store.open_jobs("", 9)] == [one.id for one in jobs[1:]]
+    assert list(await store.file_ids("", 2)) == [files[0].id, files[1].id]
+    assert list(await store.file_ids(files[1].id, 9)) == [files[2].id, files[3].id, output.id]
 
 
-async def test_open_jobs_of_a_tenant_are_bounded(store: BulkStore) -> None:
+async def test_open_jobs_of_a_tenant_are_bounded_and_so_are_those_that_run(store: BulkStore) -> None:
     assert await store.add_job(job(), 1)
     assert not await store.add_job(job(), 1)
     assert await store.add_job(job("other"), 1)
-    held = await store.claim("a", 30.0, 9)
-    assert held is not None
-    assert await store.keep(replace(held, status=JobStatus.COMPLETED), 0.0)
-    assert await store.add_job(job(), 1)
-    assert await store.counts() == {"completed": 1, "validating": 2}
+    done = await ended(store)
+    found = await store.cancel("acme", done.id)
+    assert found is not None and (found.cancelling_at, found.status) == (None, JobStatus.COMPLETED)
+    for _ in range(3):
+        assert await store.add_job(job(), 3)
+    assert await store.counts() == {"completed": 1, "validating": 4}
+    held = [await store.claim("a", 30.0, 2) for _ in range(4)]
+    assert [one and one.tenant for one in held] == ["other", "acme", "acme", None]
 
 
 async def test_a_tenant_keeps_its_newest_jobs_that_have_ended(store: BulkStore) -> None:
     ids = []
     for _ in range(4):
         await store.add_job(job(), 9, 2)
-        held = await store.claim("a", 30.0, 9)
-        assert held is not None
-        await store.keep(replace(held, status=JobStatus.CANCELLED), 0.0)
-        ids.append(held.id)
+        ids.append((await ended(store, JobStatus.CANCELLED)).id)
     await store.add_job(job("other"), 9, 0)
     running = job()
     await store.add_job(running, 9, 2)
     assert [one.id for one in await store.jobs("acme", "", 9)] == [running.id, ids[3], ids[2]]
-
-
-async def test_all_open_jobs_and_all_files_are_read_page_by_page(store: BulkStore) -> None:
-    jobs, files = [job("acme"), job("other"), job("acme")], [file("acme"), file("other"), file("acme")]
-    for one, other in zip(jobs, files, strict=True):
-        assert await store.add_job(one, 9) and await store.add_file(other)
-    held = await store.claim("a", 30.0, 9)
-    assert held is not None and held.id == jobs[0].id
-    assert [one.id for one in await store.open_jobs("", 2)] == [jobs[0].id, jobs[1].id]
-    await store.keep(replace(held, status=JobStatus.COMPLETED), 0.0)
-    assert [one.id for one in await store.open_jobs("", 9)] == [jobs[1].id, jobs[2].id]
-    assert list(await store.file_ids("", 2)) == [files[0].id, files[1].id]
-    assert list(await store.file_ids(files[1].id, 9)) == [files[2].id]
-
-
-async def test_a_file_stays_that_a_job_reads(store: BulkStore) -> None:
-    one = file()
-    await store.add_file(one)
-    await store.add_job(job(input_file=one.id), 1)
-    assert not await store.remove_file("acme", one.id)
-    held = await store.claim("a", 30.0, 9)
-    assert held is not None
-    await store.keep(replace(held, status=JobStatus.FAILED), 0.0)
-    assert await store.remove_file("acme", one.id)
 
 
 async def test_a_job_has_one_holder_until_its_lease_ends(store: BulkStore) -> None:
@@ -172,13 +166,6 @@ async def test_a_job_has_one_holder_until_its_lease_ends(store: BulkStore) -> No
     assert third is not None and (third.generation, third.completed) == (3, 5)
 
 
-async def test_a_tenant_holds_no_more_than_its_share(store: BulkStore) -> None:
-    for tenant in ("acme", "acme", "acme", "other"):
-        await store.add_job(job(tenant), 9)
-    held = [await store.claim("a", 30.0, 2) for _ in range(4)]
-    assert [one and one.tenant for one in held] == ["acme", "acme", "other", None]
-
-
 async def test_the_wish_to_cancel_survives_what_a_holder_writes(store: BulkStore) -> None:
     one = job()
     await store.add_job(one, 1)
@@ -195,15 +182,6 @@ async def test_the_wish_to_cancel_survives_what_a_holder_writes(store: BulkStore
     assert await store.keep(held, 30.0) is None, "what has ended stays as it is"
 
 
-async def test_a_job_that_has_ended_is_not_cancelled(store: BulkStore) -> None:
-    await store.add_job(job(), 1)
-    held = await store.claim("a", 30.0, 9)
-    assert held is not None
-    await store.keep(replace(held, status=JobStatus.COMPLETED), 0.0)
-    found = await store.cancel("acme", held.id)
-    assert found is not None and (found.cancelling_at, found.status) == (None, JobStatus.COMPLETED)
-
-
 async def test_old_files_and_jobs_go_but_not_those_in_use(store: BulkStore) -> None:
     read, old, new = file(at=AT - 9), file(at=AT - 8), file(at=AT)
     for one in (read, old, new):
@@ -211,11 +189,11 @@ async def test_old_files_and_jobs_go_but_not_those_in_use(store: BulkStore) -> N
     await store.add_job(job(input_file=read.id, created_at=AT - 9), 9)
     assert [one.id for one in await store.old_files(AT, 9)] == [old.id]
     assert await store.remove_jobs(AT, 9) == 0
-    held = await store.claim("a", 30.0, 9)
-    assert held is not None
-    await store.keep(replace(held, status=JobStatus.FAILED), 0.0)
+    assert not await store.remove_file("acme", read.id), "a job reads it"
+    await ended(store, JobStatus.FAILED)
     assert await store.remove_jobs(AT, 9) == 1
     assert [one.id for one in await store.old_files(AT, 9)] == [read.id, old.id]
+    assert await store.remove_file("acme", read.id)
 
 
 async def test_of_many_who_claim_one_job_one_gets_it(make: Make) -> None:
@@ -228,14 +206,3 @@ async def test_of_many_who_claim_one_job_one_gets_it(make: Make) -> None:
     finally:
         for store in stores:
             await store.close()
-
-
-async def test_ids_that_are_no_ids_are_unknown(store: BulkStore) -> None:
-    """PostgreSQL has no texts with a NUL; SQLite has."""
-    for id in ("a\0", "\0"):
-        assert await store.file("acme", id) is None
-        assert await store.job("acme", id) is None
-        assert await store.cancel("acme", id) is None
-        assert not await store.remove_file("acme", id)
-        assert not await store.files("acme", id, 9)
-        assert not await store.jobs("acme", id, 9)

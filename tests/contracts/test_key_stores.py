@@ -134,14 +134,6 @@ async def test_an_empty_store_has_no_keys_and_notices_its_first(store: KeyStore)
     assert ids((await told(store, KeyMark()))[0]) == [id_of("a")]
 
 
-async def test_an_id_is_taken_once(store: KeyStore) -> None:
-    await store.add(key("a"))
-    with pytest.raises(ValueError, match=id_of("a")):
-        await store.add(key("a", user="eve"))
-    assert list(await store.keys()) == [key("a")]
-    await store.add(key("b"))
-
-
 def test_of_two_rotations_at_once_one_wins(place: Maker) -> None:
     async def story(first: KeyStore, second: KeyStore) -> None:
         await first.add(key("a"))
@@ -160,18 +152,36 @@ def test_of_two_rotations_at_once_one_wins(place: Maker) -> None:
     opened(place, story, count=2)
 
 
-async def test_keys_are_told_oldest_first(store: KeyStore) -> None:
-    for name, created_at in (("c", AT + 2), ("a", AT + 1), ("b", AT)):
-        await store.add(key(name, created_at))
-    assert ids(await store.keys()) == [id_of("b"), id_of("a"), id_of("c")]
-
-
-async def test_an_end_may_only_come_nearer(store: KeyStore) -> None:
+async def test_an_id_is_taken_once_and_its_end_may_only_come_nearer(store: KeyStore) -> None:
     await store.add(key("a"))
+    with pytest.raises(ValueError, match=id_of("a")):
+        await store.add(key("a", user="eve"))
+    assert list(await store.keys()) == [key("a")]
     for at, end in ((AT + 9, AT + 9), (AT + 5, AT + 5), (AT + 7, AT + 5), (0.0, 0.0)):
         assert await store.expire(id_of("a"), at)
         assert await store.get(id_of("a")) == key("a", expires_at=end)
     assert list(await store.keys()) == [key("a", expires_at=0.0)], "an ended key is kept"
+    before = await store.latest()
+    assert not await store.expire(id_of("b"), AT)
+    assert await told(store, before) == ([], before), "an unknown key that is to end is no change"
+    await store.add(key("b"))
+    assert ids((await told(store, before))[0]) == [id_of("b")]
+
+
+async def test_keys_are_told_oldest_first_and_changes_in_bites(store: KeyStore) -> None:
+    names = ["c", "a", "b", "d", "e"]
+    for name, created_at in zip(names, (AT + 2, AT + 1, AT, AT + 3, AT + 4), strict=True):
+        await store.add(key(name, created_at))
+    assert ids(await store.keys()) == [id_of(name) for name in "bacde"]
+    upto, seen, sizes, more = KeyMark(), [], [], True
+    while more:
+        found = await store.changes(upto, 2)
+        assert found is not None
+        seen += ids(found.keys)
+        sizes.append(len(found.keys))
+        upto, more = found.upto, found.more
+    assert (sorted(seen), sizes) == (sorted(map(id_of, names)), [2, 2, 1])
+    assert upto == await store.latest()
 
 
 def test_changes_are_told_once_to_each(place: Maker) -> None:
@@ -193,31 +203,6 @@ def test_changes_are_told_once_to_each(place: Maker) -> None:
         assert len((await told(second, KeyMark()))[0]) == 3
 
     opened(place, story, count=3)
-
-
-async def test_changes_are_told_in_bites(store: KeyStore) -> None:
-    names = ["a", "b", "c", "d", "e"]
-    for number, name in enumerate(names):
-        await store.add(key(name, AT + number))
-    upto, seen, sizes, more = KeyMark(), [], [], True
-    while more:
-        found = await store.changes(upto, 2)
-        assert found is not None
-        seen += ids(found.keys)
-        sizes.append(len(found.keys))
-        upto, more = found.upto, found.more
-    assert seen == [id_of(name) for name in names]
-    assert sizes == [2, 2, 1]
-    assert upto == await store.latest()
-
-
-async def test_an_unknown_key_that_is_to_end_is_no_change(store: KeyStore) -> None:
-    await store.add(key("a"))
-    before = await store.latest()
-    assert not await store.expire(id_of("b"), AT)
-    assert await told(store, before) == ([], before)
-    await store.add(key("b"))
-    assert ids((await told(store, before))[0]) == [id_of("b")]
 
 
 async def test_long_ended_keys_are_removed_and_only_they(store: KeyStore) -> None:
@@ -296,14 +281,6 @@ async def test_a_revision_that_is_used_again_is_another_change(stored: KeyStore,
     assert (await stored.latest()).revision == late.revision
     assert await stored.changes(late, 10) is None
     assert ids((await told(stored, early))[0]) == [id_of("a")]
-
-
-async def test_a_removed_row_gives_its_revision_to_no_other(stored: KeyStore) -> None:
-    await stored.add(key("a", expires_at=AT + 1))
-    last = await stored.latest()
-    assert await stored.remove_ended(time.time() + 60, 10) == 1
-    await stored.add(key("b"))
-    assert (await stored.latest()).revision > last.revision
 
 
 async def test_a_reader_that_is_far_behind_reads_all(stored: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from headway.runtime.counters import GatewayCounts
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
-from tests.contracts.brokers import AT_ONCE, Harness, output, slot
+from tests.contracts.brokers import AT_ONCE, Harness, failure_of, output, slot
 
 ADA = Principal("ada", "acme", 1)
 
@@ -66,8 +66,10 @@ async def doors(harness: Harness) -> AsyncIterator[tuple[Door, Door]]:
         await supervisor.stop()
 
 
-async def worked_off(harness: Harness, *lists: asyncio.Future[Sequence[Reply]], lines: Sequence[Line]) -> list[Value]:
-    """Run what comes until the lists have their ends. Returns the inputs that ran."""
+async def worked_off(
+    harness: Harness, *lists: asyncio.Future[Sequence[Reply]], lines: Sequence[Line], fails: str = ""
+) -> list[Value]:
+    """Run what comes until the lists have their ends; one input fails through no fault of its own. Returns the inputs that ran."""
     ran: list[Value] = []
     while not all(one.done() for one in lists):
         for line in lines:
@@ -75,8 +77,10 @@ async def worked_off(harness: Harness, *lists: asyncio.Future[Sequence[Reply]], 
         await harness.advance(0.01)
         lease = await harness.broker.claim(slot(), AT_ONCE)
         if isinstance(lease, Lease):
-            ran += [entry.input for entry in lease.entries]
-            await harness.broker.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+            inputs = [entry.input for entry in lease.entries]
+            gone = ItemResult(None, "nobody is there", elsewhere=True)
+            await harness.broker.complete(lease, [gone if one == fails else ItemResult(output(one)) for one in inputs])
+            ran += inputs
     return ran
 
 
@@ -98,8 +102,8 @@ async def test_of_two_lists_under_a_key_one_is_answered_and_nothing_of_the_other
         assert sorted(map(str, await worked_off(harness, first, second, lines=[one.line, other.line]))) == wanted
         assert [reply.output for reply in await first] == [output(text) for text in wanted]
         [refused] = await second
-        assert refused.failure is not None
-        assert (refused.failure.code, refused.failure.message.startswith("input")) == (errors.IDEMPOTENCY_MISUSE, False)
+        failure = failure_of(refused)
+        assert (failure.code, failure.message.startswith("input")) == (errors.IDEMPOTENCY_MISUSE, False)
 
 
 async def test_a_list_that_comes_again_elsewhere_joins_its_first_and_later_gets_its_outputs(harness: Harness) -> None:
@@ -113,38 +117,27 @@ async def test_a_list_that_comes_again_elsewhere_joins_its_first_and_later_gets_
             assert [reply.output for reply in await ended] == [output(text) for text in wanted]
 
 
-async def half_answered(harness: Harness, door: Door, texts: Sequence[str]) -> None:
-    """A list of two under a key, of which the first fails through no fault of its own and the other is answered."""
-    ended = door.ask(texts)
-    door.line.give(8)
-    waiting = list(texts)
-    while waiting:
-        await harness.advance(0.01)
-        lease = await harness.broker.claim(slot(), AT_ONCE)
-        if isinstance(lease, Lease):
-            gone = ItemResult(None, "nobody is there", elsewhere=True)
-            items = [gone if one.input == texts[0] else ItemResult(output(one.input)) for one in lease.entries]
-            await harness.broker.complete(lease, items)
-            waiting = [text for text in waiting if text not in {one.input for one in lease.entries}]
-            door.line.give(8)
-    [reply] = await ended
-    assert reply.failure is not None
-    assert reply.failure.code == errors.NO_WORKERS
+@asynccontextmanager
+async def half_answered(harness: Harness, *texts: str) -> AsyncIterator[Door]:
+    """Of a list of two under a key the first fails through no fault of its own. Yields the other door."""
+    async with doors(harness) as (one, other):
+        ended = one.ask(texts)
+        assert await worked_off(harness, ended, lines=[one.line], fails=texts[0]) == [*texts]
+        [reply] = await ended
+        assert failure_of(reply).code == errors.NO_WORKERS
+        yield other
 
 
 async def test_a_list_whose_first_input_failed_runs_only_that_when_it_comes_again(harness: Harness) -> None:
-    async with doors(harness) as (one, other):
-        await half_answered(harness, one, ["a0", "a1"])
-        again = other.ask(["a0", "a1"])
-        assert await worked_off(harness, again, lines=[other.line]) == ["a0"]
+    async with half_answered(harness, "a0", "a1") as door:
+        again = door.ask(["a0", "a1"])
+        assert await worked_off(harness, again, lines=[door.line]) == ["a0"]
         assert [reply.output for reply in await again] == [output("a0"), output("a1")]
 
 
 async def test_a_list_that_differs_from_one_whose_first_input_failed_is_refused(harness: Harness) -> None:
-    async with doors(harness) as (one, other):
-        await half_answered(harness, one, ["a0", "a1"])
-        another = other.ask(["b0", "b1"])
-        await worked_off(harness, another, lines=[other.line])
+    async with half_answered(harness, "a0", "a1") as door:
+        another = door.ask(["b0", "b1"])
+        await worked_off(harness, another, lines=[door.line])
         [refused] = await another
-        assert refused.failure is not None
-        assert refused.failure.code == errors.IDEMPOTENCY_MISUSE
+        assert failure_of(refused).code == errors.IDEMPOTENCY_MISUSE

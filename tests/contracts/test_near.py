@@ -8,9 +8,9 @@ import pytest
 
 from headway import errors
 from headway.core.memory_room import SMALL
-from headway.model import BatchFailure, Cause, Entry, EntryState, ItemResult, Limit, Reply, TokenCount
+from headway.model import BatchFailure, Cause, Entry, ItemResult, Limit, Reply, TokenCount
 from tests.contracts import dedup_keys as common
-from tests.contracts.brokers import MemoryHarness, ask, ids, output
+from tests.contracts.brokers import MemoryHarness, ask, failure_of, ids, output
 
 
 @pytest.fixture
@@ -67,37 +67,26 @@ async def test_a_reply_is_handed_over_once_on_a_later_turn_and_its_id_is_free(ha
     [replies] = told
     assert [(reply.id, reply.output) for reply in replies] == [("a", output(first.input)), ("b", output(second.input))]
     assert await harness.broker.state("t", "a") is None
-    assert harness.broker.take(ask(id="a", nonce=7)) is None
-
-
-async def test_who_asks_for_replies_gets_those_of_other_gateways_only(harness: MemoryHarness) -> None:
-    _, told = attached(harness)
-    for gateway in ("g", "h"):
-        assert harness.broker.take(ask(id=gateway, gateway=gateway)) is None
-    await harness.answer(await harness.claim())
-    replies, _ = await harness.broker.replies("h", 0)
-    assert ids(replies) == ["h"]
-    await harness.settle()
-    assert [ids(replies) for replies in told] == [["g"]]
-
-
-async def test_what_is_cancelled_is_told_at_once_and_forgotten(harness: MemoryHarness) -> None:
-    _, told = attached(harness)
-    assert harness.broker.take(ask(id="a", dedup_keys=(common.task("a"),))) is None
+    told.clear()
+    assert harness.broker.take(ask(id="a", nonce=7, dedup_keys=(common.task("a"),))) is None
+    assert harness.broker.take(other := ask(gateway="other")) is None
     await harness.broker.cancel_task("t", "a")
     await harness.settle()
     [[reply]] = told
-    assert reply.failure is not None
-    assert reply.failure.code == errors.NOT_FOUND
+    assert failure_of(reply).code == errors.NOT_FOUND
     assert await harness.broker.outcome("t", "a") is None
+    await harness.answer(await harness.claim())
+    replies, _ = await harness.broker.replies("other", 0)
+    assert ids(replies) == [other.id], "who asks for replies gets those of other gateways"
 
 
-async def test_a_second_submission_of_a_live_id_conflicts_and_one_over_its_limit_fails(harness: MemoryHarness) -> None:
+async def test_who_is_known_without_a_queue_or_over_a_limit_is_refused(harness: MemoryHarness) -> None:
     limit = Limit("user-1", "user", 60.0, 1.0)
-    assert harness.broker.take(ask(id="a", limits=(limit,))) is None
-    verdicts = [harness.broker.take(ask(id="a", nonce=9)), harness.broker.take(ask(id="b", limits=(limit,)))]
+    assert enter(harness, Held(ask(id="a", model="nowhere"))) == [errors.NO_WORKERS]
+    assert enter(harness, *[Held(ask(id=name, limits=(limit,))) for name in "bc"]) == [None, errors.RATE_LIMITED]
+    verdicts = [harness.broker.take(ask(id="b", nonce=9)), harness.broker.take(ask(id="c", limits=(limit,)))]
     assert [verdict and verdict.code for verdict in verdicts] == [errors.IDEMPOTENCY_CONFLICT, errors.RATE_LIMITED]
-    assert await harness.broker.state("t", "a") is EntryState.QUEUED
+    assert ids((await harness.claim()).entries) == ["b"]
 
 
 async def test_a_large_input_may_get_a_kept_answer_or_follow_one_that_is_late(harness: MemoryHarness) -> None:
@@ -114,6 +103,7 @@ async def test_a_large_input_may_get_a_kept_answer_or_follow_one_that_is_late(ha
     follower = common.sharing("follower", common.same(), input=large, timeout=9.0)
     assert [harness.broker.take(one) for one in (original, follower)] == [None, None]
     await harness.reaping(2.0)
+    assert harness.room < free, "it waits anew"
     await harness.answer(await harness.claim())
     await harness.settle()
     assert [reply.id for replies in told for reply in replies] == ["original", "follower"]
@@ -133,7 +123,7 @@ async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes
 
 async def test_a_batch_of_which_all_is_held_is_settled_as_one(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
-    asked = [Held(ask(id=name, nonce=ord(name))) for name in "abc"]
+    asked = [Held(ask(id="a", nonce=ord("a"))), *several("b", "c")]
     assert enter(harness, *asked) == [None] * 3
     await harness.answer(await harness.claim())
     assert settled == [], "it may be the turn in which the batch ends"
@@ -145,43 +135,31 @@ async def test_a_batch_of_which_all_is_held_is_settled_as_one(harness: MemoryHar
     assert not harness.broker._entries
 
 
-async def test_replies_are_delivered_one_by_one_where_not_all_of_a_batch_is_held(harness: MemoryHarness) -> None:
+@pytest.mark.parametrize(
+    ("alien", "leaves", "item"),
+    [
+        (True, False, ItemResult("A")),
+        (False, False, ItemResult(None, "bad")),
+        (False, False, ItemResult("A", tokens=TokenCount(3, 3))),
+        (False, True, ItemResult("A")),
+    ],
+    ids=["not held", "rejected", "tokens", "left"],
+)
+async def test_replies_are_delivered_where_a_batch_is_not_all_held_and_answered_by_an_output(
+    harness: MemoryHarness, alien: bool, leaves: bool, item: ItemResult
+) -> None:
     settled, told = attached(harness)
     assert enter(harness, Held(ask(id="a"))) == [None]
-    assert harness.broker.take(ask(id="b")) is None
-    await harness.answer(await harness.claim())
-    await harness.settle()
-    assert (settled, [ids(replies) for replies in told]) == ([], [["a", "b"]])
-
-
-@pytest.mark.parametrize(
-    "item", [ItemResult(None, "bad"), ItemResult("A", tokens=TokenCount(3, 3))], ids=["rejected", "tokens"]
-)
-async def test_what_is_more_than_an_output_is_delivered(harness: MemoryHarness, item: ItemResult) -> None:
-    settled, told = attached(harness)
-    assert enter(harness, *[Held(ask(id=name)) for name in "ab"]) == [None, None]
+    if alien:
+        assert harness.broker.take(ask(id="b")) is None
+    else:
+        assert enter(harness, Held(ask(id="b"))) == [None]
     lease = await harness.claim()
+    if leaves:
+        await harness.broker.withdraw([("t", "a", 0)], "g")
     await harness.broker.complete(lease, [ItemResult("fine"), item])
     await harness.settle()
-    assert (settled, [ids(replies) for replies in told]) == ([], [["a", "b"]])
-
-
-async def test_entries_of_one_request_are_settled_as_one(harness: MemoryHarness) -> None:
-    settled, told = attached(harness)
-    parts = several("a", "b", "c")
-    assert enter(harness, Held(ask(id="before")), *parts) == [None] * 4
-    await harness.answer(await harness.claim())
-    await harness.settle()
-    [(found, replies)] = settled
-    assert (found[1:], ids(replies), told) == (parts, ["before", "a", "b", "c"], [])
-    assert not harness.broker._entries
-
-
-async def test_an_entry_without_a_queue_or_over_its_limit_is_refused(harness: MemoryHarness) -> None:
-    limit = Limit("user-1", "user", 60.0, 1.0)
-    assert enter(harness, Held(ask(id="a", model="nowhere"))) == [errors.NO_WORKERS]
-    assert enter(harness, *[Held(ask(id=name, limits=(limit,))) for name in "bc"]) == [None, errors.RATE_LIMITED]
-    assert ids((await harness.claim()).entries) == ["b"]
+    assert (settled, [ids(replies) for replies in told]) == ([], [["b"] if leaves else ["a", "b"]])
 
 
 async def test_a_dedup_key_that_is_known_is_joined_whoever_entered_it(harness: MemoryHarness) -> None:
@@ -209,7 +187,7 @@ async def test_an_outcome_that_is_too_large_to_be_kept_is_delivered_by_itself(ha
     assert (settled, [ids(replies) for replies in told]) == ([], [["a"]])
     outcome = await harness.broker.outcome("t", "a")
     assert isinstance(outcome, Reply)
-    assert outcome.failure is not None
+    assert failure_of(outcome).reason == "kept"
 
 
 @pytest.mark.parametrize("tokens", [None, TokenCount(3, 3)], ids=["settled", "delivered"])
@@ -227,16 +205,6 @@ async def test_what_is_held_is_let_go_of_with_the_output_however_long_the_queue_
     await harness.settle()
     settled.clear()
     assert told() is None
-
-
-async def test_who_has_left_is_no_part_of_what_is_delivered(harness: MemoryHarness) -> None:
-    settled, told = attached(harness)
-    assert enter(harness, *[Held(ask(id=name)) for name in "ab"]) == [None, None]
-    lease = await harness.claim()
-    await harness.broker.withdraw([("t", "a", 0)], "g")
-    await harness.answer(lease)
-    await harness.settle()
-    assert (settled, [ids(replies) for replies in told]) == ([], [["b"]])
 
 
 async def test_a_repeated_batch_is_settled_with_all_attempts_and_frees_its_room(harness: MemoryHarness) -> None:

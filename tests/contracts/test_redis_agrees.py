@@ -54,16 +54,26 @@ WEIGHTS = (1, 3, 6, 7, 30, 99, 100, 101, 900)
 ROWS = LIMITS.counting_rows()
 BULK = replace(LIMITS, promise=0.4, delayed=0.3)
 BULK_WEIGHED = replace(WEIGHED, promise=0.4, delayed=0.3)
-PADDED = replace(LIMITS, padding=Padding(12.0, 3.0))
-PADDED_WEIGHED = replace(WEIGHED, padding=Padding(12.0, 3.0))
-BULK_PADDED = replace(BULK, padding=Padding(12.0, 3.0))
-BULK_PADDED_WEIGHED = replace(BULK_WEIGHED, padding=Padding(12.0, 3.0))
-PADDED_TOGETHER = PADDED.counting_rows()
-PADDED_WEIGHED_TOGETHER = PADDED_WEIGHED.counting_rows()
+PADS = Padding(12.0, 3.0)
+PADDED, PADDED_WEIGHED = replace(LIMITS, padding=PADS), replace(WEIGHED, padding=PADS)
+BULK_PADDED = replace(BULK, padding=PADS)
+TRACED = {
+    "valkey": LIMITS,
+    "weighed": WEIGHED,
+    "padded": PADDED,
+    "padded-weighed": PADDED_WEIGHED,
+    "padded-together": PADDED.counting_rows(),
+    "padded-weighed-together": PADDED_WEIGHED.counting_rows(),
+    "rows": ROWS,
+    "bulk": BULK,
+    "bulk-weighed": BULK_WEIGHED,
+    "bulk-padded": BULK_PADDED,
+    "bulk-padded-weighed": replace(BULK_WEIGHED, padding=PADS),
+}
 COUNTS = (1, 1, 1, 2, 5, 15, 16, 17, 40)
 """Weights where these are rows: those of most requests, of full batches and of what no batch holds."""
 STEPS = 120
-SEEDS = range(8)
+SEEDS = range(5)
 ENDS = ("finish", "finish", "finish", "fail", "hand back")
 SIZES = (1 << 20, 5 << 20, MOST_OUTPUT, LONE_ROOM)
 """Bytes of outputs that are left out."""
@@ -331,20 +341,8 @@ async def trace(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("seed", "kind", "limits"),
     [
-        *(pytest.param(seed, "valkey", LIMITS, id=f"{seed}-valkey") for seed in SEEDS),
-        *(pytest.param(seed, "valkey", WEIGHED, id=f"{seed}-weighed") for seed in SEEDS),
-        *(pytest.param(seed, "valkey", PADDED, id=f"{seed}-padded") for seed in SEEDS),
-        *(pytest.param(seed, "valkey", PADDED_WEIGHED, id=f"{seed}-padded-weighed") for seed in SEEDS),
-        *(pytest.param(seed, "valkey", PADDED_TOGETHER, id=f"{seed}-padded-together") for seed in SEEDS),
-        *(
-            pytest.param(seed, "valkey", PADDED_WEIGHED_TOGETHER, id=f"{seed}-padded-weighed-together")
-            for seed in SEEDS
-        ),
-        *(pytest.param(seed, "valkey", ROWS, id=f"{seed}-rows") for seed in SEEDS),
-        *(pytest.param(seed, "valkey", BULK, id=f"{seed}-bulk") for seed in range(2 * len(SEEDS))),
-        *(pytest.param(seed, "valkey", BULK_WEIGHED, id=f"{seed}-bulk-weighed") for seed in SEEDS),
-        *(pytest.param(seed, "valkey", BULK_PADDED, id=f"{seed}-bulk-padded") for seed in SEEDS),
-        *(pytest.param(seed, "valkey", BULK_PADDED_WEIGHED, id=f"{seed}-bulk-padded-weighed") for seed in SEEDS),
+        *(pytest.param(seed, "valkey", TRACED[name], id=f"{seed}-{name}") for name in TRACED for seed in SEEDS),
+        *(pytest.param(seed, "valkey", BULK, id=f"{seed}-bulk") for seed in range(len(SEEDS), 2 * len(SEEDS))),
         pytest.param(0, "redis", LIMITS, id="0-redis"),
     ],
 )

@@ -260,17 +260,8 @@ def _seen(found: Reply | EntryState | None) -> object:
         return found
     failure = None if found.failure is None else (found.failure.code, found.failure.reason, found.failure.message)
     size = None if found.ran is None else (found.ran.worker, found.ran.size)
-    return (
-        found.id,
-        found.tenant,
-        found.output,
-        failure,
-        size,
-        round(found.queued, 3),
-        found.attempts,
-        found.shared,
-        found.kept,
-    )
+    who = found.id, found.tenant, found.output, failure, size
+    return (*who, round(found.queued, 3), found.attempts, found.shared, found.kept)
 
 
 async def heard(broker: Broker, gateway: str, after: int) -> tuple[list[Reply], int]:

@@ -7,15 +7,12 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from headway.core import dedup
-from headway.core.versions import Versions
 from headway.gateway.version_choice import VersionChoice
-from headway.model import BatchRun, DedupKey, Reply
+from headway.model import BatchRun
 from headway.worker import helping
 from tests.contracts.brokers import Harness, MemoryHarness
 from tests.contracts.rollout import rollout
@@ -44,10 +41,6 @@ def test_a_rollout_keeps_its_promises_whatever_the_weights_and_whoever_leaves(ha
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def _weights_are_never_read_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(VersionChoice, "weigh", lambda choice, weights: None)
-
-
 def _weights_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     dice = random.Random(1)
     patch.setattr(
@@ -55,37 +48,8 @@ def _weights_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _a_name_is_drawn_anew_each_time(patch: pytest.MonkeyPatch) -> None:
-    dice = random.Random(1)
-    patch.setattr("headway.gateway.version_choice.position_of", lambda *names: dice.random())
-
-
-def _a_named_version_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    choose = VersionChoice.version
-
-    def version(choice: VersionChoice, tenant: str, id: str, options: Any, several: Any) -> str:
-        return choose(choice, tenant, id, replace(options, version=""), several)
-
-    patch.setattr(VersionChoice, "version", version)
-
-
 def _helpers_run_what_names_another_version(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(helping, "run_batch", lambda backend, lease, timeout: backend.run(lease.entries, timeout))
-
-
-def _nothing_that_is_named_is_taken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Versions, "takes", lambda versions, version: False)
-
-
-def _what_helpers_ran_is_kept(patch: pytest.MonkeyPatch) -> None:
-    kept = dedup.keeps
-
-    def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
-        if reply.ran is not None:
-            reply = replace(reply, ran=replace(reply.ran, version=""))
-        return kept(dedup_key, reply, code)
-
-    patch.setattr(dedup, "keeps", keeps)
 
 
 def _answers_tell_what_waited_and_not_what_ran(patch: pytest.MonkeyPatch) -> None:
@@ -102,13 +66,8 @@ def _a_key_is_of_its_version(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("switched_off", "promises"),
     [
-        (_weights_are_never_read_again, {"a version that drains runs a new request"}),
         (_weights_are_not_looked_at, {"a version that drains runs a new request"}),
-        (_a_name_is_drawn_anew_each_time, {"another version than its name draws"}),
-        (_a_named_version_is_not_looked_at, {"a request that names a version is answered by another"}),
         (_helpers_run_what_names_another_version, {"a request that names a version is answered by another"}),
-        (_nothing_that_is_named_is_taken, {"a version that is there is refused"}),
-        (_what_helpers_ran_is_kept, {"a kept answer of a version that may not be drawn"}),
         (
             _answers_tell_what_waited_and_not_what_ran,
             {"an answer tells another version than ran it", "the ledger tells another version"},

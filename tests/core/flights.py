@@ -14,7 +14,7 @@ LATE = Failure(errors.DEADLINE_EXCEEDED, "too late")
 
 
 def make(id: str, *dedup_keys: DedupKey, tenant: str = "t", timeout: float = 60.0, input: str = "asked") -> Entry:
-    return Entry(id, "m", input, 1, tenant, "g", timeout, timeout, dedup_keys=dedup_keys)
+    return Entry(id, "m", input, 1, tenant, "g", timeout, timeout, dedup_keys=dedup_keys, nonce=len(id))
 
 
 def left_over(sharing: Dedup) -> dict[str, object]:

@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import statistics
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -110,13 +109,6 @@ def test_batches_of_many_sizes_are_no_trial_where_their_number_says_nothing() ->
         cost.observe(weights, 0.1)
 
 
-def test_there_is_no_trial_where_the_fixed_part_is_known_to_be_most_of_a_batch() -> None:
-    cost = BatchCost()
-    for count in (*range(1, 33), *[32] * 100):
-        cost.observe([2_000] * count, 0.1 + 0.001 * count)
-    assert not cost.cuts
-
-
 def test_inputs_of_like_length_are_no_trial() -> None:
     assert in_calls(constant, [100] * 32, 1_000)[1] == 0
     assert in_calls(padded, [100], 1_000)[1] == 0
@@ -128,14 +120,6 @@ def test_the_coefficients_are_those_of_the_model_once_they_are_known() -> None:
     line = learnt(padded).line
     assert (line.alpha, line.beta) == pytest.approx((ALPHA, BETA))
     assert line.error < 0.01
-
-
-def test_inputs_of_one_length_leave_the_number_in_place() -> None:
-    cost, rng = BatchCost(), random.Random(2)
-    for _ in range(100):
-        weights = [500] * rng.randint(1, 32)
-        cost.observe(weights, padded(weights))
-    assert cost.shape is CostShape.NUMBER
 
 
 def test_a_model_that_changes_is_learnt_anew() -> None:
@@ -221,11 +205,6 @@ def test_a_large_batch_is_cut_well_too(weights: list[int]) -> None:
     assert len(calls) <= MOST_CALLS
 
 
-@pytest.mark.parametrize("shape", [CostShape.NUMBER, CostShape.WEIGHT])
-def test_a_model_that_does_not_pad_gets_one_call(shape: CostShape) -> None:
-    assert cut([1, 100_000], CostLine(shape, 0.0, 1.0)) == [[0, 1]]
-
-
 def line_of(batches: list[list[tuple[int, int]]], most: int = 1000, max_batch: int = 32) -> WeightLine | None:
     estimate = WeightEstimate("tokens", most, max_batch)
     for batch in batches:
@@ -263,35 +242,6 @@ def test_a_straight_relation_is_found_exactly() -> None:
 
 def test_what_falls_with_the_length_weighs_the_same_at_any_length() -> None:
     assert line_of([[(1, 30), (2, 20), (3, 10)]], most=0) == WeightLine(20.0, 0.0)
-
-
-def test_a_new_kind_of_inputs_is_learnt_within_some_batches() -> None:
-    old, new = [(100, 25), (50, 13)], [(100, 100), (50, 50)]
-    line = line_of([old] * 200 + [new] * 200, most=0)
-    assert line is not None
-    assert 97 <= estimated(line, "a" * 100) <= 100
-
-
-def test_few_batches_that_are_full_by_the_estimate_are_heavier_than_the_bound() -> None:
-    rng, most, sums = random.Random(1), 4000, []
-
-    def drawn() -> tuple[int, int]:
-        length = rng.randrange(20, 1500)
-        return length, round(length * rng.uniform(0.15, 0.35)) + 2
-
-    line = line_of([[drawn() for _ in range(32)] for _ in range(100)], most=most, max_batch=64)
-    assert line is not None
-    for _ in range(500):
-        together = weight = 0
-        while True:
-            length, exact = drawn()
-            together += estimated(line, "a" * length)
-            if together > most:
-                break
-            weight += exact
-        sums.append(weight)
-    assert sum(weight > most for weight in sums) < 25
-    assert statistics.mean(sums) > 0.75 * most
 
 
 def test_the_lines_of_several_processes_are_averaged() -> None:

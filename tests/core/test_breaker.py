@@ -66,18 +66,6 @@ def test_a_probe_that_fails_doubles_the_rest_up_to_a_cap() -> None:
     assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, COOLDOWN_CAP, COOLDOWN_CAP, COOLDOWN_CAP]
 
 
-def test_a_success_makes_the_next_rest_short_again(breaker: Breaker) -> None:
-    assert breaker.allow(1.0, LONG)
-    breaker.failure(1.0)
-    assert breaker.allow(3.0, LONG)
-    breaker.success(3.0)
-    for _ in range(3):
-        breaker.failure(10.0)
-    assert breaker.allow(10.0, LONG)
-    breaker.failure(10.0)
-    assert breaker.retry_at(10.0) == 11.0
-
-
 def test_a_late_failure_does_not_lengthen_the_rest_and_a_probe_given_up_leaves_room(breaker: Breaker) -> None:
     breaker.failure(0.9)
     assert breaker.retry_at(0.9) == 1.0
@@ -110,17 +98,6 @@ def test_a_probe_that_is_asked_for_rest_opens_it_for_that_rest(breaker: Breaker)
     breaker.failure(1.0)
     assert breaker.retry_at(1.0) == 61.0
     assert breaker.allow(61.0, LONG)
-
-
-def test_a_short_rest_is_over_when_it_ends_and_one_of_no_time_is_none() -> None:
-    breaker = Breaker(3, 1.0)
-    breaker.rest(0.0, 0.0)
-    assert breaker.state(0.0) is State.CLOSED
-    breaker.rest(0.0, 0.5)
-    assert (breaker.state(0.4), breaker.rest_left(0.4)) == (State.OPEN, 0.5 - 0.4)
-    assert breaker.allow(0.5, LONG)
-    breaker.success(0.5)
-    assert breaker.state(0.5) is State.CLOSED
 
 
 def test_a_probe_that_fails_after_a_rest_rests_for_the_first_cooldown(breaker: Breaker) -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from headway.core.capacity import capacity, pace
 from headway.core.departure import Load
-from headway.core.health import HEARTBEAT_EVERY, REST_EVERY, believed, grace, heard, judged, scarce
+from headway.core.health import HEARTBEAT_EVERY, REST_EVERY, grace, heard, judged, scarce
 from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 
 GPU = Load(rate=0.0, alpha=0.05, beta=0.0005, slots=3, max_batch=100)
@@ -41,12 +41,6 @@ def test_it_is_an_estimate_as_long_as_that_of_any_healthy_slot_is() -> None:
     assert capacity("m", [sure[0], *workers(WorkerStatus.HEALTHY)], GPU, 1.0).estimated
     gone = workers(WorkerStatus.OFFLINE)
     assert not capacity("m", [*sure, msgspec.structs.replace(gone[0], estimated=True)], GPU, 1.0).estimated
-
-
-def test_half_the_workers_gone_is_half_the_capacity() -> None:
-    whole = capacity("m", workers(*[WorkerStatus.HEALTHY] * 4), GPU, 0.8)
-    half = capacity("m", workers(*[WorkerStatus.HEALTHY] * 2, *[WorkerStatus.OFFLINE] * 2), GPU, 0.8)
-    assert half.usable_per_second == pytest.approx(whole.usable_per_second / 2)
 
 
 def test_while_the_memory_of_the_broker_is_scarce_none_of_it_is_of_use() -> None:
@@ -115,13 +109,6 @@ def test_a_worker_that_rests_may_be_silent_for_as_much_longer_as_it_beats_more_s
     assert [judged(HEALTHY, age, REST_EVERY) for age in (1.99, 2.0, 10.0)] == [HEALTHY, DEGRADED, OFFLINE]
     assert judged(HEALTHY, 1.5, every=0.1) is DEGRADED, "who beats more often is judged as usual"
     assert grace(REST_EVERY) == REST_EVERY - HEARTBEAT_EVERY
-
-
-def test_the_reason_is_the_silence() -> None:
-    worker = WorkerInfo(worker_id="gpu-0", model="m", status=HEALTHY, last_heartbeat=10.0)
-    assert believed(worker, 11.0) is worker
-    silent = believed(worker, 12.0)
-    assert (silent.status, silent.reason) == (DEGRADED, "no heartbeat")
 
 
 def test_memory_that_swings_around_a_mark_does_not_swing_the_capacity() -> None:

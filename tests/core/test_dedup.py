@@ -16,7 +16,7 @@ from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.retention import KeptLimits, weight
 from headway.gateway.served_model import dedup_keys_of
 from headway.model import BatchRun, DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions
-from tests.core.flights import LATE, NOW, PLENTY, answer, begin, left_over, make, same
+from tests.core.flights import NOW, PLENTY, answer, begin, left_over, make, same
 
 
 class Text(str):
@@ -111,18 +111,6 @@ def sharing() -> Dedup:
     return Dedup(PLENTY)
 
 
-def test_a_leader_that_nobody_waits_for_is_idle_when_its_last_follower_leaves(sharing: Dedup) -> None:
-    original = begin(sharing, make("original", same()))
-    followers = [queued_at(make(f"f{number}", same()), NOW) for number in range(2)]
-    for follower in followers:
-        assert sharing.join(follower, NOW) == Consequences()
-    assert sharing.cancel(original) == Consequences()
-    assert sharing.unwanted(original)
-    assert sharing.leave(followers[0]) == Consequences()
-    assert sharing.leave(followers[1]) == Consequences(idle=[original])
-    assert sharing.leave(followers[1]) == Consequences()
-
-
 def test_a_digest_is_the_same_in_every_process_and_release() -> None:
     assert digest("m", "v", "in", b'{"b":1,"a":2}').hex() == (
         "ae816caaf938e09c1b28ad4c8a51795b5d30675433e3194af37d03cf1b3c0c3e"
@@ -145,79 +133,16 @@ def join(sharing: Dedup, entry: Entry) -> QueuedEntry:
     return queued
 
 
-class TestAnOutcome:
-    RAN = BatchRun("gpu-0", 8, 0.1, NOW)
-    OWN = Reply("original", "t", "fine", None, RAN, 0.25, 3, nonce=1)
-
-    def test_tells_a_follower_how_it_ran_under_the_followers_own_number(self, sharing: Dedup) -> None:
-        original = begin(sharing, make("original", same()))
-        follower = join(sharing, msgspec.structs.replace(make("follower", same()), nonce=7))
-        consequences = sharing.end(original, self.OWN, NOW)
-        told = Reply("follower", "t", "fine", None, self.RAN, 0.25, 3, 7, DedupKind.SAME)
-        assert consequences == Consequences(replies=[(follower, told)])
-
-    def test_that_is_kept_tells_it_too(self, sharing: Dedup) -> None:
-        sharing.end(begin(sharing, make("original", same())), self.OWN, NOW)
-        later = queued_at(msgspec.structs.replace(make("later", same()), nonce=7), NOW)
-        told = Reply("later", "t", "fine", None, self.RAN, 0.25, 3, 7, DedupKind.SAME, kept=True)
-        assert sharing.join(later, NOW) == Consequences(replies=[(later, told)])
-
-    def test_leaves_nothing_of_its_leader_behind(self, sharing: Dedup) -> None:
-        original = begin(sharing, make("original", same()), now=0.0)
-        follower = queued_at(make("follower", same()), 0.0)
-        assert sharing.join(follower, 0.0) == Consequences()
-        original.reservation = "a room"
-        assert sharing.cancel(original) == Consequences()
-        assert [queued for queued, _ in sharing.end(original, self.OWN, 0.0).replies] == [follower]
-        assert not sharing.unwanted(original)
-        assert not sharing.active
-        assert original.reservation is None
-
-    def test_of_its_own_makes_a_follower_wait_for_its_leaders_no_longer(self, sharing: Dedup) -> None:
-        original = begin(sharing, make("original", same()), now=0.0)
-        follower = queued_at(make("follower", same()), 0.0)
-        assert sharing.join(follower, 0.0) == Consequences()
-        assert sharing.end(follower, Reply("follower", "t", None, LATE), 0.0, late=True) == Consequences()
-        assert not sharing.follows(follower)
-        assert answer(sharing, original, "fine", 0.0) == Consequences()
-
-
-class TestATaskThatIsCalledOff:
-    def test_is_not_found_by_those_who_wait_for_it(self, sharing: Dedup) -> None:
-        original = begin(sharing, make("task", task("task")))
-        polls = [join(sharing, msgspec.structs.replace(make(f"poll {n}", task("task")), nonce=n)) for n in (1, 2)]
-        consequences = sharing.cancel(original)
-        assert consequences.idle == [original]
-        assert [queued for queued, _ in consequences.replies] == polls
-        for number, (_, reply) in enumerate(consequences.replies, 1):
-            assert (reply.id, reply.tenant, reply.nonce) == (f"poll {number}", "t", number)
-            assert reply.output is None
-            assert reply.failure is not None and reply.failure.code == errors.NOT_FOUND
-        assert sharing.outcome("t", "task", NOW) is None
-        assert not sharing.active
-        assert not any(sharing.follows(poll) for poll in polls)
-
-
-class TestALateLeader:
-    def test_lets_one_go_that_only_ran_for_its_own_followers(self, sharing: Dedup) -> None:
-        original = begin(sharing, make("original", same()))
-        left = join(sharing, make("left", key("k"), same()))
-        left.reservation = "a room"
-        below = join(sharing, make("below", key("k")))
-        assert sharing.cancel(left) == Consequences()
-        assert sharing.unwanted(left)
-        consequences = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
-        assert consequences == Consequences(reoffered=[below])
-        assert not sharing.unwanted(left)
-        assert left.reservation is None
-
-
-class TestALeaderThatNobodyWaitsFor:
-    def test_gives_its_room_back(self, sharing: Dedup) -> None:
-        original = begin(sharing, make("original", same()))
-        original.reservation = "a room"
-        assert sharing.cancel(original) == Consequences(idle=[original])
-        assert original.reservation is None
+def test_followers_hear_how_it_ran_under_their_own_numbers_and_later_ones_that_it_was_kept(sharing: Dedup) -> None:
+    ran = BatchRun("gpu-0", 8, 0.1, NOW)
+    original = begin(sharing, make("original", same()))
+    follower = join(sharing, msgspec.structs.replace(make("follower", same()), nonce=7))
+    consequences = sharing.end(original, Reply("original", "t", "fine", None, ran, 0.25, 3, nonce=1), NOW)
+    shared = Reply("follower", "t", "fine", None, ran, 0.25, 3, 7, DedupKind.SAME)
+    assert consequences == Consequences(replies=[(follower, shared)])
+    later = queued_at(msgspec.structs.replace(make("later", same()), nonce=8), NOW)
+    kept = msgspec.structs.replace(shared, id="later", nonce=8, kept=True)
+    assert sharing.join(later, NOW) == Consequences(replies=[(later, kept)])
 
 
 FINE = Reply("1", "t", "fine")
@@ -243,38 +168,18 @@ def test_identical_requests_are_answered_by_a_version_that_they_ask_for(asked: s
     assert keeps(DedupKey(DedupKind.KEY, f"digest@{asked}"), reply)
 
 
-class TestATask:
-    def test_is_there_for_as_long_as_it_is_kept(self, sharing: Dedup) -> None:
-        original = begin(sharing, make("task", task("task", keep=0.5)), now=0.0)
-        assert sharing.outcome("t", "task", 0.0) is original
-        answer(sharing, original, "fine", 0.0)
-        assert sharing.outcome("t", "task", 0.4) == Reply("task", "t", "fine")
-        assert sharing.outcome("t", "task", 0.5) is None
-
-    def test_is_not_led_by_one_that_is_kept_for_no_time_or_only_waits_for_it(self, sharing: Dedup) -> None:
-        begin(sharing, make("task", task("task", keep=0.0)), now=0.0)
-        assert sharing.outcome("t", "task", 0.0) is None
-        assert not sharing.active
-        sharing.begin(queued_at(make("poll", task("task")), 0.0), 0.0)
-        assert sharing.outcome("t", "task", 0.0) is None
-
-
 class TestWhatIsKept:
     BUDGET = KeptLimits.of(8000, 8000)
     """Room for four outputs of 200 bytes; one outcome has at most 2,000."""
     LARGE = "x" * 1000
 
-    def test_of_a_task_with_an_output_that_is_too_large_is_that_it_was(self) -> None:
+    def test_of_a_task_with_an_output_that_is_too_large_is_that_it_was_and_by_what_it_came(self) -> None:
         sharing = Dedup(self.BUDGET)
-        answer(sharing, begin(sharing, make("task", task("task"))), self.LARGE)
-        failure = failures.too_large(weight(self.LARGE))
-        assert sharing.outcome("t", "task", NOW) == Reply("task", "t", None, failure)
-
-    def test_of_a_task_that_followed_says_by_what_it_came(self) -> None:
-        sharing = Dedup(self.BUDGET)
-        original = begin(sharing, make("original", same()))
+        original = begin(sharing, make("original", task("original"), same()))
         join(sharing, make("task", task("task"), same()))
         answer(sharing, original, self.LARGE)
+        failure = failures.too_large(weight(self.LARGE))
+        assert sharing.outcome("t", "original", NOW) == Reply("original", "t", None, failure)
         kept = sharing.outcome("t", "task", NOW)
         assert isinstance(kept, Reply)
         assert (kept.id, kept.output, kept.shared, kept.kept) == ("task", None, DedupKind.SAME, False)
@@ -292,15 +197,6 @@ class TestWhatIsKept:
             answer(sharing, begin(sharing, make(f"task {number}", task(f"task {number}"))), "x" * 200)
         answer(sharing, begin(sharing, make("other", same(keep=0.0))), "x" * 200)
         assert all(isinstance(sharing.outcome("t", f"task {number}", NOW), Reply) for number in range(4))
-
-    def test_for_less_than_a_second_is_there_until_then(self) -> None:
-        sharing = Dedup(self.BUDGET)
-        answer(sharing, begin(sharing, make("first", same(keep=0.5))), "fine")
-        later = queued_at(make("later", same(keep=0.5)), NOW + 0.4)
-        consequences = sharing.join(later, NOW + 0.4)
-        assert isinstance(consequences, Consequences)
-        assert [reply.output for _, reply in consequences.replies] == ["fine"]
-        begin(sharing, make("last", same(keep=0.5)), NOW + 0.5)
 
     def test_by_one_tenant_is_no_concern_of_another(self) -> None:
         sharing = Dedup(KeptLimits.of(16_000, 8000))
@@ -324,9 +220,6 @@ def entry(*dedup_keys: DedupKey, id: str = "id") -> Entry:
 
 
 class TestShares:
-    def test_a_plain_request_has_none(self) -> None:
-        assert dedup_keys_of(Settings(), "id", ASKED, RequestOptions(1.0), "1") == ()
-
     def test_of_a_task_with_a_key_come_in_the_order_in_which_they_decide(self) -> None:
         settings = Settings(result_ttl_s=30.0, cache=True, collapse=True)
         assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, key="key", task=True), "1") == (

@@ -18,7 +18,6 @@ from headway.core.departure import (
     WINDOW,
     Dispatch,
     Hold,
-    Load,
     QueueSnapshot,
     Rule,
     decide,
@@ -34,16 +33,6 @@ def view(depth: int = 1, oldest: float = 0.0, due: float = 100.0, last_departure
 def until(verdict: Dispatch | Hold) -> float:
     assert isinstance(verdict, Hold)
     return verdict.until
-
-
-def test_from_an_empty_queue_no_batch_leaves() -> None:
-    assert decide(Rule(1, headway=0.0), view(depth=0, oldest=math.inf, due=math.inf), 0.0) == Hold(math.inf)
-
-
-@pytest.mark.parametrize(("depth", "leaves"), [(7, False), (8, True), (9, True)])
-def test_a_full_batch_leaves_at_once(depth: int, leaves: bool) -> None:
-    rule = Rule(8, headway=5.0, window=50.0)
-    assert (decide(rule, view(depth, last_departure=0.0), 0.0) == Dispatch(FULL)) is leaves
 
 
 def test_full_batches_leave_ahead_of_the_schedule_by_no_more_than_the_lead() -> None:
@@ -164,12 +153,6 @@ def test_a_batch_leaves_early_when_less_than_one_more_is_expected_in_the_window(
     assert verdict == (Dispatch(EARLY) if leaves else Hold(0.04))
 
 
-def test_what_remains_of_the_window_counts_for_an_early_departure() -> None:
-    rule = Rule(8, window=0.04, rate=30.0)
-    assert decide(rule, view(oldest=0.0), 0.0) == Hold(0.04)
-    assert decide(rule, view(oldest=0.0), 0.01) == Dispatch(EARLY)
-
-
 @given(
     rule=st.builds(
         Rule,
@@ -201,10 +184,6 @@ def test_a_hold_ends_later_and_then_something_leaves(
         assert isinstance(decide(rule, seen, verdict.until), Dispatch)
 
 
-def test_expected_run_time_is_a_line_in_the_size() -> None:
-    assert Load(rate=0.0, alpha=0.1, beta=0.002, slots=1, max_batch=32).batch_seconds(10) == pytest.approx(0.12)
-
-
 UNEVEN = Rule(8, headway=0.06, batch=0.1, team=2, speed=1.5, slowest=2.2)
 """One slot of factor 1, one of 2, and the mean gap between them."""
 
@@ -213,11 +192,6 @@ UNEVEN = Rule(8, headway=0.06, batch=0.1, team=2, speed=1.5, slowest=2.2)
 def test_the_slower_a_slot_the_sooner_it_leaves_after_the_last_departure(factor: float, gap: float) -> None:
     held = decide(UNEVEN, QueueSnapshot(1, 1.0, 100.0, last_departure=1.0, factor=factor), 1.0)
     assert (held.until if isinstance(held, Hold) else 1.0) == pytest.approx(1.0 + gap)
-
-
-def test_slots_that_take_part_keep_the_mean_gap_between_them() -> None:
-    leave_per_second = {1.0: 1.0, 2.0: 0.5}
-    assert sum(UNEVEN.part(factor) * often for factor, often in leave_per_second.items()) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(

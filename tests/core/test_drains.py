@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.core.drains import NoDrain, UnknownName, bared, covered, ended, outlived, wanted
+from headway.admin.drains import NoDrain, UnknownName, bared, covered, ended, outlived, wanted
 from headway.model import Drain, ProcessInfo, Role, WorkerInfo, WorkerStatus
 
 MEMBERS = [

@@ -106,23 +106,7 @@ def test_the_place_of_what_is_dropped_leaves_no_part_of_a_round() -> None:
     assert drain(tier_queue) == ["one", "next"]
 
 
-class TestQueued:
-    @pytest.mark.parametrize(("queue_timeout", "timeout", "leave"), [(2.0, 4.0, 12.0), (2.0, 0.5, 10.5)])
-    def test_deadlines_to_leave_and_be_answered(self, queue_timeout: float, timeout: float, leave: float) -> None:
-        waiting = queued_at(entry(queue_timeout=queue_timeout, timeout=timeout), 10.0)
-        assert (waiting.queue_due, waiting.due) == (leave, 10.0 + timeout)
-        assert (waiting.attempts, waiting.reservation) == (0, None)
-
-
 class TestLane:
-    def test_tenants_take_turns(self) -> None:
-        tier_queue = TierQueue()
-        for number in range(3):
-            tier_queue.push(queued(f"a{number}", "a"))
-        for number in range(3):
-            tier_queue.push(queued(f"b{number}", "b"))
-        assert drain(tier_queue) == ["a0", "b0", "a1", "b1", "a2", "b2"]
-
     @given(st.lists(TENANTS | st.none(), max_size=120))
     def test_an_entry_waits_for_at_most_two_turns_of_each_other_tenant(self, steps: list[str | None]) -> None:
         """Push for a tenant, or pop (None). Of each other tenant no more than two rides go before an entry
@@ -168,16 +152,6 @@ class TestLane:
             oldest = tier_queue.oldest()
             assert oldest is (min(waiting, key=lambda one: one.arrived) if waiting else None)
         assert sorted(drain(tier_queue)) == sorted(one.entry.id for one in waiting)
-
-    def test_a_tenant_whose_entry_was_dropped_gets_its_turn_back(self) -> None:
-        tier_queue = TierQueue()
-        tier_queue.push(queued("b1", "b"))
-        left = queued("left", "a")
-        tier_queue.push(left)
-        tier_queue.drop(left)
-        tier_queue.push(queued("b2", "b"))
-        tier_queue.push(queued("a", "a"))
-        assert drain(tier_queue) == ["b1", "a", "b2"]
 
     def test_what_was_dropped_is_ahead_of_nobody(self) -> None:
         tier_queue = TierQueue()
@@ -342,35 +316,3 @@ def test_no_more_are_served_before_an_entry_than_was_said(steps: list[tuple[str,
     said = tier_queue.ahead(tenant)
     tier_queue.push(queued("mine", tenant))
     assert drain(tier_queue).index("mine") <= said
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["push", "push", "push", "pop", "drop"]), st.sampled_from("abcd")), max_size=60)
-)
-def test_what_is_served_before_an_entry_is_never_more_than_a_lane_says(steps: list[tuple[str, str]]) -> None:
-    """Unless entries are dropped, which leaves gaps; then the queue still counts what it holds."""
-    tier_queue, gaps = TierQueue(), False
-    waiting: list[QueuedEntry] = []
-    for number, (what, tenant) in enumerate(steps):
-        if what == "push":
-            said = tier_queue.ahead(tenant)
-            queued = queued_at(entry(str(number), tenant=tenant), 0.0)
-            assert 0 <= said <= tier_queue.depth
-            if not gaps:
-                assert said >= served_before(waiting, tenant, tier_queue)
-            tier_queue.push(queued)
-            waiting.append(queued)
-        elif what == "pop" and waiting:
-            popped = tier_queue.pop()
-            assert popped is not None
-            waiting.remove(popped)
-        elif what == "drop" and waiting:
-            tier_queue.drop(waiting.pop(0))
-            gaps = bool(waiting)
-    assert tier_queue.depth == len(waiting)
-
-
-def served_before(waiting: list[QueuedEntry], tenant: str, tier_queue: TierQueue) -> int:
-    """Waiting entries in rounds up to the one in which the tenant's next entry would be."""
-    own = max((queued.round for queued in waiting if queued.entry.tenant == tenant), default=0) + 1
-    return sum(queued.round <= max(own, tier_queue._next) for queued in waiting)

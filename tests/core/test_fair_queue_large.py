@@ -49,13 +49,6 @@ class TestLane:
         push(tier_queue, "large", "a", 100)
         assert drain(tier_queue).index("large") == 1
 
-    def test_who_has_had_a_large_one_is_served_at_once_when_nobody_else_waits(self) -> None:
-        tier_queue = TierQueue()
-        for number in range(3):
-            push(tier_queue, f"large-{number}", "a", 50)
-        push(tier_queue, "small", "a")
-        assert drain(tier_queue) == ["large-0", "large-1", "large-2", "small"]
-
     def test_a_large_one_that_leaves_costs_nothing(self) -> None:
         tier_queue = TierQueue()
         push(tier_queue, "first", "a")
@@ -135,11 +128,6 @@ class TestPlaces:
         assert all(offer(queue, *(paged(f"b{number}", "b") for number in range(9))))
         assert offer(queue, paged("again", "a")) == [False]
 
-    def test_whoever_has_nothing_yet_gets_the_last_place(self) -> None:
-        queue = make(max_queue=10)
-        offer(queue, *(paged(str(number), "a") for number in range(10)))
-        assert offer(queue, paged("first", "b"), paged("second", "b"), paged("third", "c")) == [True, False, False]
-
     def test_places_of_who_has_left_are_free(self) -> None:
         queue = make(max_queue=10)
         waiting = [queue.offer(paged(str(number), "a"), 0.0) for number in range(9)]
@@ -149,8 +137,3 @@ class TestPlaces:
         assert offer(queue, paged("more", "a"), paged("most", "a")) == [True, False]
         leave(queue, limit=3)
         assert offer(queue, *(paged(f"again-{number}", "a") for number in range(4))) == [True, True, True, False]
-
-    def test_tiers_of_a_tenant_count_together(self) -> None:
-        queue = make(max_queue=20, tiers=2)
-        admitted = offer(queue, *(paged(str(number), "a", tier=number % 2) for number in range(20)))
-        assert admitted.count(True) == 18

@@ -109,12 +109,6 @@ def test_a_pattern_is_looked_for_in_what_the_model_gets(hidden: str) -> None:
     assert look(screen(rules[0]), hidden)[1] == ""
 
 
-def test_the_order_in_the_file_does_not_matter() -> None:
-    rules = (InputRule(name="words", patterns=("evil",)), InputRule(name="form", normalise="NFKC"), REMOVE)
-    for order in itertools.permutations(rules):
-        assert look(screen(*order), "\uff45\u200b\uff56il")[1] == "words"
-
-
 @given(st.lists(st.tuples(st.sampled_from("ab\u00e9"), st.integers(1, 30)), max_size=6), st.integers(LEAST_RUN, 20))
 def test_a_run_is_found_where_it_is_too_long_and_nowhere_else(pieces: list[tuple[str, int]], longest: int) -> None:
     text = "".join(character * length for character, length in pieces)
@@ -251,11 +245,6 @@ def test_a_rule_is_for_its_tiers_and_models() -> None:
         False,
     ]
     assert InputRule(name="all").applies("any", "one")
-
-
-def test_the_texts_of_a_value_are_in_order_and_each_there_once() -> None:
-    assert texts_of("a text") == ["a text"]
-    assert texts_of(b'{"a": ["b", 1, "a", "\\u0063"]}') == ["a", "b", "c"]
 
 
 def texts_as_tensors(*elements: bytes) -> Tensors:

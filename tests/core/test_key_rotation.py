@@ -32,8 +32,3 @@ def test_an_id_is_given_once_and_of_two_rotations_of_one_key_the_second_loses() 
 @pytest.mark.parametrize("ended", [999.0, 1000.0])
 def test_one_that_has_ended_bars_nobody(ended: float) -> None:
     check_new(key("a", replaces="old"), [key("b", replaces="old", expires_at=ended)])
-
-
-def test_keys_that_replace_another_or_none_bar_nobody() -> None:
-    check_new(key("a", replaces="old"), [key("b", replaces="other"), key("c")])
-    check_new(key("a"), [key("b"), key("c")])

@@ -21,14 +21,6 @@ def fill(room: Room, tenant: str) -> list[Reservation]:
     return reservations
 
 
-def test_one_tenant_gets_half_and_leaves_half() -> None:
-    room = Room(MOST)
-    reservations = fill(room, "greedy")
-    assert len(reservations) == 50
-    assert room.free == MOST // 2
-    assert room.take(entry("other")) is not None
-
-
 @pytest.mark.parametrize("tenants", [2, 3, 9])
 def test_however_many_take_all_they_can_there_is_room_for_one_more(tenants: int) -> None:
     room = Room(MOST)

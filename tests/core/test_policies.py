@@ -12,8 +12,7 @@ from headway.core import policies
 from headway.core.batch import Departure
 from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide
 from headway.core.past import Past
-from headway.core.policies.paced import LONGER, SMALLER, Paced, headway
-from headway.core.policies.windows import KD, KI, KP, Pid, Table, Window
+from headway.core.policies.paced import KD, KI, KP, LONGER, SMALLER, Paced, Pid, Table, Window, headway
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.core.service_model import ServiceModel
@@ -66,13 +65,6 @@ def test_a_lone_request_after_the_rush_hour_leaves_at_once(name: str, wait: floa
 
 
 @each_policy
-def test_the_rule_leaves_at_the_latest_when_the_largest_batch_is_there(name: str) -> None:
-    rule = policies.build(name, None).rule(BUSY)
-    assert 1 <= rule.size <= BUSY.max_batch
-    assert decide(rule, QueueSnapshot(BUSY.max_batch, 0.0, 9.0, 0.0), 0.0) == Dispatch("full")
-
-
-@each_policy
 @given(
     rate=st.floats(0.0, 1e6),
     alpha=st.floats(0.0, 10.0),
@@ -122,18 +114,6 @@ class TestPaced:
         if 0.0 < gap < saturated * (1 - 1e-9):
             assert slots * gap == pytest.approx(alpha + beta * rate * gap, rel=1e-6)
 
-    @pytest.mark.parametrize(
-        "load",
-        [
-            Load(rate=15.0, alpha=0.1, beta=0.0, slots=2, max_batch=100),
-            Load(rate=1000.0, alpha=0.0, beta=0.0, slots=2, max_batch=100),
-            Load(rate=1000.0, alpha=0.1, beta=0.0, slots=0, max_batch=100),
-        ],
-        ids=["few arrivals", "nothing measured", "no GPU"],
-    )
-    def test_there_is_no_gap_where_there_is_nothing_to_space(self, load: Load) -> None:
-        assert headway(load) == 0.0
-
     def test_the_rule_tells_what_is_expected(self) -> None:
         rule = policies.build("paced", None).rule(replace(BUSY, beta=0.001))
         assert (rule.size, rule.window) == (100, math.inf)
@@ -168,15 +148,6 @@ class TestPaced:
         rule = policies.build("paced", None).rule(alone)
         assert rule.gap(100.0) == rule.quiet == pytest.approx(3.0 / alone.rate)
         assert rule.gather == pytest.approx(alone.alpha - rule.quiet)
-
-    def test_departures_are_evenly_spaced(self) -> None:
-        """Two GPUs of 100 ms at 1,000 requests/s: one leaves every 50 ms, half full, never two in a row."""
-        queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
-        seen = drive(queue, policies.build("paced", None), evenly(1000, 4), slots=2, seconds=lambda size: 0.1, until=4)
-        settled = [(left_at, size) for left_at, size, _ in seen.batches if left_at > 2.0]
-        gaps = [later[0] - before[0] for before, later in pairwise(settled)]
-        assert gaps == pytest.approx([0.05] * len(gaps), abs=0.002)
-        assert [size for _, size in settled] == pytest.approx([50] * len(settled), abs=3)
 
     def test_a_configured_wait_bounds_the_gap(self) -> None:
         rule = policies.build("paced", 0.02).rule(BUSY)
@@ -236,10 +207,6 @@ class TestTable:
 
 
 class TestPid:
-    def test_waits_for_a_departure_and_tells_what_it_goes_by(self) -> None:
-        rule = Pid(0.04).rule(replace(BUSY, wait=0.01, departures=0))
-        assert (rule.size, rule.window, rule.rate, rule.service) == (100, 0.04, BUSY.rate, BUSY.batch_seconds(100))
-
     def test_moves_once_a_departure_however_often_it_is_asked(self) -> None:
         policy = Pid(0.04)
         load = replace(BUSY, wait=0.01, departures=1)
@@ -263,24 +230,6 @@ class TestPid:
             rule = policy.rule(replace(BUSY, wait=wait, departures=departures))
         assert rule.window == window
 
-    def test_comes_back_at_once_after_the_window_was_clamped(self) -> None:
-        """A controller that had wound up would need as long to come back as it was away."""
-        policy = Pid(0.04)
-        for departures in range(1, 1000):
-            policy.rule(replace(BUSY, wait=1.0, departures=departures))
-        for departures in range(1000, 1020):
-            rule = policy.rule(replace(BUSY, wait=0.0, departures=departures))
-        assert rule.window > 0.04
-
-    def test_the_wait_settles_at_the_target(self) -> None:
-        """In a closed loop in which every batch leaves 7 ms after its window, the wait converges to 40 ms."""
-        policy, wait = Pid(0.04), 0.0
-        for departures in range(400):
-            rule = policy.rule(replace(BUSY, wait=wait, departures=departures))
-            wait += (rule.window + 0.007 - wait) * 0.2
-        assert wait == pytest.approx(0.04, abs=0.0005)
-        assert rule.window == pytest.approx(0.033, abs=0.0005)
-
     def test_steers_a_real_queue_to_the_target(self) -> None:
         queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
         seen = drive(queue, Pid(0.04), evenly(500, 8), slots=8, seconds=lambda size: 0.05, until=8)
@@ -290,32 +239,6 @@ class TestPid:
 
 def evenly(rate: float, seconds: float) -> list[tuple[float, Entry]]:
     return [(number / rate, entry(str(number))) for number in range(int(rate * seconds))]
-
-
-SPACED = Rule(10, headway=0.05, service=0.1, pace=0.0475, tolerance=0.01)
-
-
-class TestDecide:
-    def test_a_full_batch_waits_for_the_schedule_less_the_lead(self) -> None:
-        view = QueueSnapshot(10, 1.0, 9.0, last_departure=1.0, schedule=1.04)
-        held = decide(SPACED, view, 1.0)
-        assert isinstance(held, Hold)
-        assert held.until == pytest.approx(1.03)
-        assert decide(SPACED, view, 1.031) == Dispatch("full")
-
-    def test_it_never_waits_longer_than_one_that_is_not_full(self) -> None:
-        view = QueueSnapshot(10, 1.0, 9.0, last_departure=1.0, schedule=7.0)
-        assert decide(SPACED, view, 1.0) == Hold(1.05)
-        assert decide(SPACED, view, 1.05) == Dispatch("headway")
-
-    def test_nor_beyond_a_deadline_or_a_window(self) -> None:
-        late = QueueSnapshot(10, 1.0, due=1.1, last_departure=1.0, schedule=1.04)
-        assert decide(SPACED, late, 1.0) == Dispatch("deadline")
-        windowed = Rule(10, headway=0.05, window=0.02, pace=0.05, tolerance=0.0)
-        assert decide(windowed, QueueSnapshot(10, 1.0, 9.0, 1.0, schedule=1.05), 1.02) == Dispatch("window")
-
-    def test_policies_that_do_not_space_send_it_at_once(self) -> None:
-        assert decide(Rule(10), QueueSnapshot(10, 1.0, 9.0, 1.0, schedule=7.0), 1.0) == Dispatch("full")
 
 
 class TestFullBatches:
@@ -354,16 +277,15 @@ class TestFullBatches:
         assert policy.rule(varying).tolerance == pytest.approx(policy.rule(steady).tolerance + 0.04)
 
 
-@pytest.mark.parametrize("rate", [950.0, 1500.0], ids=["near saturation", "overload"])
-def test_bunched_gpus_are_spread_while_every_batch_is_full(rate: float) -> None:
+def test_bunched_gpus_are_spread_while_every_batch_is_full() -> None:
     """Four GPUs wait while a backlog of four batches arrives at once: they begin in step, with no batch to spare."""
-    queue = ModelQueue(QueueLimits(tiers=1, max_batch=25))
+    rate, queue = 950.0, ModelQueue(QueueLimits(tiers=1, max_batch=25))
     arrivals = [0.0] * 100 + [number / rate for number in range(1, int(rate * 4))]
     coming = ((at, entry(str(number))) for number, at in enumerate(arrivals))
     seen = drive(queue, policies.build("paced", None), coming, slots=4, seconds=lambda size: 0.1, until=4)
     assert _widest_gap(seen, 0.0, 0.5) > 0.09
     assert _widest_gap(seen, 3.0, 4.0) < 0.035
-    assert sum(size for left_at, size, _ in seen.batches if left_at >= 3.0) >= 0.97 * min(rate, 1000)
+    assert sum(size for left_at, size, _ in seen.batches if left_at >= 3.0) >= 0.97 * rate
 
 
 def _widest_gap(seen: Seen, start: float, end: float) -> float:
@@ -399,30 +321,10 @@ class TestGather:
         assert (rule.gather > 0.0) == gathers
         assert rule.gather + rule.quiet <= max(0.05, 2 * rule.quiet)
 
-    def test_bursts_ride_together(self) -> None:
-        """A burst of 60 over 15 ms, every 300 ms: two GPUs that never hold would send its first request alone."""
-        burst = [round(start * 0.3 + number * 0.00025, 6) for start in range(20) for number in range(60)]
-        queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
-        coming = ((at, entry(str(number))) for number, at in enumerate(burst))
-        seen = drive(queue, policies.build("paced", None), coming, slots=2, seconds=lambda size: 0.1, until=6)
-        assert min([size for left_at, size, _ in seen.batches if left_at > 2.0]) > 50
-
 
 class TestDeviation:
-    def test_of_exact_batch_times_is_nothing(self) -> None:
-        model = ServiceModel()
-        for size in (1, 50, 100, 7, 30) * 10:
-            model.observe(size, 0.08 + 0.0002 * size)
-        assert model.deviation < 0.001
-
     def test_of_varying_ones_is_about_theirs(self) -> None:
         model = ServiceModel()
         for number in range(400):
             model.observe(50, 0.1 + (0.01 if number % 2 else -0.01))
         assert model.deviation == pytest.approx(0.0125, rel=0.05)
-
-    def test_one_stray_batch_sways_it_little(self) -> None:
-        model = ServiceModel()
-        for number in range(100):
-            model.observe(50, 1.0 if number == 99 else 0.1)
-        assert model.deviation < 0.03

@@ -73,11 +73,9 @@ class TestLeaving:
         assert departure.members == members
         assert [(one.state, one.attempts) for one in members] == [(RUNNING, 1)] * 3
         assert (queue.depth, queue.last_departure) == (0, 1.5)
-
-    def test_answered_members_are_gone(self, queue: ModelQueue) -> None:
-        members = offer(queue, "a", "b")
-        assert queue.finish(leave(queue), 0.1) == members
-        assert [one.state for one in members] == [GONE, GONE]
+        assert queue.finish(departure, 1.75) == members
+        assert [one.state for one in members] == [GONE] * 3
+        assert queue.service.seconds(3) == pytest.approx(0.25), "from the departure to the return"
 
     @pytest.mark.parametrize(("limit", "size"), [(3, 3), (8, 8), (100, 8)])
     def test_a_batch_is_no_larger_than_the_slot_and_the_model_take(self, limit: int, size: int) -> None:
@@ -104,12 +102,6 @@ class TestLeaving:
         offer(queue, *"abcdefg")
         sizes = [len(leave(queue, 0.1 * number, f"gpu-{number}", policy=shared).members) for number in range(3)]
         assert sizes == [3, 3, 1]  # A third of 7 each.
-
-    def test_held_entries_stay(self, queue: ModelQueue) -> None:
-        offer(queue, "a")
-        queue.last_departure = 0.0
-        held = queue.depart("gpu-0", 8, Fixed(Rule(size=8, headway=0.5)), 0.1)
-        assert (held, queue.depth) == (Hold(0.5), 1)
 
     def test_the_most_urgent_member_is_not_held_until_it_is_too_late(self, queue: ModelQueue) -> None:
         queue.last_departure = 0.0
@@ -154,11 +146,6 @@ class TestLeaving:
         queue.offer(entry("hopeless", timeout=0.15), 0.0)
         departure = leave(queue, now=0.1, limit=2)
         assert (ids(departure), departure.late) == (["hopeless"], [])
-
-    def test_learns_the_run_time_from_the_departure_to_the_return(self, queue: ModelQueue) -> None:
-        offer(queue, "a", "b")
-        queue.finish(leave(queue, now=1.0), 1.25)
-        assert queue.service.seconds(2) == pytest.approx(0.25)
 
     def test_reports_what_it_knows(self) -> None:
         queue = make(slots=2)
@@ -281,29 +268,6 @@ class TestFailing:
         assert opens == queue.wake(("bad",), 1.01) == pytest.approx(1.005 + MIN_AVOIDANCE)
         assert queue.wake(("bad", "good", "better"), 1.01) == "good"
         assert ids(leave(queue, now=1.01, worker="good")) == ["a"]
-
-    def test_it_goes_back_to_where_it_failed_when_nobody_else_takes_it(self) -> None:
-        queue = make(slots=2)
-        offer(queue, "a")
-        queue.fail(leave(queue, worker="bad"), Cause.CRASHED, 1.0, rng)
-        assert ids(leave(queue, held_until(queue, AT_ONCE, 1.01, worker="bad"), worker="bad")) == ["a"]
-
-    def test_a_culprit_is_found_by_halves_and_the_others_are_answered(self) -> None:
-        queue, now = make(max_batch=8), 0.0
-        members = offer(queue, *"abcdefgh")
-        answered, dead, sizes = [], [], []
-        while queue.depth:
-            now += 0.3
-            departure = leave(queue, now=now)
-            sizes.append(len(departure.members))
-            if "f" in ids(departure):
-                dead += queue.fail(departure, Cause.RAISED, now, rng).dead
-            else:
-                answered += queue.finish(departure, now)
-        assert [one.entry.id for one in dead] == ["f"]
-        assert sorted(one.entry.id for one in answered) == list("abcdegh")
-        assert sizes == [8, 4, 2, 2, 1, 1]  # All; abcd; ef, and gh, of which nothing is known; e; f.
-        assert max(one.attempts for one in members) == 3
 
     def test_a_retried_batch_is_no_larger_than_the_slot_takes(self) -> None:
         queue = make(max_batch=8, slots=2)

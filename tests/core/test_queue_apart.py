@@ -5,11 +5,11 @@ import math
 import msgspec
 import pytest
 
-from headway.core.admission import MIN_WAIT, Refused
+from headway.core.admission import Refused
 from headway.core.departure import Hold, Load, Rule
 from headway.core.fair_queue import GONE, RETRYING, QueuedEntry
 from headway.core.queue import QUARANTINE_ALONE, QUARANTINE_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
-from headway.core.suspects import APART_PRICE, QUARANTINE, Group
+from headway.core.suspects import QUARANTINE
 from headway.model import Cause, Entry
 from tests.core.entries import entry
 from tests.core.test_queue import AT_ONCE, ids, leave, make, offer, rng
@@ -41,18 +41,6 @@ class TestGettingIn:
         assert all(isinstance(queue.offer(of("evil", str(number)), 1.0), QueuedEntry) for number in range(most))
         assert queue.offer(of("evil"), 1.0) == Refused(UNKNOWN_WAIT, tier_only=False, apart=True)
         assert isinstance(queue.offer(of("good"), 1.0), QueuedEntry)
-
-    @pytest.mark.parametrize("tier", [0, 2])
-    def test_one_that_is_full_says_when_there_is_room_for_one_more(self, tier: int) -> None:
-        queue = measured(0.8, max_batch=2)
-        offer(queue, "waits", tenant="other")
-        for number in range(QUARANTINE_BATCHES * 2):
-            assert isinstance(queue.offer(of("evil", str(number), tier=tier), 1.0), QueuedEntry)
-        refused = queue.offer(of("evil", tier=tier), 1.0)
-        assert isinstance(refused, Refused)
-        pace = queue._gate_now(1.0).pace(tier)
-        assert pace > 0.0
-        assert refused == Refused(max(4.0 / pace, MIN_WAIT), tier_only=False, apart=True)
 
     def test_who_is_alone_may_wait_as_long_as_its_deadline_allows(self) -> None:
         """Two runs are reckoned for each: of 40 a second within 10 s not more than about 200."""
@@ -127,17 +115,6 @@ class TestWaking:
 @pytest.fixture
 def queue() -> ModelQueue:
     return make()
-
-
-class TestPrices:
-    def test_a_second_costs_more_where_the_caller_has_sent_culprits(self, queue: ModelQueue) -> None:
-        [good] = offer(queue, "good", tenant="good")
-        group = Group([good], 0.0, QUARANTINE)
-        assert queue._price(group, 0.0) == 1.0
-        queue.culprits.found(entry("bad", tenant="evil"), 0.0)
-        assert queue._price(group, 0.0) == 1.0
-        queue.culprits.found(good.entry, 0.0)
-        assert queue._price(group, 0.0) == APART_PRICE
 
 
 class TestHandingBack:

@@ -95,15 +95,6 @@ def test_nothing_is_remembered_of_what_went() -> None:
         assert name in ("limits", "bytes", "_numbers") or len(value) < 100
 
 
-def test_the_last_one_of_all_may_go() -> None:
-    retention: Retention[int] = Retention(KeptLimits.of(total=100, tenant=100))
-    for number in range(3):
-        assert retention.add(number, "only", 10, 5.0, spare=False) == []
-        assert retention.overdue(4.9) == []
-        assert retention.overdue(5.0) == [number]
-        assert (len(retention), retention.bytes) == (0, 0)
-
-
 def test_text_that_may_take_four_bytes_a_character_counts_so() -> None:
     assert weight("x" * 100) == OVERHEAD + 100
     assert weight("x" * 99 + "\U0001f600") == OVERHEAD + 400
@@ -131,12 +122,6 @@ def test_budgets_shrink_with_the_memory_there_is_and_are_split_between_shards() 
     assert limits.split(1) == limits
     assert limits.split(2) == KeptLimits.of(128, 64)
     assert limits.split(16) == KeptLimits.of(16, 16)
-
-
-def test_one_owner_gets_nine_tenths() -> None:
-    budget = Budget(100)
-    assert (sum(budget.take("a", 1) for _ in range(200)), budget.used("a"), budget.free) == (90, 90, 10)
-    assert budget.take("b", 1)
 
 
 def test_greedy_owners_get_the_same_and_something_stays_free() -> None:

@@ -19,7 +19,6 @@ from headway.core.rollout import (
     NoRollout,
     Unknown,
     begun,
-    bound_of,
     bucket_of,
     decided,
     watched,
@@ -79,8 +78,8 @@ def rolled(plan: Rollout, rate: float, new: Traffic, old: Traffic, look: float =
 @pytest.mark.draws
 @pytest.mark.parametrize(
     ("rate", "every", "look", "latency", "failing"),
-    [(20.0, 20.0, 1.0, lognormal, 0.01), (1.0, 120.0, 4.0, heavy, 0.05), (40.0, 10.0, 1.0, heavy, 0.0)],
-    ids=["1 % fail", "low traffic of which 5 % fail", "heavy tails"],
+    [(1.0, 120.0, 4.0, heavy, 0.05), (40.0, 10.0, 1.0, lognormal, 0.01)],
+    ids=["low traffic of which 5 % fail, heavy tails", "1 % fail"],
 )
 def test_an_equal_version_is_rolled_back_in_less_than_one_of_a_hundred_rollouts(
     rate: float, every: float, look: float, latency: Latency, failing: float
@@ -247,13 +246,6 @@ def test_after_any_orders_a_loser_gets_nothing_until_somebody_starts_or_promotes
 def shares(rollout: Rollout | None, configured: dict[str, float]) -> Counter[str]:
     """Versions of 1,000 requests that name none, where all four are there."""
     return drawn(Versions(dict.fromkeys("1234", 1), "1234", weights_of(rollout, configured, "1234")), 1000)
-
-
-def test_latencies_lie_in_the_bucket_that_ends_above_them() -> None:
-    for seconds in (0.0, 0.0004, 0.001, 0.0123, 1.0, 900.0):
-        bucket = bucket_of(seconds)
-        assert seconds <= bound_of(bucket) * (1.0 + 1e-9)
-        assert bucket == 0 or bound_of(bucket - 1) < seconds
 
 
 def test_the_version_beside_is_the_only_other_one_that_takes_requests() -> None:

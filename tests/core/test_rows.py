@@ -58,13 +58,6 @@ def offer(queue: ModelQueue, *counts: int, tenant: str = "t", tier: int = 0, now
     return [not isinstance(queue.offer(one, now), Refused) for one in entries]
 
 
-def run(queue: ModelQueue, seconds: float, now: float) -> tuple[Departure, float]:
-    """Run a batch. Returns it, and the instant at which it ends."""
-    departure = leave(queue, now=now)
-    queue.finish(departure, now + seconds)
-    return departure, now + seconds
-
-
 class TestModels:
     def test_rows_count_while_any_healthy_worker_takes_tensors(self) -> None:
         text, arrays = ValueKind.TEXT.value, ValueKind.TENSORS.value
@@ -80,12 +73,6 @@ class TestModels:
         values = ("a" * 99, b"[1,2]", tensors(1), tensors(5), tensors(99))
         assert [rows.weight(value, B, 0) for value in values] == [1, 1, 1, 5, B]
         assert rows.weight(tensors(99), B, 100) == 100
-
-    @given(st.lists(st.integers(1, 99), max_size=9), st.integers(1, 40), st.integers(1, 400))
-    def test_the_weight_of_a_batch_bounds_its_rows(self, counts: list[int], most: int, heaviest: int) -> None:
-        fits = [min(count, most) for count in counts]
-        weight = sum(rows.weight(tensors(count), most, heaviest) for count in fits)
-        assert weight > heaviest or sum(fits) <= most
 
     def test_bounds_by_weight_stay_as_they_are(self) -> None:
         by_weight = QueueLimits(3, B, max_weight=100)
@@ -112,13 +99,6 @@ class TestBatches:
         assert [ids(departure) for departure in departures] == rides
         assert departures[0].size == min(sum(map(int, rides[0])), B)
 
-    def test_a_batch_is_full_by_its_rows(self, queue: ModelQueue) -> None:
-        full = Fixed(Rule(size=B, headway=math.inf))
-        offer(queue, 4)
-        assert not isinstance(queue.depart("gpu-0", B, full, 0.0), Departure)
-        offer(queue, 4)
-        assert isinstance(queue.depart("gpu-0", B, full, 0.0), Departure)
-
     def test_what_waited_before_rides_with_what_comes(self) -> None:
         queue = ModelQueue(QueueLimits(1, B))
         queue.set_slots(1)
@@ -130,15 +110,6 @@ class TestBatches:
         assert queue.offer_small(entry("small 3"), 0.0) is not None
         assert [ids(leave(queue)) for _ in range(2)] == [["small 0", "small 1", "small 2"], ["6"]]
         assert ids(leave(queue)) == ["5", "small 3"]
-
-    def test_tenants_share_rows_and_not_requests(self) -> None:
-        queue, rode = make(reserved_share=0.0), Counter[str]()
-        offer(queue, *[8] * 40, tenant="many rows")
-        offer(queue, *[1] * 320, tenant="one row")
-        for _ in range(40):
-            for member in leave(queue).members:
-                rode[member.entry.tenant] += member.entry.weight
-        assert abs(rode["many rows"] - rode["one row"]) <= 2 * B
 
     @given(
         st.lists(st.tuples(st.integers(1, 2 * B), st.integers(0, 2), st.sampled_from("ab")), max_size=40),
@@ -248,19 +219,6 @@ class TestShapes:
         wait(queue, 1, *range(2, LOOK_AHEAD + 2), 1)
         assert ride(queue) == "1-0"
 
-    def test_a_flood_of_shapes_takes_every_other_batch_of_a_neighbour(self) -> None:
-        """It has two entries for each batch. Those that ride ahead of their turn cost it none."""
-        queue = make()
-        wait(queue, *range(2, 60), tenant="flood")
-        waiting, longest = Counter[str](), 0
-        for turn in range(40):
-            for number in range(2):
-                queue.offer(entry(f"{turn}-{number}", tenant="neighbour", shape=1), 0.0)
-                waiting[f"{turn}-{number}"] = turn
-            for id in ids(leave(queue)):
-                longest = max(longest, turn - waiting.pop(id, turn))
-        assert longest <= 2
-
     def test_every_second_batch_begins_with_the_tenant_of_fewest_batches(self, queue: ModelQueue) -> None:
         wait(queue, 2, 3, 4, 5, 6, 7, tenant="many")
         wait(queue, *[1] * 12, tenant="one")
@@ -273,14 +231,13 @@ class TestShapes:
             queue.offer(entry(f"full-{number}", tenant="full", shape=1, weight=B), 0.0)
         assert ride(queue) == "first-0"
 
-    @pytest.mark.parametrize(("rate", "others"), [(300.0, 200.0), (300.0, 50.0), (100.0, 200.0)])
-    def test_a_neighbour_of_a_thousand_shapes_is_answered_in_time(self, rate: float, others: float) -> None:
+    def test_a_neighbour_of_a_thousand_shapes_is_answered_in_time(self) -> None:
         """Two GPUs run 100 batches a second, of which the hostile one fills one with each of its inputs; it has half of those by turn."""
-        asked = [*arrivals("calm", rate), *arrivals("many", others)]
+        asked = [*arrivals("calm", 300.0), *arrivals("many", 200.0)]
         waits = served(asked)
         assert len(waits["calm"]) == sum(tenant == "calm" for _, tenant, _ in asked)
         assert sorted(waits["calm"])[int(0.95 * len(waits["calm"]))] < 0.060
-        assert len(waits["many"]) >= min(0.25 * 100 * SECONDS, sum(tenant == "many" for _, tenant, _ in asked))
+        assert len(waits["many"]) >= 0.25 * 100 * SECONDS
 
     def test_light_tenants_of_a_shape_each_wait_for_no_flood(self) -> None:
         """A flood of one shape gets what they leave, and not every second batch."""
@@ -289,15 +246,6 @@ class TestShapes:
         light = sorted(itertools.chain(*(found for tenant, found in waits.items() if tenant != "flood")))
         assert len(light) == len(asked)
         assert light[int(0.95 * len(light))] < 0.080
-
-    def test_tiers_below_get_what_is_kept_for_them_whatever_their_shape(self) -> None:
-        queue, batches = make(), 20
-        for number in range(200):
-            queue.offer(entry(f"high {number}", tier=0, shape=1), 0.0)
-        wait(queue, *[2] * 200, tier=2)
-        rode = Counter(member.entry.tier for _ in range(batches) for member in leave(queue).members)
-        assert rode[2] >= batches * B / 4 - B
-        assert sum(rode.values()) == batches * B
 
     def test_shapes_of_two_tiers_share_batches_as_rows_do(self) -> None:
         """All that waits would fit into one batch, if it were of one shape."""
@@ -319,30 +267,6 @@ class TestShapes:
 
 
 class TestReckoning:
-    @pytest.mark.parametrize("counts", [[1], [B], [1, 4, 3], [2, 7]])
-    def test_run_times_go_by_rows(self, counts: list[int]) -> None:
-        """A batch takes 10 ms and 1 ms a row, whatever requests the rows came in."""
-        queue, now = make(), 0.0
-        for turn in range(60):
-            offer(queue, *counts if turn % 2 else counts[:1], now=now)
-            while queue.depth:
-                size = min(sum(map(int, ids(departure := leave(queue, now=now)))), B)
-                now += 0.010 + 0.001 * size
-                queue.finish(departure, now)
-        for size in {1, B} & {counts[0], sum(counts)}:
-            assert queue.service.seconds(size) == pytest.approx(0.010 + 0.001 * size, rel=0.02)
-
-    def test_a_request_of_many_rows_is_admitted_as_they_all_are(self) -> None:
-        """At 80 rows a second and 4 s of patience as many rows wait, in requests of 8 or of 1."""
-        admitted = {}
-        for count in (1, 8):
-            queue, now = make(), 0.0
-            for _ in range(20):
-                offer(queue, *[count] * (B // count), now=now)
-                _, now = run(queue, 0.1, now)
-            admitted[count] = count * sum(offer(queue, *[count] * (1000 // count), now=now))
-        assert admitted[1] == pytest.approx(admitted[8], abs=B)
-
     def test_a_load_in_entries_takes_as_long(self) -> None:
         load = Load(rate=10.0, alpha=0.01, beta=0.001, slots=2, max_batch=32, largest=24.0, entry_size=4.0)
         entries = load.in_entries()

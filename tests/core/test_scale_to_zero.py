@@ -39,13 +39,6 @@ def test_what_waits_comes_or_runs_keeps_the_workers_and_brings_one_back_at_once(
     assert (one.before, one.desired, one.direction, one.reason) == (0, 1, "up", "somebody asks for it")
 
 
-def test_it_comes_back_with_the_fewest_workers_of_a_model_that_has_any() -> None:
-    scaler = Scaler(replace(IDLE, least=3), 0, 0.0)
-    one = scaler.decide(state(0, queue=1.0), 0.0)
-    assert one is not None
-    assert one.desired == 3
-
-
 def test_a_start_takes_none_of_the_time_so_that_who_was_sent_away_for_it_finds_a_worker() -> None:
     scaler = Scaler(replace(IDLE, idle_after=5.0), 0, 0.0)
     scaler.decide(state(0, rate=1.0), 0.0)

@@ -42,26 +42,12 @@ class TestHome:
         assert home("a", [], 1) == 0
 
 
-@pytest.mark.parametrize(
-    ("slots", "shards", "expected"),
-    [(11, 4, [3, 3, 3, 2]), (2, 2, [1, 1, 0, 0]), (0, 1, [0]), (9, 2, [5, 4, 0, 0])],
-)
-def test_slots_at_adds_up_to_all_and_a_shard_that_is_not_in_use_has_none(
-    slots: int, shards: int, expected: list[int]
-) -> None:
-    assert [slots_at(shard, slots, shards) for shard in range(len(expected))] == expected
-
-
 class TestInTurn:
     def test_each_shard_gets_its_slots_share(self) -> None:
         for slots, shards in FLEETS:
             counts = Counter(in_turn(turn, slots, shards) for turn in range(1000, 1000 + 3 * slots))
             due = [3 * slots_at(shard, slots, shards) for shard in range(shards)]
             assert [counts[shard] for shard in range(shards)] == due
-
-    def test_one_after_another(self) -> None:
-        assert [in_turn(turn, 5, 2) for turn in range(6)] == [0, 1, 0, 1, 0, 0]
-        assert in_turn(7, 0, 1) == 0
 
 
 class TestOfTenant:

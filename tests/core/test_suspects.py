@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.batch import Departure
-from headway.core.departure import APART, Hold, Rule
-from headway.core.fair_queue import RETRYING, QueuedEntry, queued_at
+from headway.core.departure import APART, Hold
+from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.core.retry import DEATHS_ALONE, MAX_ATTEMPTS, SEARCHED
@@ -20,12 +20,10 @@ from headway.core.suspects import (
     CLEAN,
     FIRST,
     HALF,
-    LEAST_COST,
     LEAST_REST,
     MOST_CREDIT,
     QUARANTINE,
     QUARANTINED_ATTEMPTS,
-    REST,
     RESTS,
     SEARCH_PRICE,
     Group,
@@ -36,10 +34,9 @@ from headway.core.suspects import (
     line_pause,
 )
 from headway.model import MOST_OUTPUT, Cause
-from tests.contracts.brokers import Fixed
 from tests.core.entries import entry
+from tests.core.test_queue import AT_ONCE
 
-AT_ONCE = Fixed(Rule(size=1))
 BATCH = 0.1
 
 
@@ -102,29 +99,6 @@ def test_culprits_end_alone_and_others_get_answers(size: int, data: st.DataObjec
     assert len(bench.runs) <= 2 + (2 * depth + 3) * len(culprits)
 
 
-def test_one_culprit_costs_about_one_run_a_halving() -> None:
-    runs = []
-    for place in range(32):
-        bench = Bench()
-        bench.offer(*(("c", "bad" if number == place else "good") for number in range(32)))
-        bench.drain()
-        runs.append(len(bench.runs))
-    assert max(runs) <= 12
-    assert sum(runs) / 32 <= 9.0
-
-
-def test_a_failed_batch_is_split_by_caller_first_and_the_innocent_run_next() -> None:
-    bench = Bench()
-    bench.offer(*(("good", f"good {number}") for number in range(20)), ("evil", "bad"), ("evil", "fine"))
-    bench.step()
-    second = bench.step()
-    assert second is not None
-    assert {member.entry.caller for member in second.members} == {"good"}
-    assert len(second.members) == 20
-    bench.drain()
-    assert (len(bench.answered), inputs(bench.dead)) == (21, ["bad"])
-
-
 @pytest.mark.parametrize("evil", [1, 3])
 @pytest.mark.parametrize("max_batch", [4, 32])
 def test_what_waits_of_a_hostile_caller_costs_no_input_of_others_more_than_one_run(max_batch: int, evil: int) -> None:
@@ -136,15 +110,6 @@ def test_what_waits_of_a_hostile_caller_costs_no_input_of_others_more_than_one_r
     assert (len(bench.answered), len(bench.dead)) == (100, 100)
     runs = Counter(text for run in bench.runs for text in inputs(run.members) if text.startswith("good"))
     assert max(runs.values()) == 2
-
-
-def test_nothing_is_paid_for_a_search_and_others_budgets_are_left_alone() -> None:
-    bench = Bench()
-    for _ in range(60):
-        bench.offer(*(("c", f"good {number}") for number in range(15)), ("c", "bad"))
-        bench.drain()
-    assert len(bench.dead) == 60
-    assert len(bench.answered) == 60 * 15
 
 
 def test_who_has_sent_a_culprit_rides_apart() -> None:
@@ -243,27 +208,6 @@ class TestCutting:
         assert ("".join(member.entry.caller for member in members), at) == (order, cut)
 
 
-class TestHalving:
-    def test_a_probe_runs_one_half_and_the_other_waits_for_it(self) -> None:
-        suspects, members = Suspects(), some(*"aaaa")
-        like = Group([], 5.0, FIRST, 3, 2, 1)
-        like.avoid, like.avoid_until = "gpu-0", 6.0
-        suspects.halve(members, like)
-        rest, half = suspects.groups
-        assert (half.members, half.ready_at, half.kind) == (members[:2], 5.0, HALF)
-        assert (half.failures, half.attempts, half.alone, half.rest) == (3, 2, 0, rest)
-        assert (half.avoid, half.avoid_until) == ("gpu-0", 6.0)
-        assert (rest.members, rest.ready_at, rest.kind) == (members[2:], math.inf, REST)
-        assert (rest.failures, rest.attempts, rest.alone, rest.rest) == (3, 2, 0, None)
-        assert {(member.state, member.attempts) for member in members} == {(RETRYING, 2)}
-
-    def test_the_only_one_runs_again_and_how_often_it_was_alone_is_remembered(self) -> None:
-        suspects, members = Suspects(), some("a")
-        suspects.halve(members, Group([], 5.0, FIRST, 3, 2, 1))
-        [half] = suspects.groups
-        assert (half.members, half.kind, half.alone, half.rest) == (members, HALF, 1, None)
-
-
 class TestPools:
     def test_what_is_not_known_of_one_caller_goes_to_its_pool_and_of_several_waits_together(self) -> None:
         suspects, like = Suspects(), Group([], 5.0, FIRST, 3, 2)
@@ -280,17 +224,6 @@ class TestPools:
         assert (len(together.members), together.ready_at, together.kind) == (2, 5.0, QUARANTINE)
         assert (together.failures, together.attempts, together.caller) == (3, 2, None)
 
-    def test_a_pool_is_ready_when_its_first_is_and_at_once_when_it_is_full(self) -> None:
-        suspects = Suspects()
-        suspects.join(ANN, some("ann"), Group([], 5.0, QUARANTINE), 3)
-        quarantine = suspects.quarantine(ANN)
-        assert quarantine is not None
-        ready = [quarantine.ready_at]
-        for at in (4.0, 6.0):
-            suspects.join(ANN, some("ann"), Group([], at, QUARANTINE), 3)
-            ready.append(quarantine.ready_at)
-        assert ready == [5.0, 4.0, -math.inf]
-
     def test_those_of_a_pool_count_as_run_once_as_soon_as_one_of_them_has(self) -> None:
         suspects, fresh, again = Suspects(), some("ann"), some("ann")
         suspects.join(ANN, fresh, Group([], 5.0, QUARANTINE), 9)
@@ -303,63 +236,6 @@ class TestPools:
         suspects.join(ANN, late, Group([], 5.0, QUARANTINE, 1, 0), 9)
         assert (quarantine.failures, late[0].attempts) == (2, QUARANTINED_ATTEMPTS)
 
-    def test_each_caller_with_a_pool_counts(self) -> None:
-        suspects = Suspects()
-        assert suspects.callers == 1
-        suspects.join(ANN, some("ann"), Group([], 5.0, QUARANTINE), 9)
-        suspects.join(BOB, some("bob"), Group([], 5.0, QUARANTINE), 9)
-        assert suspects.callers == 2
-
-
-class TestTaking:
-    def test_a_pool_that_is_too_large_has_its_next_turn_after_others(self) -> None:
-        suspects = Suspects()
-        suspects.join(ANN, some("ann", "ann", "ann"), Group([], 5.0, QUARANTINE), 9)
-        suspects.join(BOB, some("bob"), Group([], 5.0, QUARANTINE), 9)
-        first, second = suspects.groups
-        taken = suspects.take(first, 2)
-        assert [member.entry.id for member in taken] == ["0", "1"]
-        assert list(suspects.groups) == [second, first]
-        assert [member.entry.id for member in suspects.of] == ["2", "0"]
-        suspects.take(first, 2)
-        assert (list(suspects.groups), suspects.quarantine(ANN)) == ([second], None)
-
-    def test_what_a_small_slot_leaves_of_a_probe_waits_with_the_rest(self) -> None:
-        suspects, members = Suspects(), some(*"aaaa")
-        suspects.halve(members, Group([], 5.0, FIRST))
-        rest, half = suspects.groups
-        assert suspects.take(half, 1) == members[:1]
-        assert rest.members == members[1:]
-        assert {suspects.of[member] is rest for member in members[1:]} == {True}
-        assert list(suspects.groups) == [rest]
-
-    def test_what_it_leaves_of_a_group_without_a_rest_stays_first(self) -> None:
-        suspects, members = Suspects(), some(*"aaa")
-        group = Group(members, 0.0, FIRST)
-        other = Group(some("b"), 0.0, FIRST)
-        suspects.add(group)
-        suspects.add(other)
-        assert suspects.take(group, 2) == members[:2]
-        assert (list(suspects.groups), group.members) == ([group, other], members[2:])
-
-    def test_what_it_leaves_of_a_probe_whose_rest_has_left_stays_in_it(self) -> None:
-        suspects, members = Suspects(), some(*"aaaa")
-        suspects.halve(members, Group([], 5.0, FIRST))
-        rest, half = suspects.groups
-        for member in members[2:]:
-            suspects.remove(member, lambda _: 8)
-        assert rest not in suspects.groups
-        assert suspects.take(half, 1) == members[:1]
-        assert (half.members, list(suspects.groups)) == (members[1:2], [half])
-
-    def test_a_rest_is_let_go_of_once(self) -> None:
-        suspects, members = Suspects(), some(*"aa")
-        suspects.halve(members, Group([], 5.0, FIRST))
-        rest, _ = suspects.groups
-        assert suspects.let_go(None) == []
-        assert suspects.let_go(rest) == members[1:]
-        assert (suspects.let_go(rest), members[1] in suspects.of) == ([], False)
-
 
 class TestChoosing:
     def bench(self) -> tuple[Suspects, Group, Group]:
@@ -368,19 +244,6 @@ class TestChoosing:
         suspects.add(half)
         suspects.add(quarantine)
         return suspects, half, quarantine
-
-    def test_what_is_not_ready_waits(self) -> None:
-        suspects, half, _ = self.bench()
-        found = suspects.choose("gpu-0", False, 0.5)
-        assert (found.first, found.turn, found.again) == (None, None, 1.0)
-        found = suspects.choose("gpu-0", False, 1.0)
-        assert (found.first, found.turn, found.again) == (None, half, 2.0)
-
-    def test_what_goes_first_goes_first(self) -> None:
-        suspects, _, _ = self.bench()
-        first = Group(some("c"), 2.0, FIRST)
-        suspects.add(first)
-        assert suspects.choose("gpu-0", False, 2.0).first is first
 
     def test_probes_and_pools_take_turns_by_what_they_cost(self) -> None:
         suspects, half, quarantine = self.bench()
@@ -393,13 +256,6 @@ class TestChoosing:
         assert turns[0] == "half"
         assert turns.count("quarantine") == round(SEARCH_PRICE * turns.count("half"))
         assert quarantine.members
-
-    @pytest.mark.parametrize(("kind", "most"), [(HALF, True), (QUARANTINE, False)])
-    def test_nobody_owes_more_turns_than_two_full_batches(self, kind: int, most: bool) -> None:
-        suspects, half, quarantine = self.bench()
-        for _ in range(100):
-            suspects.pay(half if kind == HALF else quarantine, 0.5, 0.5, 0.0)
-        assert suspects._lean == (MOST_CREDIT * 0.5 if most else -MOST_CREDIT * 0.5)
 
     def test_where_there_are_others_a_worker_is_avoided_for_a_while(self) -> None:
         group = Group(some("a"), 1.0, HALF)
@@ -432,13 +288,6 @@ class TestCredit:
         for _ in range(100):
             suspects.earn(0.5, 1, 0.5)
         assert suspects.credit == pytest.approx(MOST_CREDIT * 0.5)
-
-    def test_a_run_counts_for_something_before_any_was_measured(self) -> None:
-        suspects = Suspects()
-        suspects.earn(0.0, 0, 0.0)
-        assert suspects.credit == LEAST_COST
-        suspects.pay(Group([], 0.0, QUARANTINE), 0.0, 0.0, 1.0)
-        assert (suspects.credit, suspects._lean) == (0.0, -LEAST_COST)
 
 
 def test_one_that_never_ran_keeps_its_queue_deadline_and_is_told_at_its_last_moment() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.shared_bucket import FULL, MOST, ROUNDING, STALE, SharedBucket
-from headway.core.throttle import BURST_SECONDS, LEAST_BURST, ArrivalRates, Throttle, room, share, weights
+from headway.core.throttle import ArrivalRates, Throttle, room, share, weights
 from headway.model import Capacity
 
 T = "acme"
@@ -36,10 +36,6 @@ def capacity(usable: float, healthy: int = 2, degraded: int = 0) -> Capacity:
 
 def admitted(throttle: Throttle, instants: Iterator[float]) -> int:
     return sum(throttle.admit(T, now) == 0.0 for now in instants)
-
-
-def every(gap: float, seconds: float, start: float = 0.0) -> Iterator[float]:
-    return (start + number * gap for number in range(int(seconds / gap)))
 
 
 def test_the_room_is_what_higher_tiers_leave_and_never_less_than_the_reserved_share() -> None:
@@ -100,43 +96,11 @@ def throttle() -> Throttle:
     return Throttle()
 
 
-def test_who_asks_one_gateway_has_its_whole_part_beside_a_tenant_that_asks_both(throttle: Throttle) -> None:
-    own, other = ArrivalRates(0, 158, {"flood": 150, "quiet": 8}), ArrivalRates(0, 150, {"flood": 150})
-    throttle.set_rate(share(20, own, [other]), 0.0, weights(own, [other]))
-    let_in = dict.fromkeys(("flood", "quiet"), 0)
-    for number in range(60 * 150):
-        now = number / 150
-        let_in["flood"] += throttle.admit("flood", now) == 0.0
-        if number % 18 == 0:
-            let_in["quiet"] += throttle.admit("quiet", now) == 0.0
-    assert let_in["quiet"] == 60 * 150 // 18
-
-
-def test_tenants_that_are_not_told_one_by_one_count_as_many_as_they_must_be() -> None:
-    many, one = ArrivalRates(0, 100, {"a": 2, "b": 2}), ArrivalRates(0, 100, {"c": 100})
-    assert share(51, many, [one]) == pytest.approx(0.9 * 50 + 2.55)
-    assert share(51, one, [many]) == pytest.approx(0.9 * 1 + 2.55)
-
-
 def test_a_gateway_to_which_traffic_moves_may_let_some_in_and_what_nobody_asks_for_is_dealt() -> None:
     assert share(900, ArrivalRates(0, 0), [ArrivalRates(0, 900)] * 3) == pytest.approx(900 * 0.1 / 4)
     assert share(100, ArrivalRates(0, 0), [ArrivalRates(0, 0)]) == pytest.approx(50)
     assert share(100, ArrivalRates(0, 0.2), [ArrivalRates(0, 0.6)]) == pytest.approx(90 / 4 + 10 / 2)
     assert share(math.inf, ArrivalRates(0, 0.2), [ArrivalRates(0, 0.6)]) == math.inf
-
-
-def test_a_flood_is_held_to_the_rate_after_one_burst(throttle: Throttle) -> None:
-    throttle.set_rate(100.0, 0.0)
-    assert admitted(throttle, every(0.001, 10.0)) == pytest.approx(100 * (10 + BURST_SECONDS), abs=2)
-
-
-def test_a_rate_that_changes_neither_forgives_nor_takes_what_is_owed() -> None:
-    """Half the workers go and come back: the sum of what was let in is that of the rates, and one burst."""
-    throttle, total = Throttle(), 0
-    for start, rate in ((0.0, 200.0), (10.0, 100.0), (20.0, 200.0)):
-        throttle.set_rate(rate, start)
-        total += admitted(throttle, every(0.001, 10.0, start))
-    assert total == pytest.approx(2000 + 1000 + 2000 + 200, abs=5)
 
 
 def test_a_throttle_that_was_open_however_briefly_begins_with_a_whole_burst() -> None:
@@ -151,15 +115,6 @@ def test_a_throttle_that_was_open_however_briefly_begins_with_a_whole_burst() ->
         assert admitted(throttle, iter([closed] * 1000)) == 100
 
 
-def test_what_needed_no_run_is_given_back(throttle: Throttle) -> None:
-    throttle.set_rate(10.0, 0.0)
-    for _ in range(500):
-        assert throttle.admit(T, 0.0) == 0.0
-        throttle.give_back(T)
-    throttle.count(0.0)
-    assert throttle.count(1.0) == ArrivalRates()
-
-
 def test_flows_are_averages_of_about_a_second(throttle: Throttle) -> None:
     throttle.count(0.0)
     for look in range(1, 21):
@@ -169,11 +124,6 @@ def test_flows_are_averages_of_about_a_second(throttle: Throttle) -> None:
     assert flow.higher == pytest.approx(100, rel=0.01)
     assert flow.lowest == pytest.approx(200, rel=0.01)
     assert throttle.count(10.5).higher == pytest.approx(100 * math.exp(-0.5), rel=0.01)
-
-
-def test_next_to_no_capacity_is_known_all_the_same() -> None:
-    assert room(capacity(0.5), 0.1, [ArrivalRates(0.2, 0.0)]) == pytest.approx(0.3)
-    assert room(capacity(0, healthy=0, degraded=1), 0.1, [ArrivalRates(0, 10)]) == 0.0
 
 
 def test_what_is_given_back_is_one(throttle: Throttle) -> None:
@@ -196,19 +146,6 @@ def test_a_look_at_an_earlier_instant_changes_nothing(throttle: Throttle) -> Non
     throttle.lowest = 100
     assert throttle.count(4.0) == ArrivalRates()
     assert throttle.count(6.0).lowest == pytest.approx(100 * (1.0 - math.exp(-1.0)))
-
-
-def test_arrivals_are_counted_whether_they_are_let_in_or_not(throttle: Throttle) -> None:
-    throttle.count(0.0)
-    throttle.set_rate(0.5, 0.0)
-    assert admitted(throttle, iter([0.0] * 30)) == LEAST_BURST
-    assert throttle.lowest == 30
-
-
-def test_the_wait_is_for_what_is_missing_of_one(throttle: Throttle) -> None:
-    throttle.set_rate(2.0, 0.0)
-    admitted(throttle, iter([0.0] * 10))
-    assert throttle.admit(T, 0.25) == pytest.approx(0.25)
 
 
 def test_a_place_that_the_broker_refuses_is_free_for_another_and_still_counts_as_an_arrival(throttle: Throttle) -> None:
@@ -327,15 +264,6 @@ def test_it_does_what_its_rule_says(rate: float, steps: list[tuple[float, str, i
         assert len(bucket._order) <= 2 * bucket.tenants + STALE
 
 
-@given(PACES, STEPS)
-def test_no_more_is_taken_than_the_rate_and_the_bursts(rate: float, steps: list[tuple[float, str, int, str]]) -> None:
-    bucket, taken, now = bucket_of(rate), 0, 0.0
-    for seconds, tenant, count, _ in steps:
-        now += seconds
-        taken += count * (bucket.take(tenant, count, now) == 0.0)
-        assert taken <= rate * now + MOST * bucket.burst + 1e-6
-
-
 @given(PACES, STEPS, st.sampled_from("abcdef"), st.integers(1, 10))
 def test_who_waits_is_let_in(rate: float, steps: list[tuple[float, str, int, str]], tenant: str, count: int) -> None:
     bucket, now, weights = bucket_of(rate), 0.0, dict[str, float]()
@@ -367,33 +295,6 @@ def test_who_asks_for_less_than_its_part_is_always_let_in_whoever_floods(floods:
     assert sum(let_in.values()) >= rate * (number - 1) * step - 1
     parts = [let_in[f"flood {flood}"] for flood in range(floods)]
     assert max(parts) - min(parts) <= 0.5 * bucket.burst + 2
-
-
-def test_a_list_of_one_that_has_taken_nothing_finds_room_in_a_flood() -> None:
-    bucket = bucket_of(20.0)
-    while bucket.take("flood", 1, 0.0) == 0.0:
-        pass
-    assert bucket.take("quiet", 20, 0.0) == 0.0
-    assert bucket.take("quiet", 1, 0.0) > 0.0
-    assert bucket.take("quiet", 21, 1e6) > 0.0, "more than a burst never fits"
-
-
-def test_many_tenants_at_once_are_held_to_some_bursts_in_all() -> None:
-    bucket = bucket_of(20.0)
-    assert sum(bucket.take(f"tenant {number}", 1, 0.0) == 0.0 for number in range(1000)) == MOST * 20 - 1
-    later = sum(bucket.take(f"tenant {number}", 1, 10.0 + number / 1000) == 0.0 for number in range(1000))
-    assert later == pytest.approx(MOST * 20 - 1 + 20, abs=1), "a second's worth more in a second"
-
-
-def test_a_place_that_is_given_back_and_taken_again_leaves_nothing_behind() -> None:
-    bucket = bucket_of(0.1)
-    bucket.take("slow", 5, 0.0)
-    for _ in range(10_000):
-        assert bucket.take("kept", 1, 0.0) == 0.0
-        bucket.give_back("kept", 1)
-    assert bucket.tenants == 1
-    assert len(bucket._order) <= STALE + 2
-    assert bucket.level == pytest.approx(0.5)
 
 
 def test_a_bucket_without_a_rate_lets_in_all_and_one_with_none_nobody() -> None:

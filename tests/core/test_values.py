@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import parameters, values
-from headway.core.dedup import digest
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 TREES = st.recursive(
@@ -81,19 +80,6 @@ def test_numbers_beyond_the_range_of_a_float_are_refused_when_built() -> None:
         values.build(b"[1e400]")
 
 
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [("a", "str"), (b"[]", "array"), (b"{}", "object"), (b"-1", "number"), (b"true", "bool"), (b"null", "null")],
-)
-def test_a_value_knows_the_name_of_its_type(value: str | bytes, name: str) -> None:
-    assert values.name_of(value) == name
-
-
-def test_what_means_the_same_has_the_same_digest_and_a_text_differs_from_its_json() -> None:
-    assert digest("m", "1", b'{"a": 1, "b": "\\u00e9"}', b"") == digest("m", "1", '{"b":"é","a":1}'.encode(), b"")
-    assert digest("m", "1", b"[1]", b"") != digest("m", "1", "[1]", b"")
-
-
 @pytest.mark.parametrize(("value", "most"), [("ab", 2), ("é", 4), ("é".encode(), 2), (b"[1]", 3)])
 def test_the_room_of_a_value_is_that_of_its_octets_or_four_for_a_character(value: str | bytes, most: int) -> None:
     assert values.room(value) == most
@@ -132,11 +118,6 @@ def test_a_number_out_of_range_is_no_value(text: bytes) -> None:
 )
 def test_a_number_that_only_looks_out_of_range_is_taken(text: bytes) -> None:
     assert values.build(values.read(text)) == json.loads(text)
-
-
-def test_a_value_that_was_let_in_has_a_digest_whatever_its_numbers() -> None:
-    texts = b"[1e999]", b"[1E999]", b"[" + b"9" * 4301 + b"]"
-    assert len({digest("m", "1", text, b"") for text in texts}) == len(texts)
 
 
 @given(

@@ -75,10 +75,6 @@ def test_a_version_takes_named_requests_unless_its_weight_is_0() -> None:
     assert versions.only == "4", "what the weights leave out is for who names it"
 
 
-def test_nobody_is_drawn_where_nobody_is() -> None:
-    assert Versions({}, (), {}).drawn(0.5) == ""
-
-
 def test_a_position_is_always_the_same_and_evenly_spread() -> None:
     assert position_of("acme", "k") == position_of("acme", "k") != position_of("acme", "l")
     rng = random.Random(5)

@@ -13,14 +13,14 @@ from headway.core.admission import Refused
 from headway.core.capacity import pace
 from headway.core.departure import FULL, Hold, Load, Rule
 from headway.core.fair_queue import LOOKED_AT, TierQueue, queued_at
-from headway.core.packing import BatchRoom, Terms, pack, turns
+from headway.core.packing import Terms, pack
 from headway.core.policies.paced import headway
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Cause, Lease, Slot
 from headway.worker.slot_figures import SlotFigures
 from tests.core.entries import entry
-from tests.core.test_queue import AT_ONCE, Fixed, ids, leave, rng
+from tests.core.test_queue import Fixed, ids, leave, rng
 
 B, N = 8, 80
 
@@ -54,16 +54,12 @@ class TestBatches:
             ((50, 40, 1), [[50], [40, 1]]),
             ((1, 5 * N, 2), [[1], [5 * N], [2]]),
         ],
-        ids=["too heavy", "one too many", "nobody goes before a heavy one", "heavier than a batch"],
+        ids=["too heavy", "too many", "nobody goes before a heavy one", "heavier than a batch"],
     )
     def test_a_batch_is_full_when_the_next_would_be(self, offered: Sequence[int], rides: list[list[int]]) -> None:
         queue = make()
         offer(queue, *offered)
         assert [weights(queue) for _ in rides] == rides
-
-    def test_a_slot_that_takes_fewer_takes_less_weight(self, queue: ModelQueue) -> None:
-        offer(queue, 20, 20, 1)
-        assert weights(queue, limit=B // 2) == [20, 20]
 
     def test_a_tier_whose_next_one_is_too_heavy_leaves_what_is_left_to_the_others(self, queue: ModelQueue) -> None:
         offer(queue, 60, 70)
@@ -117,14 +113,6 @@ class TestBatches:
 
 
 class TestTurns:
-    def test_without_weights_the_room_is_counted(self) -> None:
-        tier_queues, room = [TierQueue(), TierQueue()], BatchRoom(B)
-        for number in range(2 * B):
-            tier_queues[number % 2].push(queued_at(entry(str(number), weight=999), 0.0))
-        for tier_queue in turns(tier_queues, room, 0.25):
-            tier_queue.pop()
-        assert [tier_queue.depth for tier_queue in tier_queues] == [2, 6]
-
     def test_what_is_kept_for_lower_tiers_is_weight(self) -> None:
         queue = make(reserved_share=0.25)
         offer(queue, *[10] * 20)
@@ -189,15 +177,6 @@ class TestTenants:
         expected = [id for n in range(4) for id in (f"light-{2 * n}", f"light-{2 * n + 1}", f"heavy-{n}")]
         assert order == expected
 
-    @pytest.mark.parametrize("max_batch", [B, 32, 128, 4096])
-    def test_a_flood_of_tiny_entries_delays_nobody(self, max_batch: int) -> None:
-        """They fill batches by number, and cost as much as what fills them by weight."""
-        queue = ModelQueue(QueueLimits(1, max_batch, max_weight=16_000))
-        queue.set_slots(1)
-        offer(queue, *[1] * 5 * max_batch, tenant="flood")
-        offer(queue, 60, tenant="friend")
-        assert 60 in weights(queue, limit=max_batch)
-
     def test_a_cost_is_bounded(self) -> None:
         limits = QueueLimits(1, 100, max_weight=3200)
         assert limits.cost(entry(weight=50)) == 0.5
@@ -251,17 +230,6 @@ class TestReckoning:
         assert offer(queue, 40, now=4.0) == [False]
         assert offer(queue, 40, tenant="other", now=4.0) == [True]
 
-    def test_a_slot_tells_its_pace_in_entries(self) -> None:
-        """A full batch of two heavy entries takes a second: two entries a second, of eight places."""
-        slot = Slot("gpu-0", "m", B, N)
-        lease = Lease(1, slot, [entry(weight=N // 2), entry(weight=N // 2)], FULL, 0.0, 1.0, 1.0)
-        assert (lease.fill, lease.size) == (1.0, B)
-        figures = SlotFigures(slot, lambda: 0.0)
-        assert figures.items_per_second == 0.0
-        for _ in range(5):
-            figures.succeeded(lease, 1.0)
-        assert figures.items_per_second == pytest.approx(2.0)
-
     def test_what_is_heavier_than_a_batch_counts_as_a_full_one(self) -> None:
         """It runs alone: a slot does one of them in the time of a batch, and so many can be let in."""
         slot = Slot("gpu-0", "m", B, N)
@@ -276,14 +244,3 @@ class TestReckoning:
         load = queue.load(20.0)
         assert load.entry_size == pytest.approx(B)
         assert load.batch_seconds(B) == pytest.approx(0.02)
-
-    def test_the_lowest_tier_is_not_locked_out_by_what_is_heavier_than_a_batch(self, queue: ModelQueue) -> None:
-        for number in range(20):
-            offer(queue, 1000 * N, now=number * 0.1)
-            queue.finish(leave(queue, now=number * 0.1), number * 0.1 + 0.02)
-        offer(queue, 1000 * N, 1000 * N, now=2.0)
-        assert offer(queue, 5, tier=2, now=2.0) == [True]
-
-    def test_at_once_still_means_one_entry(self, queue: ModelQueue) -> None:
-        offer(queue, 1)
-        assert not isinstance(queue.depart("gpu-0", B, AT_ONCE, 0.0), Hold)

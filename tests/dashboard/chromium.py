@@ -8,7 +8,6 @@ Nothing is waited for by sleeping: `until` asks the page anew whenever its docum
 """
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -104,10 +103,6 @@ class Page:
     async def prefer(self, **features: str) -> None:
         listed = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         await self.send("Emulation.setEmulatedMedia", features=listed)
-
-    async def picture(self, file: Path, whole: bool = False) -> None:
-        told = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        await asyncio.to_thread(file.write_bytes, base64.b64decode(told["data"]))
 
     async def close(self) -> None:
         await self._socket.close()

@@ -142,9 +142,10 @@ async def test_a_tab_that_comes_back_gets_what_it_has_missed(stand: Stand, port:
 
 @on_admin()
 async def test_a_tab_that_reads_nothing_is_dropped_and_told_and_costs_others_nothing(stand: Stand, port: Port) -> None:
-    slow, quick = Tab(port), Tab(port)
-    await slow.until("tick")
-    slow.reads.clear()
+    slow, silent, quick = Tab(port), Tab(port), Tab(port)
+    for tab in (slow, silent):
+        await tab.until("tick")
+        tab.reads.clear()
     before = len(quick.events)
     await asyncio.sleep((BUFFER + 4) * 2 * TICK)
     assert len(quick.events) >= before + BUFFER
@@ -152,17 +153,10 @@ async def test_a_tab_that_reads_nothing_is_dropped_and_told_and_costs_others_not
     slow.reads.set()
     assert "did not take its events in time" in (await slow.until("dropped"))["reason"]
     await slow.running
+    await asyncio.sleep(DROP_GRACE)
+    assert silent.cut, "it never reads again"
+    await silent.running
     await quick.leave()
-
-
-@on_admin()
-async def test_a_tab_that_never_reads_again_is_cut_off(stand: Stand, port: Port) -> None:
-    tab = Tab(port)
-    await tab.until("tick")
-    tab.reads.clear()
-    await asyncio.sleep((BUFFER + 4) * 2 * TICK + DROP_GRACE)
-    assert tab.cut
-    await tab.running
 
 
 def test_a_buffer_is_bounded_and_comes_as_one_piece() -> None:
@@ -181,21 +175,17 @@ def test_a_buffer_is_bounded_and_comes_as_one_piece() -> None:
 
 
 @on_admin(admin_token=TOKEN)
-async def test_signing_out_ends_the_stream(stand: Stand, port: Port) -> None:
+async def test_a_stream_ends_with_its_session_and_with_the_port(stand: Stand, port: Port) -> None:
     assert (await port.get("/internal/events")).status == 401
     cookie = cookie_in(await sign_in(port))
-    tab = Tab(port, cookie=cookie)
-    await tab.until("start")
+    signed_in, other = Tab(port, cookie=cookie), Tab(port, cookie=cookie_in(await sign_in(port)))
+    for tab in (signed_in, other):
+        await tab.until("start")
     await port.ask("DELETE", "/dashboard/session", fields={**HERE, "cookie": cookie})
-    await asyncio.wait_for(tab.running, 2 * TICK + 0.1)
-
-
-@on_admin()
-async def test_streams_end_when_the_port_closes(stand: Stand, port: Port) -> None:
-    tab = Tab(port)
-    await tab.until("start")
-    tab.shut.set()
-    await asyncio.wait_for(tab.running, 2 * TICK)
+    await asyncio.wait_for(signed_in.running, 2 * TICK + 0.1)
+    assert not other.running.done()
+    other.shut.set()
+    await asyncio.wait_for(other.running, 2 * TICK)
 
 
 @on_admin()

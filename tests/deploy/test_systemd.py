@@ -41,11 +41,6 @@ def value(unit: Path, name: str) -> str:
     return found
 
 
-def test_there_is_a_unit_for_each_role() -> None:
-    assert {unit.stem for unit in UNITS} == set(OF_ROLE)
-    assert set(OF_ROLE.values()) == set(Role)
-
-
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
 def test_a_unit_restarts_its_role_and_lets_it_end(unit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -62,7 +57,9 @@ def test_a_unit_restarts_its_role_and_lets_it_end(unit: Path, tmp_path: Path, mo
     assert int(value(unit, "LimitNOFILE")) > Settings().max_connections
 
 
-def test_units_differ_in_what_they_start_and_in_the_devices_that_a_model_needs() -> None:
+def test_there_is_a_unit_for_each_role_and_they_differ_in_their_start_and_the_devices_that_a_model_needs() -> None:
+    assert {unit.stem for unit in UNITS} == set(OF_ROLE)
+    assert set(OF_ROLE.values()) == set(Role)
     base = dict(lines(DEPLOY / "headway.service"))
     for unit in UNITS:
         other = dict(lines(unit))

@@ -118,7 +118,7 @@ ROWS: list[Row] = [
     (
         "docs/remote.md",
         r"HEADWAY_REMOTE_TOKEN=\S+ headway serve ",
-        Parse("it takes an API of others; tests/backends/test_http_dialects.py has some"),
+        Parse("it takes an API of others; tests/backends/test_http.py has some"),
     ),
     (
         "docs/remote.md",

@@ -193,10 +193,6 @@ class Fleet:
         """Name of a worker's only slot."""
         return f"{self._ids[worker]}/cpu-0"
 
-    def retries(self, cause: str) -> int:
-        """Entries that were queued again for this reason, as all processes together tell."""
-        return int(sum(one.metrics().value("retries_total", cause=cause) for one in self.everybody()))
-
     # What is left.
 
     def kept(self) -> dict[str, int]:
@@ -217,22 +213,6 @@ class Fleet:
             elif kind.startswith("r:") and _process(kind[2:]) not in gone:
                 kept["replies"] += self.redis.command("XLEN", key)
         return {kind: count for kind, count in kept.items() if count}
-
-    def leases(self) -> int:
-        """Batches that run, as the server sees it."""
-        return sum(self.redis.command("HLEN", key) for key in self.redis.command("KEYS", "headway:{default*:*}*:x"))
-
-    def unread(self, gateway: Server) -> int:
-        """Batches of answers that wait for a gateway in the server."""
-        keys = self.redis.command("KEYS", f"headway:{{default*:*}}*:r:{self._ids[gateway]}")
-        return sum(self.redis.command("XLEN", key) for key in keys)
-
-    def overdue(self) -> bool:
-        """Whether a lease has outlived its end, and nobody has taken it back."""
-        seconds, microseconds = map(int, self.redis.command("TIME"))
-        most = f"{seconds + microseconds / 1e6:.6f}"
-        keys = self.redis.command("KEYS", "headway:{default*:*}*:y")
-        return any(self.redis.command("ZCOUNT", key, "-inf", most) for key in keys)
 
     def check_history(self) -> None:
         """Every request has come to its one right end, and nothing of any is left."""

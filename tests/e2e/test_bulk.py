@@ -1,21 +1,24 @@
-"""Bulk jobs over a fleet whose processes are killed: each line is answered once, and what clients ask meanwhile, too."""
+"""Bulk jobs whose processes are killed, or whose disk is full: each line is answered once, and what clients ask meanwhile, too."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-import pytest
-
 from tests.e2e.client import wait_until
 from tests.e2e.fleet import FORGETFUL, PATIENT, fleet
-from tests.e2e.server import Server
+from tests.e2e.server import Server, launched, serving
 from tests.servers.postgres import SharedPostgres
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, lacking
+from tests.servers.s3 import S3Server
 
 LINES = 600
 TARGET = "tests.targets.journal:Slow"
@@ -27,12 +30,6 @@ BRIEF = {
     "headway.bulk.job_run.TICK": 0.25,
 }
 """Times of gateways that hold jobs, a third of those in the source or less: a job is taken over, pauses and is told of as much sooner."""
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer("valkey", tmp_path / "redis") as server:
-        yield server
 
 
 def submit(server: Server, texts: list[str], to: Server | None = None, model: str = "default", **members: Any) -> str:
@@ -87,14 +84,15 @@ def meanwhile(server: Server, condition: Callable[[], object]) -> None:
     wait_until(lambda: server.ask("beside").output() and condition())
 
 
-def test_each_line_is_answered_once_whoever_is_killed(
-    tmp_path: Path, redis: RedisServer, postgres: SharedPostgres
-) -> None:
+def test_each_line_is_answered_once_whoever_is_killed(tmp_path: Path, postgres: SharedPostgres) -> None:
     flags = (*PATIENT, "--bulk-dir", str(tmp_path / "jobs"), "--ledger", postgres.server().fresh())
-    with fleet(
-        tmp_path, redis, gateways=2, workers=2, gateway_flags=flags, worker_flags=(*FORGETFUL, "--max-batch-size", "10"),
-        target=TARGET, lawful=False, constants=BRIEF,
-    ) as it:  # fmt: skip
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(
+            tmp_path, redis, gateways=2, workers=2, gateway_flags=flags, worker_flags=(*FORGETFUL, "--max-batch-size", "10"),
+            target=TARGET, lawful=False, constants=BRIEF,
+        ) as it,
+    ):  # fmt: skip
         first, second = it.gateways
         id = submit(first, [f"line {number}" for number in range(LINES)], to=second)
         wait_until(lambda: done(first, id) > LINES / 10)
@@ -109,3 +107,73 @@ def test_each_line_is_answered_once_whoever_is_killed(
         it.start("gateway")
         for gateway in it.gateways:
             assert answers(gateway, id) == Counter(map(str, range(LINES)))
+
+
+def test_a_job_with_its_files_in_a_bucket_goes_on_when_its_feeder_was_killed_and_leaves_nothing_else_there(
+    tmp_path: Path,
+) -> None:
+    with S3Server(tmp_path) as bucket:
+        flags = "--bulk-dir", "s3://jobs/headway", "--ledger", "sqlite:///ledger.db", "--max-batch-size", "20"
+        with launched(tmp_path, *flags, target=TARGET, environ=bucket.environ) as first:
+            first.ready()
+            id = submit(first, [f"line {number}" for number in range(LINES)])
+            wait_until(lambda: done(first, id) > LINES / 10)
+            first.kill()
+        with serving(tmp_path, *flags, target=TARGET, environ=bucket.environ, lawful=False) as second:
+            before = done(second, id)
+            assert f"headway/jobs/{id}/out.1.0.part" in bucket.names()
+            wait_until(lambda: job(second, id)["status"] == "completed")
+            assert 0 < before < LINES
+            assert answers(second, id) == Counter(map(str, range(LINES)))
+            wait_until(lambda: len(re.findall("<Key>", bucket.names())) == 3)
+
+
+PAUSES = {"a bulk job pauses", "the ledger is out of reach", "bulk jobs is out of reach", "bulk files is out of reach"}
+"""Log events of a process that feeds a job meanwhile."""
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """A disk of 8 MiB at a path."""
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", path], capture_output=True, check=False)
+    if mounted.returncode:
+        lacking(f"no disk may be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Take all that is left of a disk. Returns the file to remove."""
+    path = disk / "others"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(os.statvfs(disk).f_bsize))
+    return path
+
+
+def paused(server: Server, id: str) -> str:
+    """Why a job pauses; empty while it does not."""
+    faults = (job(server, id)["errors"] or {"data": []})["data"]
+    return "".join(one["message"] for one in faults if one["code"] == "paused")
+
+
+def test_a_job_waits_for_room_on_a_full_disk_and_requests_notice_nothing(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "disk") as disk,
+        serving(tmp_path, "--bulk-dir", str(disk), "--max-batch-size", "20", target=TARGET, constants=BRIEF) as server,
+    ):
+        server.expected |= PAUSES
+        id = submit(server, [f"line {number}" for number in range(LINES)])
+        wait_until(lambda: done(server, id) > LINES / 10)
+        others = fill(disk)
+        meanwhile(server, lambda: paused(server, id))
+        assert paused(server, id) == "the disk of the folder of bulk jobs is full"
+        assert server.metrics().value("bulk_paused") == 1
+        assert done(server, id) < LINES
+        others.unlink()
+        meanwhile(server, lambda: job(server, id)["status"] == "completed")
+        assert answers(server, id) == Counter(map(str, range(LINES)))
+        assert not paused(server, id)

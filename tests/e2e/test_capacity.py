@@ -6,20 +6,16 @@ from pathlib import Path
 
 from tests.e2e.client import Answer, wait_until
 from tests.e2e.fleet import PATIENT
-from tests.e2e.server import ROOT, Server, serving
+from tests.e2e.server import ROOT, serving
 
 GPU = f"{ROOT / 'examples' / 'emulated_gpu.py'}:EmulatedGPU"
-
-
-def throttle(gateway: Server) -> float:
-    return gateway.metrics().value("throttle_per_second")
 
 
 def test_a_flood_of_the_lowest_tier_is_held_and_the_others_pass(tmp_path: Path) -> None:
     flags = ("--max-batch-size", "1", "--target-utilisation", "0.1", *PATIENT)
     with serving(tmp_path, *flags, target=GPU, environ={"EMULATED_MS": "50"}) as server:
         server.ask("measured").output()
-        wait_until(lambda: throttle(server))
+        wait_until(lambda: server.metrics().value("throttle_per_second"))
         answers: list[Answer] = []
 
         def flood() -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,15 +78,14 @@ def filter_case(context, case):
     return not (several and "respond-async" in str((case.headers or {}).get("Prefer")))
 """
 CREDENTIAL = "--header", f"Authorization: Bearer {key_of('contract')}"
-UNLINKED = "--exclude-path-regex", "/versions/"
-"""Paths with the version of a model mean what those without it do."""
 OWN = "^/v1/(inference|predict|result|completions)"
 PARTS = {
     "own": (5, "--include-path-regex", OWN),
     "others": (29, "--exclude-path-regex", f"/versions/|{OWN}"),
 }
-"""Number of routes of each part of the contract, and the flags that choose it."""
-COVERED, DRAWN = ("--phases", "examples,coverage,fuzzing"), ("--phases", "examples,fuzzing")
+"""Number of routes of each part of the contract, and the flags that choose it. Paths with the version of a model mean what those
+without it do."""
+COVERED = "--phases", "examples,coverage,fuzzing"
 
 
 Draw = Callable[[int, int], tuple[str, ...]]
@@ -129,34 +128,23 @@ def test_the_service_keeps_its_contract(tmp_path: Path, draw: Draw, part: str) -
     flags = "--keys", "keys.toml", "--cache", "--collapse", "--bulk-dir", "bulk"
     with serving(tmp_path, *flags, lawful=False) as server:
         routes, *chosen = PARTS[part]
-        written = explore(server, tmp_path, *CREDENTIAL, *COVERED, *chosen, *draw(2, 60))
+        written = explore(server, tmp_path, *CREDENTIAL, *COVERED, *chosen, *draw(1, 60))
         assert f"Tested: {routes}" in written
         metrics = server.metrics()
         assert metrics.value("requests_total", outcome="ok") > 50
         assert metrics.value("shared_total") > 0, "some were answered with what was kept"
 
 
-def test_batches_can_be_followed_from_link_to_link(tmp_path: Path, draw: Draw) -> None:
+BULK = ("--bulk-dir", "bulk"), ("--include-path-regex", "^/v1/(files|batches)"), 10, 6
+TASKS = (), ("--header", "Prefer: respond-async", "--exclude-checks", "positive_data_acceptance"), 5, 4
+
+
+@pytest.mark.parametrize(("flags", "chosen", "few", "links"), [BULK, TASKS], ids=["batches", "tasks"])
+def test_what_was_begun_can_be_followed_from_link_to_link(
+    tmp_path: Path, draw: Draw, flags: Sequence[str], chosen: Sequence[str], few: int, links: int
+) -> None:
     (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
-    with serving(tmp_path, "--keys", "keys.toml", "--bulk-dir", "bulk", lawful=False) as server:
-        of_bulk = "--include-path-regex", "^/v1/(files|batches)"
-        written = explore(server, tmp_path, *CREDENTIAL, *of_bulk, "--phases", "stateful", *draw(10, 60))
+    with serving(tmp_path, "--keys", "keys.toml", *flags, lawful=False) as server:
+        written = explore(server, tmp_path, *CREDENTIAL, *chosen, "--phases", "stateful", *draw(few, 60))
         covered = re.search(r"API Links: +(\d+) covered", written)
-        assert covered is not None and int(covered[1]) >= 6, written
-
-
-def test_tasks_can_be_followed_from_link_to_link(tmp_path: Path, draw: Draw) -> None:
-    (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
-    with serving(tmp_path, "--keys", "keys.toml", lawful=False) as server:
-        prefer = "--header", "Prefer: respond-async", "--exclude-checks", "positive_data_acceptance"
-        written = explore(server, tmp_path, *CREDENTIAL, *prefer, "--phases", "stateful", *draw(5, 30))
-        covered = re.search(r"API Links: +(\d+) covered", written)
-        assert covered is not None and int(covered[1]) >= 4, written
-
-
-def test_strangers_find_nothing_but_the_way_out(tmp_path: Path, draw: Draw) -> None:
-    (tmp_path / "keys.toml").write_text(entry("contract"))
-    with serving(tmp_path, "--keys", "keys.toml", lawful=False) as server:
-        unheard = "--exclude-checks", "positive_data_acceptance,negative_data_rejection"
-        explore(server, tmp_path, *DRAWN, *UNLINKED, *unheard, *draw(3, 20))
-        assert server.metrics().by("requests_total", "outcome") == {}
+        assert covered is not None and int(covered[1]) >= links, written

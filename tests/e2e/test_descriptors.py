@@ -1,4 +1,4 @@
-"""Clients hold every descriptor they can get: operators and workers still have theirs."""
+"""Clients hold every descriptor they can get: who cannot be served is told so or cut off, and operators and workers still have theirs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,40 +23,82 @@ from tests.identity.writing import entry, key_of
 from tests.servers.ports import Port
 
 FEW = 128
+BODY = b'{"input": "abc"}'
 SOFT, HARD = 256, 512
 
 
-def limit() -> None:
+def few_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW))
 
 
-def flood(server: Server) -> None:
-    """Open connections, one after the other, until two in a row are of no use."""
-    useless = 0
-    while useless < 2:
-        asked = server.ask("one of many")
-        try:
-            useless = 0 if asked.connection.answer().status == 200 else useless + 1
-        except ConnectionError:
-            useless += 1
+def fate(connection: Connection) -> str:
+    """Fate of a client, which stays: `200`, `503`, or `cut`."""
+    try:
+        with contextlib.suppress(ConnectionError):  # It may have had its answer, and be closed.
+            connection.send(request(BODY))
+        return str(connection.answer().status)
+    except ConnectionError:
+        return "cut"
 
 
-def test_a_worker_is_replaced_and_operators_are_answered_while_clients_hold_all_they_can(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2", before=limit, lawful=False) as server:
+def served_again(server: Server) -> bool:
+    connection = server.connect()
+    try:
+        return fate(connection) == "200"
+    finally:
+        connection.close()
+
+
+@contextmanager
+def limited(server: Server, limit: int) -> Iterator[None]:
+    """Let the running service have no descriptor number from `limit` on."""
+    soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, hard))
+    yield
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_clients_beyond_the_descriptors_are_told_so_and_operators_and_workers_have_theirs(tmp_path: Path) -> None:
+    with serving(tmp_path, "--workers", "2", before=few_descriptors, lawful=False) as server:
         server.expected = {"worker process ended"}
-        inside = server.ask("before")
+        inside, at_rest = server.ask("before"), server.descriptors()
         inside.output()
-        flood(server)
-        assert server.metrics().value("refusals_total", reason="service_overloaded") >= 2
+        # Who is refused is cut off after a moment, and makes room: all must be there by then.
+        connections = [server.connect() for _ in range(2 * FEW)]
+        fates = Counter(map(fate, connections))
+        assert set(fates) == {"200", "503"}
+        assert fates["200"] <= FEW
+        assert server.metrics().value("refusals_total", reason="service_overloaded") == fates["503"]
         victim = server.workers()[0]["pid"]
         os.kill(victim, signal.SIGKILL)
         server.logged("worker process ended", pid=victim)
         server.all_healthy()
         server.ask("during", on=inside.connection).output()
-        wait_until(lambda: victim not in {worker["pid"] for worker in server.workers()})
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: server.descriptors() <= at_rest + 1)
+        assert served_again(server)
 
 
-@pytest.mark.parametrize("limit", [16, 24, 30, 40, 70])
+def test_who_comes_when_there_is_no_descriptor_is_cut_off_or_waits_and_who_is_in_is_served_on(tmp_path: Path) -> None:
+    with serving(tmp_path, lawful=False) as server:
+        inside = server.ask("inside")
+        inside.output()
+        most = max(int(entry.name) for entry in Path(f"/proc/{server.process.pid}/fd").iterdir())
+        with limited(server, most + 1):  # The last one goes to something else.
+            fates = {fate(server.connect()) for _ in range(20)}
+            assert "cut" in fates and fates <= {"200", "503", "cut"}
+            server.ask("still inside", on=inside.connection).output()
+        wait_until(lambda: served_again(server))
+        with limited(server, 4):
+            waiting = [server.connect() for _ in range(5)]
+            for connection in waiting:
+                connection.send(request(BODY))
+            server.ask("inside to the end", on=inside.connection).output()
+        assert [connection.answer().status for connection in waiting] == [200] * 5
+
+
+@pytest.mark.parametrize("limit", [24, 70])
 def test_a_limit_too_low_to_serve_anybody_is_told_with_what_is_needed(tmp_path: Path, limit: int) -> None:
     (tmp_path / "target.py").write_text("def echo(inputs: list[str]) -> list[str]:\n    return inputs\n")
     command = [sys.executable, "-m", "headway", "serve", "target.py:echo", "--port", "0", "--admin-port", "0"]
@@ -114,7 +159,7 @@ def test_what_one_tenant_holds_open_keeps_no_other_out(tmp_path: Path) -> None:
         held = crowd(server, acme, file, HARD // 3)
         for _ in range(20):
             other = server.connect()
-            other.send(request(b'{"input": "abc"}', "/v1/inference", globex))
+            other.send(request(BODY, "/v1/inference", globex))
             assert other.answer().status == 200
         assert server.metrics().value("refusals_total", reason="connections") > 0
         for one in held:

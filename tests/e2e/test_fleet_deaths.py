@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
@@ -13,7 +11,6 @@ import pytest
 
 from tests.e2e.client import wait_until
 from tests.e2e.fleet import CUT_OFF, FORGETFUL, LATE, LEASE, fleet, gate_of
-from tests.e2e.server import run_cli
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
 
@@ -53,31 +50,6 @@ def test_a_killed_gateway_takes_only_its_own_clients_with_it_and_its_large_value
         wait_until(lambda: len(apart(redis)) <= len(lost))  # Outputs that were read go, too.
         assert all(0 < left <= 300 for left in apart(redis).values())
         it.start("gateway").ask("in its place").output()
-
-
-def test_the_status_of_a_fleet_tells_for_minutes_how_its_processes_have_ended(
-    tmp_path: Path, redis: RedisServer
-) -> None:
-    with fleet(tmp_path, redis, controllers=1) as it:
-        [gateway], [lost, stays] = it.gateways, it.workers
-        it.expected.add("worker process ended")
-        os.kill(next(one["pid"] for one in stays.workers() if one["worker_id"] == it.slot(stays)), signal.SIGKILL)
-        gone = it.slot(lost).partition("/")[0]
-        it.kill(lost)
-        another = it.start("worker")
-        stopped = it.slot(another).partition("/")[0]
-        it.end(another)
-
-        def ended() -> dict[str, tuple[str, str]]:
-            found = gateway.admin("/internal/snapshot").json["departed"]
-            return {one["id"]: (one["ending"], one["reason"]) for one in found}
-
-        wait_until(lambda: len(ended()) == 3)
-        assert ended()[stopped] == ("stopped", "told to by SIGTERM")
-        assert ended()[gone][0] == "lost"
-        assert ended()[it.slot(stays)] == ("killed", "died of SIGKILL")
-        shown = run_cli(gateway, tmp_path, "status").stdout
-        assert re.search(rf"{stopped} +stopped +\d+ s ago +worker", shown)
 
 
 def test_a_worker_that_hears_nothing_any_more_is_given_up_and_comes_back(tmp_path: Path, redis: RedisServer) -> None:

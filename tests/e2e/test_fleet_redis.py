@@ -1,45 +1,18 @@
-"""The server that a fleet shares forgets, goes and moves: gateways lose nothing that they hold, and nothing is answered twice."""
+"""The server that a fleet shares goes, moves or comes late: gateways lose nothing that they hold, and nothing is answered twice."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.e2e.client import wait_until
-from tests.e2e.fleet import AWAY, CUT_OFF, PATIENT, TARGET, fleet, gate_of, pause, resume
+from tests.e2e.fleet import AWAY, CUT_OFF, PATIENT, TARGET, fleet, gate_of
+from tests.e2e.server import launched
 from tests.servers.redis import RedisServer
 from tests.servers.sentinel import SentinelSetup
 
 BRIEF = 4.0
 """Seconds that a call to the server may take, and that it may be away before clients are told, where that is waited for.
 What is asked right after it went comes in within that."""
-
-
-def test_a_server_that_comes_back_empty_is_told_again_by_the_gateways(tmp_path: Path) -> None:
-    """The gateways hold what is not answered. A worker that stood still through it all hands in answers under a lease of
-    before, which must not pass for the first lease of after."""
-    with RedisServer("valkey", tmp_path / "redis") as redis, fleet(tmp_path, redis, gateways=2) as it:
-        it.expected |= AWAY
-        first, second = it.gateways
-        old_gate, old = gate_of(it, first)
-        paused = it.host(it.begun(old))
-        gate, running = gate_of(it, second)
-        queued = [one.ask(f"queued {one.port} {number}") for one in it.gateways for number in range(5)]
-        first.queued(10)
-        pause(paused)
-        old_gate.open()
-        wait_until(lambda: it.begun(old).ended)
-        redis.kill()
-        redis.start()
-        first.queued(12)
-        gate.dissolve()
-        old_gate.reached()
-        resume(paused)
-        # It may run what the other's batch had no room for before it is asked, too.
-        wait_until(lambda: paused.metrics().value("batches_total") >= 1)
-        old_gate.open()
-        for one in (old, running, *queued):
-            one.output()
-        assert [len(it.runs(one)) for one in (old, running, *queued)] == [2, 2, *(1 for _ in queued)]
 
 
 def test_without_the_server_a_gateway_asks_its_fallback_so_many_batches_at_once_and_no_more(
@@ -92,3 +65,39 @@ def test_a_failover_loses_nothing_that_a_gateway_holds(tmp_path: Path) -> None:
         for one in asked:
             one.output()
         it.gateways[1].ask("afterwards").output()
+
+
+DIRECT = "the broker does not answer; coming up in direct mode"
+UNFIT = "the broker cannot be used; direct mode goes on"
+EXPECTED = {DIRECT, UNFIT, "the broker is out of reach", "direct mode until the broker is back"}
+
+
+def test_a_start_without_the_broker_is_one_in_direct_mode(tmp_path: Path) -> None:
+    redis = RedisServer("valkey", tmp_path / "redis", "maxmemory-policy allkeys-lru")
+    try:
+        flags = "--broker", redis.url, "--fallback", "tests.targets.gates:Gated"
+        with launched(tmp_path, *flags, "--name", "late") as server:
+            server.expected |= EXPECTED
+            server.ready()
+            server.logged(DIRECT)
+            wait_until(lambda: server.get("/readyz").status == 200)
+            assert server.get("/readyz").json["status"] == "degraded"
+            server.ask("answered by the fallback").output()
+            assert server.metrics().value("direct_total") == 1
+            redis.start()
+            assert "allkeys-lru" in str(server.logged(UNFIT)["error"])
+            server.ask("answered by the fallback, too").output()
+            assert server.metrics().value("direct_total") == 2
+            assert redis.command("HKEYS", "headway:{fleet}:k") == []
+            redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            server.logged("the broker is there; direct mode ends")
+            wait_until(lambda: server.get("/readyz?verbose").json["checks"]["workers"] == "healthy")
+            server.logged("the broker is back", who="gateway")
+            server.ask("answered by its own worker").output()
+            assert server.metrics().value("direct_total") == 2
+            assert redis.command("HLEN", "headway:{fleet}:k") == 1
+            server.signal()
+            server.check_end()
+            assert redis.command("HLEN", "headway:{fleet}:k") == 0
+    finally:
+        redis.close()

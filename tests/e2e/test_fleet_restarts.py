@@ -11,8 +11,6 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-import pytest
-
 from headway.http.server.connection_context import GRACE
 from tests.e2e.client import Answer, Asked, Connection, wait_until
 from tests.e2e.fleet import Fleet, fleet
@@ -26,12 +24,6 @@ CALLERS = 16
 SILENT = GRACE / 2
 """Seconds without an answer from which on a gateway that ends may close a connection as the next request comes: a client
 has to send that again. What it loses in less time is lost."""
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer("valkey", tmp_path / "redis") as server:
-        yield server
 
 
 class Load:
@@ -148,32 +140,33 @@ def busy(it: Fleet, worker: Server) -> None:
     wait_until(lambda: any(run.pid in pids and run.ended is None for run in it.journal()[-CALLERS:]))
 
 
-def test_a_host_that_is_drained_and_undrained_under_load_fails_no_request(tmp_path: Path, redis: RedisServer) -> None:
-    with fleet(tmp_path, redis, gateways=2, controllers=1, target="tests.targets.journal:Slow") as it:
+def drained_and_undrained(it: Fleet, clients: Load, worker: Server) -> None:
+    """A host gets nothing while it is drained, and the last one may not be."""
+    busy(it, worker)
+    name, other = it.slot(worker).partition("/")[0], it.other(worker)
+    shown = run_cli(it.gateways[0], it.folder, "drain", name)
+    assert shown.returncode == 0, shown.stderr
+    assert f"{it.slot(worker)} is drained: by an operator\n" in shown.stdout
+    pids, before = worker.processes(), len(it.journal())
+    clients.answered(20)
+    assert not [run for run in it.journal()[before:] if run.pid in pids]
+    wait_until(lambda: 'status="drained"} 1.0' in str(it.controllers[0].admin("/metrics").body))
+    refused = run_cli(it.gateways[1], it.folder, "drain", it.slot(other))
+    assert refused.returncode == 1
+    assert "would have no healthy worker left" in refused.stderr
+    assert run_cli(other, it.folder, "undrain", name).returncode == 0
+    busy(it, worker)
+
+
+def test_a_drain_and_a_rolling_restart_of_every_role_fail_no_request(tmp_path: Path) -> None:
+    target = "tests.targets.journal:Slow"
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(tmp_path, redis, gateways=2, controllers=1, target=target) as it,
+    ):
         with load(list(it.gateways)) as clients:
             clients.answered(10)
-            for worker in it.workers:
-                busy(it, worker)
-                name, other = it.slot(worker).partition("/")[0], it.other(worker)
-                shown = run_cli(it.gateways[0], tmp_path, "drain", name)
-                assert shown.returncode == 0, shown.stderr
-                assert f"{it.slot(worker)} is drained: by an operator\n" in shown.stdout
-                pids, before = worker.processes(), len(it.journal())
-                clients.answered(20)
-                assert not [run for run in it.journal()[before:] if run.pid in pids]
-                wait_until(lambda: 'status="drained"} 1.0' in str(it.controllers[0].admin("/metrics").body))
-                refused = run_cli(it.gateways[1], tmp_path, "drain", it.slot(other))
-                assert refused.returncode == 1
-                assert "would have no healthy worker left" in refused.stderr
-                assert run_cli(other, tmp_path, "undrain", name).returncode == 0
-                busy(it, worker)
-        assert all(asked.outcome == "ok" for asked in clients.asked)
-
-
-def test_a_rolling_restart_of_every_role_fails_no_request(tmp_path: Path, redis: RedisServer) -> None:
-    target = "tests.targets.journal:Slow"
-    with fleet(tmp_path, redis, gateways=2, controllers=1, target=target) as it:
-        with load(list(it.gateways)) as clients:
+            drained_and_undrained(it, clients, it.workers[0])
             for old, new in [(old, it.launch(old.role)) for old in it.everybody()]:
                 it.up(new)
                 if old.role == "gateway":

@@ -6,8 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.client import Answer, Connection, request, wait_until
 from tests.e2e.server import Server, serving
 
@@ -54,9 +52,8 @@ def poison(server: Server) -> None:
         connection.close()
 
 
-@pytest.mark.parametrize("logs_json", [True, False], ids=["json", "text"])
-def test_no_client_writes_a_line_of_the_log(logs_json: bool, tmp_path: Path) -> None:
-    with serving(tmp_path, "--log-level", "debug", logs_json=logs_json, lawful=False) as server:
+def test_no_client_writes_a_line_of_the_log(tmp_path: Path) -> None:
+    with serving(tmp_path, "--log-level", "debug", logs_json=False, lawful=False) as server:
         poison(server)
         wait_until(lambda: server.health()["pending"] == 0)
         assert FORGED not in server.log_text(), "what clients send is not in the log"
@@ -65,13 +62,9 @@ def test_no_client_writes_a_line_of_the_log(logs_json: bool, tmp_path: Path) -> 
         assert ask(connection, request(json.dumps({"input": f"print {POISON}"}).encode())).status == 200
         assert ask(connection, request(b'{"input": "raise"}')).error == "REJECTED_BY_MODEL"
         wait_until(lambda: FORGED in server.log_text() and "batch failed" in server.log_text())
-        server.expected.add("batch failed")
     lines = [line for line in server.log_text().split("\n") if line]
     for line in lines:
         assert not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202e]", line), repr(line)
-        if logs_json:
-            assert json.loads(line)["level"] != "critical"
-        else:
-            assert re.match(r"\S+ \[(debug|info|warning) *\] |    \| ", line), line
+        assert re.match(r"\S+ \[(debug|info|warning) *\] |    \| ", line), line
     said = [line for line in lines if FORGED in line]
-    assert said and all('"worker output"' in line if logs_json else " cpu-0 | " in line for line in said)
+    assert said and all(" cpu-0 | " in line for line in said)

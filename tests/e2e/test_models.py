@@ -1,4 +1,4 @@
-"""Several models of one process, as clients of every door see them."""
+"""Several models: of one process, as clients of every door see them, and of hosts over Redis on which some are cold."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import grpc
-import pytest
-
-from headway.grpc import messages
 from tests.e2e.client import wait_until
 from tests.e2e.server import Server
 from tests.identity.writing import entry, key_of
-from tests.servers.ports import Port
 from tests.servers.redis import RedisServer
 
 TARGETS = """
@@ -32,9 +27,6 @@ class Marked:
         time.sleep(0.1)
         return [self.mark + text for text in inputs]
 """
-SLOW = 0.001
-"""Requests a minute of a limit of which nothing comes back within a test."""
-CAPPED_FOR_UPPER = f"model_limits = {{upper = {{rate = {SLOW}, burst = 6}}}}"
 SETTINGS = """
 request_timeout_ms = 30000
 queue_timeout_ms = 30000
@@ -76,11 +68,8 @@ def test_several_models_at_every_door_under_keys_for_some(tmp_path: Path) -> Non
     (tmp_path / "keys.toml").write_text(
         entry("all", "all", "acme", "paid", "rate = 0")
         + entry("one", "one", "acme", "paid", 'rate = 0\nmodels = ["marked"]')
-        + entry("capped", "capped", "capped", "paid", f"rate = {SLOW}\nburst = 12\n{CAPPED_FOR_UPPER}")
     )
-    with contextlib.closing(Port()) as port:
-        flags = ["marked", "--keys", "keys.toml", "--grpc-port", str(port.number)]
-        server = Server(tmp_path, target="upper", flags=flags)
+    server = Server(tmp_path, target="upper", flags=["marked", "--keys", "keys.toml"])
     try:
         server.ready()
         everything, one = Client(server, "all"), Client(server, "one")
@@ -110,84 +99,75 @@ def test_several_models_at_every_door_under_keys_for_some(tmp_path: Path) -> Non
         metrics = server.metrics()
         assert metrics.value("requests_total", model="upper", outcome="ok") == 1
         assert metrics.value("requests_total", model="marked", outcome="ok") == 4
-        limited_for_a_model(Client(server, "capped"), server.grpc_port)
         server.signal()
         server.check_end()
     finally:
         server.kill()
 
 
-def limited_for_a_model(client: Client, grpc_port: int) -> None:
-    """A key of 12 requests, of which 6 may be for the model upper, by whichever door."""
-    predict = {"model_id": "upper", "input_data": "a"}
-    _, _, fields = client.ask("POST", "/v1/predict", predict)
-    assert fields["ratelimit-policy"] == '"key";q=1;w=60000, "model";q=1;w=60000'
-    assert fields["ratelimit"].startswith('"model";r=5;t=')
-    status, _, fields = client.ask("POST", "/v1/completions", {"model": "upper", "prompt": ["a", "b"]})
-    assert (status, fields["ratelimit"][:11], fields["x-ratelimit-remaining-requests"]) == (200, '"model";r=3', "3")
-    assert client.ask("POST", "/v1/predict", predict, Prefer="respond-async")[0] == 202
-    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-        call = channel.unary_unary(f"/{messages.HEADWAY}/Predict")
-        bearer = (("authorization", f"Bearer {key_of('capped')}"),)
-        for model, left in (("upper", 'model";r=1'), ("upper", 'model";r=0'), ("marked", 'key";r=5')):
-            asked = messages.message("headway.v1.PredictRequest")(model_id=model, input_data=b"a").SerializeToString()
-            _, done = call.with_call(asked, metadata=bearer)
-            assert dict(done.trailing_metadata())["ratelimit"].startswith(f'"{left}')
-        asked = messages.message("headway.v1.PredictRequest")(model_id="upper", input_data=b"a").SerializeToString()
-        with pytest.raises(grpc.RpcError, match="to the model 'upper'"):
-            call(asked, metadata=bearer)
-    for _ in range(20):  # What is refused takes nothing of what the key may ask of others.
-        status, told, fields = client.ask("POST", "/v1/predict", predict)
-        assert (status, told["error"], fields["ratelimit"][:11]) == (429, "RATE_LIMITED", '"model";r=0')
-        assert "to the model 'upper' for this credential, 6 at once" in told["message"]
-    several = client.post("/v1/completions", {"model": "upper", "prompt": ["a"] * 7})
-    assert (
-        "only 6 fit into the rate limit at once for this credential and the model 'upper'"
-        in several["error"]["message"]
-    )
-    never = {"model": "marked", "prompt": ["a"] * 13}
-    status, told, _ = client.ask("POST", "/v1/completions", never)
-    assert status == 413
-    assert "only 12 fit into the rate limit at once" in told["error"]["message"]
-    status, _, fields = client.ask("POST", "/v1/completions", {"model": "marked", "prompt": list("abcd")})
-    assert (status, fields["ratelimit"][:9]) == (200, '"key";r=0'), "the list that was too large cost 1"
-    assert client.ask("POST", "/v1/completions", never)[0] in (413, 429), "429 where it is refused before its body came"
-    assert "for this key, 12 at once" in client.native("a", "marked")["message"]
+NAMED = """
+import time
+
+class Model:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        time.sleep(0.02)
+        return [f"{self.name}:{text}" for text in inputs]
+"""
 
 
-def test_a_gateway_serves_the_models_that_workers_of_the_fleet_bring_and_no_others(tmp_path: Path) -> None:
-    (tmp_path / "both.py").write_text(TARGETS)
+def serving(folder: Path, models: str, *flags: str, role: str = "serve") -> Server:
+    """Server of these models, whose targets are in place; not ready yet."""
+    (folder / "several.py").write_text(NAMED)
+    first, *more = [f"{name}=several.py:Model('{name}')" for name in models]
+    return Server(folder, target=first, flags=[*more, *flags], role=role)
+
+
+def statuses(server: Server) -> dict[str, str]:
+    return {worker["worker_id"]: worker["status"] for worker in server.workers()}
+
+
+def test_over_redis_hosts_of_different_models_serve_and_a_cold_one_is_loaded_on_one_of_them(tmp_path: Path) -> None:
     with RedisServer("valkey", tmp_path / "redis") as redis, contextlib.ExitStack() as stack:
 
-        def up(role: str, target: str = "", *flags: str) -> Server:
-            server = Server(tmp_path, target, ["--broker", redis.url, *flags], role=role)
+        def up(server: Server) -> Server:
             stack.callback(server.kill)
             server.ready()
             return server
 
-        up("worker", "upper=both.py:slow", "--max-batch-size", "4")
-        gateway = up("gateway")
+        def worker(models: str, name: str) -> Server:
+            flags = ["--broker", redis.url, "--name", name, "--models-per-gpu", "1"]
+            return up(serving(tmp_path, models, *flags, role="worker"))
+
+        hosts = [worker("ac", "one"), worker("bc", "two")]
+        gateway = up(Server(tmp_path, "", ["--broker", redis.url], role="gateway"))
         client = Client(gateway, "none")
 
-        def listed() -> list[str]:
+        def listed() -> Any:
             return [model["id"] for model in client.ask("GET", "/v1/models")[1]["data"]]
 
-        assert listed() == ["upper"]
-        assert client.native("a", None)["output"] == "A", "it is the only model"
-        late = up("worker", "marked=both.py:Marked('+')", "--model-version", "3")
-        wait_until(lambda: listed() == ["marked", "upper"])
-        answered = client.native("b", "marked")
-        assert (answered["output"], answered["metadata"]["model_version"]) == ("+b", "3")
-        assert client.native("a", None)["status"] == 400
-        workers = {worker["model"]: worker["version"] for worker in gateway.workers()}
-        assert workers == {"upper": "1", "marked": "3"}
-        other = up("worker", "marked=both.py:slow", "--model-version", "3", "--name", "other")
-        found = gateway.logged("workers run different targets under one model and version")
-        assert (found["model"], found["version"], len(found["workers"].split(", "))) == ("marked", "3", 2)
-        for worker in (late, other):
-            worker.signal()
-            worker.check_end()
-        assert client.native("a", "upper")["output"] == "A"
-        gateway.expected = {"workers run different targets under one model and version"}
+        wait_until(lambda: listed() == ["a", "b", "c"])
+        for model in "ab":
+            assert client.native("1", model)["output"] == f"{model}:1"
+        assert client.native("2", "c")["output"] == "c:2", "nobody had it loaded"
+        loads = [host.metrics().value("model_loads_total", model="c") for host in hosts]
+        assert sorted(loads) == [0.0, 1.0], "one of the two that could has loaded it"
+        host = hosts[loads.index(1.0)]
+        assert host.metrics().value("model_load_seconds_count", model="c") == 1
+        assert host.metrics().by("model_evictions_total", "reason") == {"cold": 1.0}
+        hosts.append(worker("d", "three"))
+        hosts[-1].expected = {"a setting has no effect"}  # It has one model only.
+        wait_until(lambda: "d" in listed())
+        assert client.native("3", "d")["output"] == "d:3"
+        for host in hosts:
+            host.signal()
+            host.check_end()
+        assert set(statuses(gateway).values()) == {"offline"}, "what was cold has left with its host"
+        again = worker("ac", "one")
+        assert again.log("waiting for its name to become free") == []
+        again.signal()
+        again.check_end()
         gateway.signal()
         gateway.check_end()

@@ -23,7 +23,7 @@ from tests.promises.checker import check
 from tests.promises.client import Door
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
-from tests.promises.numbers_in import CODES_IN, NUMBERS_IN
+from tests.promises.numbers_in import NUMBERS_IN
 from tests.promises.operation import History
 from tests.promises.requests import WAYS
 from tests.promises.ways_in import ROWS_IN, TENSORS_IN, WAYS_IN, WayIn
@@ -38,7 +38,7 @@ FAULTS = os.environ.get(
     "redis stalled,gpu killed,connections cut,redis killed\\, durable,gateway killed,worker killed",
 )
 RATE, POISON, LARGE = 120.0, 0.01, 0.05
-TARGET, ROWS, CODES, NUMBERS = (f"tests.targets.marked:{name}" for name in ("Marked", "Rows", "Codes", "Numbers"))
+TARGET, ROWS, NUMBERS = (f"tests.targets.marked:{name}" for name in ("Marked", "Rows", "Numbers"))
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
 """Requests a second and burst of the last tenant, to the one model that there is; of all models it may have twice as many."""
@@ -102,25 +102,18 @@ def test_one_process_keeps_its_promises(folder: Path) -> None:
         assert len(several) > 2
 
 
-@pytest.mark.parametrize(
-    ("target", "ways", "of_rows"),
-    [(ROWS, TENSORS_IN, ROWS_IN), (CODES, CODES_IN, CODES_IN[-4:])],
-    ids=["texts", "codes"],
-)
-def test_one_process_keeps_its_promises_to_rows(
-    folder: Path, target: str, ways: Sequence[WayIn], of_rows: Sequence[WayIn]
-) -> None:
+def test_one_process_keeps_its_promises_to_rows(folder: Path) -> None:
     """Requests of several rows run whole, beside requests of one, and beside lists."""
     flags = "--workers", "2", "--max-batch-size", "8", *SHARED, *PATIENT
     with (
         contextlib.closing(Port()) as port,
-        serving(folder, *flags, "--grpc-port", str(port.number), target=target, lawful=False) as server,
+        serving(folder, *flags, "--grpc-port", str(port.number), target=ROWS, lawful=False) as server,
     ):
         server.expected |= {"batch failed"}
-        history = promised(folder, [Door("serve", server.port, grpc=port.number)], ways=ways)
+        history = promised(folder, [Door("serve", server.port, grpc=port.number)], ways=TENSORS_IN)
         answered = [one for one in history.operations if one.output is not None]
         of_several = {one.way for one in answered if one.rows and len(one.inputs) > 1}
-        assert len(of_several) > 2 and of_several <= {way.name for way in of_rows}
+        assert len(of_several) > 2 and of_several <= {way.name for way in ROWS_IN}
         assert max(len(run.inputs) for run in history.runs) == 8
 
 

@@ -202,16 +202,33 @@ class Http2:
         self.outcomes = json.loads(out)
 
 
+def check_who_leaves(balancer: Balancer, it: Fleet) -> None:
+    """Who leaves gives up its place."""
+
+    def counted(name: str, **labels: str) -> float:
+        return sum(gateway.metrics().value(name, **labels) for gateway in it.gateways)
+
+    before = counted("requests_total", outcome="cancelled")
+    pause(*it.workers)
+    try:
+        with connection(balancer) as leaving:
+            leaving.request("POST", "/v1/inference", '{"input": "nobody waits"}')
+            wait_until(lambda: counted("pending_requests") == 1)
+        wait_until(lambda: counted("pending_requests") == 0)
+    finally:
+        resume(*it.workers)
+    assert counted("requests_total", outcome="cancelled") == before + 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_proxy_serves_http_1_1_http_2_and_grpc(kind: str, stage: Stage) -> None:
+def test_a_proxy_serves_http_1_1_http_2_and_grpc_and_asks_for_certificates_where_its_file_says_so(
+    kind: str, stage: Stage
+) -> None:
     with stage.balancer(kind) as balancer:
         check_http_1_1(balancer)
         check_http_2(balancer)
         check_grpc(balancer)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_proxy_asks_for_certificates_where_its_file_says_so(kind: str, stage: Stage) -> None:
+        check_who_leaves(balancer, stage.fleet)
     with stage.balancer(kind, mutual=True) as balancer, connection(balancer, known=True) as asked:
         assert post(asked, "/v1/inference", {"input": "known"})[0] == 200
         with connection(balancer) as stranger:
@@ -220,25 +237,6 @@ def test_a_proxy_asks_for_certificates_where_its_file_says_so(kind: str, stage: 
             except (ssl.SSLError, ConnectionError):
                 status = 400
             assert status == 400
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_who_leaves_behind_a_proxy_gives_up_its_place(kind: str, stage: Stage) -> None:
-    def counted(name: str, **labels: str) -> float:
-        return sum(one.metrics().value(name, **labels) for one in stage.fleet.gateways)
-
-    before = counted("requests_total", outcome="cancelled")
-    with stage.balancer(kind) as balancer:
-        paused = stage.fleet.workers
-        pause(*paused)
-        try:
-            with connection(balancer) as leaving:
-                leaving.request("POST", "/v1/inference", '{"input": "nobody waits"}')
-                wait_until(lambda: counted("pending_requests") == 1)
-            wait_until(lambda: counted("pending_requests") == 0)
-        finally:
-            resume(*paused)
-    assert counted("requests_total", outcome="cancelled") == before + 1
 
 
 def test_a_rolling_restart_of_the_gateways_fails_no_request_behind_any_proxy(stage: Stage) -> None:

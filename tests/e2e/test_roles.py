@@ -1,26 +1,19 @@
-"""The roles as processes of their own over a real server: how they come up, what they show, how they end."""
+"""The roles as processes of their own over a real server: what each shows of the whole fleet, and how they have ended."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+import re
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.e2e.client import Gate, wait_until
-from tests.e2e.fleet import CUT_OFF, HARDY, PATIENT, fleet
-from tests.e2e.server import Server, launched, run_cli
+from tests.e2e.client import wait_until
+from tests.e2e.fleet import Fleet, fleet
+from tests.e2e.server import Server, run_cli
 from tests.servers.redis import RedisServer
-
-SECRET = "canary"
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer("valkey", tmp_path / "redis") as server:
-        yield server
 
 
 def members(server: Server) -> dict[str, dict[str, Any]]:
@@ -45,11 +38,11 @@ def shown(server: Server, folder: Path, *arguments: str) -> str:
 
 def exports_fleet(server: Server) -> bool:
     """Whether a process exports figures of the whole fleet."""
-    return any(one.name in ("headway_workers", "headway_queue_depth") for one in server.metrics().samples)
+    return any(sample.name in ("headway_workers", "headway_queue_depth") for sample in server.metrics().samples)
 
 
-def check_view(server: Server, ids: set[str], pids: set[int], slots: Sequence[str], folder: Path) -> None:
-    """A process knows all processes and slots, and tells of them wherever it is asked; a busy broker is waited for."""
+def check_view(server: Server, ids: set[str], pids: set[int], slots: Sequence[str]) -> None:
+    """A process knows all processes and slots; a busy broker is waited for."""
     known = wait_until(lambda: known if (known := members(server)).keys() == ids else None)
     assert {member["pid"] for member in known.values()} == pids
     assert [worker["worker_id"] for worker in server.workers()] == list(slots)
@@ -58,16 +51,9 @@ def check_view(server: Server, ids: set[str], pids: set[int], slots: Sequence[st
     for path in ("/readyz", "/healthz"):
         wait_until(lambda path=path: server.admin(path).status == 200)  # type: ignore[misc]
 
-    def shows_all() -> bool:
-        text = shown(server, folder, "status")
-        capacity = [line for line in text.splitlines() if line.startswith("capacity")]
-        return all(id in text for id in (*ids, *slots)) and " inputs/s" in "".join(capacity)
 
-    wait_until(shows_all)
-
-
-def test_every_role_shows_the_whole_fleet(tmp_path: Path, redis: RedisServer) -> None:
-    with fleet(tmp_path, redis, gateways=2, workers=2, controllers=1) as it:
+def test_every_role_shows_the_whole_fleet_and_how_its_processes_have_ended(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path / "redis") as redis, fleet(tmp_path, redis, gateways=2, controllers=1) as it:
         for number in range(4):
             it.gateways[number % 2].ask(f"text {number}").output()
         wait_until(lambda: leader(it.gateways[0]) == "controller-4")
@@ -77,50 +63,36 @@ def test_every_role_shows_the_whole_fleet(tmp_path: Path, redis: RedisServer) ->
         slots = ("worker-0/cpu-0", "worker-1/cpu-0")
         pids = {server.process.pid for server in it.everybody()}
         for server in it.everybody():
-            check_view(server, ids, pids, slots, tmp_path)
+            check_view(server, ids, pids, slots)
+
+        def shows_all() -> bool:
+            text = shown(it.gateways[0], tmp_path, "status")
+            capacity = [line for line in text.splitlines() if line.startswith("capacity")]
+            return all(id in text for id in (*ids, *slots)) and " inputs/s" in "".join(capacity)
+
+        wait_until(shows_all)
         assert "controller-4" in shown(it.controllers[0], tmp_path, "top")
         assert json.loads(shown(it.workers[0], tmp_path, "status", "--json"))["role"] == "worker"
+        ends_are_told(it)
 
 
-def test_serve_over_a_broker_shares_its_workers(tmp_path: Path, redis: RedisServer) -> None:
-    flags = ("--broker", redis.url, *PATIENT, *HARDY, "--broker-timeout-ms", "20000")
-    with (
-        launched(tmp_path, *flags, "--name", "one") as one,
-        launched(tmp_path, *flags, "--name", "two") as two,
-    ):
-        for server in (one, two):
-            server.ready()
-        wait_until(lambda: [w["worker_id"] for w in one.workers()] == ["one/cpu-0", "two/cpu-0"])
-        gates = [Gate(tmp_path) for _ in range(2)]
-        asked = []
-        for gate in gates:
-            asked.append(one.ask(gate.text()))
-            gate.reached()
-        wait_until(lambda: [worker["in_flight"] for worker in two.workers()] == [1, 1])
-        for gate, waiting in zip(gates, asked, strict=True):
-            gate.open()
-            waiting.output()
-        for server in (one, two):
-            server.check_rest()
-            server.signal()
-            server.check_end()
+def ends_are_told(it: Fleet) -> None:
+    """A process that was stopped, one that was lost and a worker that was killed are told apart."""
+    gateway, [lost, stays] = it.gateways[0], it.workers
+    it.expected.add("worker process ended")
+    os.kill(next(one["pid"] for one in stays.workers() if one["worker_id"] == it.slot(stays)), signal.SIGKILL)
+    gone = it.slot(lost).partition("/")[0]
+    it.kill(lost)
+    another = it.start("worker")
+    stopped = it.slot(another).partition("/")[0]
+    it.end(another)
 
+    def ended() -> dict[str, tuple[str, str]]:
+        found = gateway.admin("/internal/snapshot").json["departed"]
+        return {one["id"]: (one["ending"], one["reason"]) for one in found}
 
-def test_the_brokers_password_is_shown_nowhere(tmp_path: Path) -> None:
-    with RedisServer("valkey", tmp_path / "redis") as redis:
-        redis.command("CONFIG", "SET", "requirepass", SECRET)
-        address = redis.url.removeprefix("redis://")
-        environ = {"HEADWAY_BROKER": f"redis://:{SECRET}@{address}"}
-        with launched(tmp_path, "--log-level", "debug", role="controller", environ=environ) as server:
-            server.ready()
-            told = [server.banner(), run_cli(server, tmp_path, "status").stdout]
-            told += [server.admin(path).body.decode() for path in ("/internal/health", "/internal/fleet", "/metrics")]
-            assert f"redis://…@{address}" in told[0]
-            server.expected |= CUT_OFF
-            redis.kill()
-            server.logged("the broker is out of reach")
-            told += [server.admin(path).body.decode() for path in ("/internal/health", "/readyz?verbose", "/metrics")]
-            server.signal()
-            server.check_end()
-            told.append(server.log_text())
-        assert SECRET not in "".join(told)
+    wait_until(lambda: len(ended()) == 3)
+    assert ended()[stopped] == ("stopped", "told to by SIGTERM")
+    assert ended()[gone][0] == "lost"
+    assert ended()[it.slot(stays)] == ("killed", "died of SIGKILL")
+    assert re.search(rf"{stopped} +stopped +\d+ s ago +worker", run_cli(gateway, it.folder, "status").stdout)

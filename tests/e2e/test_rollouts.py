@@ -1,4 +1,4 @@
-"""`headway rollout` over a real server: a canary that fails is gone in seconds, another leader goes on, and operators decide."""
+"""Versions of a model side by side: each request is answered by its own, and `headway rollout` takes a canary back that fails."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -14,20 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from headway.app.background import BackgroundService
-from headway.config import Settings
-from headway.config.models import ModelSettings
-from headway.controller import controller
-from headway.core import rollout as core_rollout
-from headway.model import Role
-from tests.e2e.client import PATIENCE, wait_until
+from tests.e2e.client import wait_until
 from tests.e2e.server import Server, run_cli
-from tests.e2e.test_rollout import Port, asked
 from tests.servers.redis import RedisServer
-
-pytestmark = pytest.mark.processes
 
 TARGETS = """
 import pathlib, time
@@ -41,16 +31,34 @@ def new(inputs: list[str]) -> list[str]:
         raise ValueError("no good")
     return old(inputs)
 
-def slow(inputs: list[str]) -> list[str]:
-    time.sleep(0.2)
-    return inputs
+def marked_3(inputs: list[str]) -> list[str]:
+    return [f"3:{text}" for text in old(inputs)]
+
+def marked_4(inputs: list[str]) -> list[str]:
+    return [f"4:{text}" for text in new(inputs)]
 """
 CLIENTS = 16
 """Clients of an open load: what one waits for keeps no other waiting."""
 
 
+def asked(server: Server, body: dict[str, Any], path: str = "/v1/inference") -> tuple[int, Any]:
+    """Status and JSON of an answer."""
+    address = f"http://127.0.0.1:{server.port}{path}"
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60.0) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.load(refused)
+
+
+def told(status: int, answer: dict[str, Any]) -> tuple[int, str, str]:
+    """Status, version that ran, and version that an answer tells."""
+    return status, str(answer.get("output", "")).partition(":")[0], str(answer.get("metadata", {}).get("model_version"))
+
+
 @contextmanager
-def load(server: Server | Port, rate: float, model: str = "m") -> Iterator[Counter[int]]:
+def load(server: Server, rate: float) -> Iterator[Counter[int]]:
     """Requests at an even rate; their answers by status, as they come."""
     answers: Counter[int] = Counter()
     ended, begun = threading.Event(), time.monotonic()
@@ -59,7 +67,7 @@ def load(server: Server | Port, rate: float, model: str = "m") -> Iterator[Count
         due = begun + number / rate
         while not ended.wait(max(due - time.monotonic(), 0.0)):
             due += CLIENTS / rate
-            status, _ = asked(server, {"input": f"{number} {due}", "model": model})
+            status, _ = asked(server, {"input": f"{number} {due}", "model": "m"})
             answers[status] += 1
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(CLIENTS)]
@@ -136,88 +144,39 @@ def test_a_canary_that_fails_everything_is_gone_in_seconds_and_another_leader_go
 
 
 TOGETHER = """
+queue_timeout_ms = 30000
+request_timeout_ms = 30000
+[models.m]
+version_weights = "{}"
 [models."m@3"]
-target = "both.py:old"
+target = "both.py:marked_3"
 [models."m@4"]
-target = "both.py:new"
+target = "both.py:marked_4"
 """
 
 
-ALIKE = {"m": {"3": "old", "4": "slow"}, "n": {"3": "old", "4": "old"}}
-"""Functions of the versions of two models."""
-
-
-def test_a_version_that_is_slower_is_rolled_back_and_one_of_equal_speed_beside_it_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In this process, and with blocks of evidence that last a fifth of the time."""
-    monkeypatch.setattr(controller, "PUBLISH_EVERY", 0.1)
-    monkeypatch.setattr(core_rollout, "LATENCIES_BLOCK", 0.4)
+def test_two_versions_in_one_process_are_drawn_by_their_weights_which_are_read_again(tmp_path: Path) -> None:
     (tmp_path / "both.py").write_text(TARGETS)
-    models = tuple(
-        ModelSettings(
-            name, versions=tuple(ModelSettings(each, f"{tmp_path}/both.py:{of}") for each, of in given.items())
-        )
-        for name, given in ALIKE.items()
-    )
-    settings = Settings(port=0, admin_port=0, models=models, user_rate=0.0)
-    with BackgroundService(settings, Role.SERVE, {}) as service:
-
-        def ask(path: str, method: str = "GET") -> Any:
-            request = urllib.request.Request(f"{service.admin_url}/internal/{path}", method=method)
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                return json.load(answer)
-
-        def rollouts() -> list[dict[str, Any]]:
-            told: list[dict[str, Any]] = ask("rollouts")["rollouts"]
-            return told
-
-        assert service.process.public is not None
-        port = Port(service.process.public.port)
-        wait_until(lambda: len(ask("snapshot")["capacities"]) == len(ALIKE))
-        for model in ALIKE:
-            ask(f"rollouts/start?model={model}&version=4&steps=50&every=3600&rollback_on=p95", "POST")
-        with load(port, 20.0, "m"), load(port, 20.0, "n"):
-            slower = wait_until(lambda: [one for one in rollouts() if one["state"] == "rolled back"])
-            wait_until(lambda: rollouts()[1]["new"]["answered"] > slower[0]["new"]["answered"])
-        slow, equal = rollouts()
-        assert (slow["model"], slow["state"]) == ("m", "rolled back")
-        assert slow["reason"].startswith("slower, at the step of 50 %: P95 ")
-        assert (equal["model"], equal["state"]) == ("n", "running"), "with as much of evidence"
-
-
-def test_a_process_alone_moves_a_rollout_on_and_operators_promote_and_abort(tmp_path: Path) -> None:
-    (tmp_path / "both.py").write_text(TARGETS)
-    (tmp_path / "headway.toml").write_text(TOGETHER)
+    config = tmp_path / "headway.toml"
+    config.write_text(TOGETHER.format("3=1,4=1"))
     server = Server(tmp_path, "m")
     with contextlib.ExitStack() as stack:
         stack.callback(server.kill)
         server.ready()
 
-        def versions() -> set[str]:
-            answers = [asked(server, {"input": f"{number}"}) for number in range(20)]
-            return {answer["metadata"]["model_version"] for _, answer in answers}
+        def versions(count: int, **body: str) -> set[tuple[int, str, str]]:
+            return {told(*asked(server, {"input": f"{number}", **body})) for number in range(count)}
 
-        def refused(*words: str) -> str:
-            done = run_cli(server, tmp_path, "rollout", *words)
-            assert done.returncode == 1
-            return done.stderr
-
-        assert versions() == {"3", "4"}
-        cli(server, tmp_path, "start", "m", "4", "--steps", "40,100", "--every", "2s")
-        assert "is under way" in refused("start", "m", "4")
-        with load(server, 50.0):
-            wait_until(lambda: server.admin("/internal/rollouts").json["rollouts"][0]["state"] == "promoted")
-        wait_until(lambda: versions() == {"4"})
-        cli(server, tmp_path, "abort", "m")
-        wait_until(lambda: versions() == {"3"})
-        cli(server, tmp_path, "promote", "m")
-        wait_until(lambda: versions() == {"4"})
-        assert "no worker serves version '9' of 'm'; those that serve are 3, 4" in refused("start", "m", "9")
-        assert "model 'n' has no worker" in refused("start", "n", "9")
-        assert "steps '5,5' must be increasing percentages" in refused(
-            "start", "m", "3", "--steps", "5,5", "--beside", "4"
-        )
-        assert "'x' is not a number" in refused("start", "m", "3", "--steps", "x")
-        shown = run_cli(server, tmp_path, "rollout", "status").stdout
-        assert "m@4 promoted: by an operator" in shown
+        both = {(200, "3", "3"), (200, "4", "4")}
+        assert versions(60) == both, "each is drawn half of the time"
+        assert versions(5, version="3") == {(200, "3", "3")}
+        assert asked(server, {"input": "x", "version": "9"})[0] == 404
+        assert [one["version"] for one in asked(server, {}, path="/v2/repository/index")[1]] == ["3", "4"]
+        assert server.metrics().by("inputs_total", "version").keys() == {"3", "4"}
+        config.write_text(TOGETHER.format("3=0,4=1"))
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: versions(20) == {(200, "4", "4")})
+        # As it ends, the worker of version 4 may leave before the other.
+        server.expected |= {"versions of a model have a weight and no worker"}
+        server.signal()
+        server.check_end()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.e2e.client import PATIENCE, Answer
-from tests.e2e.server import launched, serving
+from tests.e2e.server import launched
 from tests.identity.writing import entry, key_of
 from tests.servers.redis import RedisServer
 
@@ -205,25 +205,22 @@ def made_keys(folder: Path) -> dict[str, list[str]]:
     return {tenant: [key_of(tenant + user) for user in users] for tenant in TENANTS}
 
 
-@pytest.fixture(params=["one process", "two gateways over Redis"])
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """Two gateways over Redis."""
     keys = made_keys(tmp_path)
     with ExitStack() as stack:
-        if request.param == "one process":
-            server = stack.enter_context(serving(tmp_path, *SHARED, target=TARGET, lawful=False))
-            yield Stage([server.port], server.admin_port, keys)
-        else:
-            redis = stack.enter_context(RedisServer("valkey", tmp_path / "redis"))
-            broker = ("--broker", redis.url, "--broker-timeout-ms", "20000")
-            up = [stack.enter_context(launched(tmp_path, *broker, target=TARGET, role="worker"))]
-            up += [stack.enter_context(launched(tmp_path, *broker, *SHARED, role="gateway")) for _ in range(2)]
-            for server in up:
-                server.ready()
-            gateways = up[1:]
-            yield Stage([gateway.port for gateway in gateways], gateways[0].admin_port, keys)
-            for server in reversed(up):
-                server.signal()
-                server.check_end()
+        redis = stack.enter_context(RedisServer("valkey", tmp_path / "redis"))
+        broker = ("--broker", redis.url, "--broker-timeout-ms", "20000")
+        up = [stack.enter_context(launched(tmp_path, *broker, target=TARGET, role="worker"))]
+        up += [stack.enter_context(launched(tmp_path, *broker, *SHARED, role="gateway")) for _ in range(2)]
+        for server in up:
+            server.ready()
+        gateways = up[1:]
+        yield Stage([gateway.port for gateway in gateways], gateways[0].admin_port, keys)
+        for server in reversed(up):
+            server.signal()
+            server.check_end()
 
 
 def test_nothing_of_one_tenant_is_reachable_by_the_other(stage: Stage) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.client import wait_until
-from tests.e2e.server import TIERS, serving
+from tests.e2e.server import TIERS, Server, serving
 from tests.identity.issuing import ISSUER, jwk, jwks, publishing, token
 from tests.identity.writing import entry, key_of
 
+OTHER = "https://other.example.com/"
 
-def issuers(folder: Path, jwks_at: str) -> str:
-    path = folder / "issuers.toml"
-    path.write_text(
-        f'[[issuers]]\nissuer = "{ISSUER}"\naudience = "headway"\njwks = "{jwks_at}"\nalgorithm = "RS256"\nleeway_s = 0\n'
+
+def name_issuers(folder: Path, jwks_at: str, *names: str) -> str:
+    """Name these issuers, and no other; the path of their file."""
+    rows = (
+        f'[[issuers]]\nissuer = "{name}"\naudience = "headway"\njwks = "{jwks_at}"\nalgorithm = "RS256"\nleeway_s = 0\n'
+        f'tenant = "tenant of {name}"\n'
+        for name in names
     )
+    path = folder / "issuers.toml"
+    path.write_text("\n".join(rows))
     return str(path)
 
 
@@ -30,7 +37,15 @@ def test_tokens_and_keys_side_by_side(tmp_path: Path) -> None:
     keys.write_text(entry("bob", "bob", "globex", "free"))
     with publishing() as publisher:
         publisher.body = jwks(jwk("RS256"))
-        flags = (*TIERS, "--jwt", issuers(tmp_path, publisher.url), "--keys", str(keys), "--log-level", "debug")
+        flags = (
+            *TIERS,
+            "--jwt",
+            name_issuers(tmp_path, publisher.url, ISSUER),
+            "--keys",
+            str(keys),
+            "--log-level",
+            "debug",
+        )
         with serving(tmp_path, *flags) as server:
             good = bearer(sub="canary-user", jti="canary-id")
             line = server.connect()
@@ -60,3 +75,23 @@ def test_tokens_and_keys_side_by_side(tmp_path: Path) -> None:
             told = server.log_text() + server.banner() + server.admin("/metrics").body.decode() + str(server.health())
             assert "canary" not in told
             assert good.split()[-1].split(".")[1] not in told
+            issuers_are_read_again(server, publisher.url)
+
+
+def issuers_are_read_again(server: Server, jwks_at: str) -> None:
+    """What the file says counts from a SIGHUP on, and what will not do changes nothing."""
+    assert server.ask("not known yet", bearer(iss=OTHER)).refusal() == "UNAUTHENTICATED"
+    name_issuers(server.folder, jwks_at, ISSUER, OTHER)
+    server.signal(signal.SIGHUP)
+    server.logged("read again", what="issuers")
+    server.ask("known now", bearer(iss=OTHER)).output()
+    (server.folder / "issuers.toml").write_text("[[issuers]")
+    server.expected = {"cannot be read again; the former content stays in use"}
+    server.signal(signal.SIGHUP)
+    server.logged("cannot be read again; the former content stays in use", what="issuers")
+    server.ask("known as before", bearer(iss=OTHER)).output()
+    name_issuers(server.folder, jwks_at, OTHER)
+    server.signal(signal.SIGHUP)
+    server.logged("read again", 2, what="issuers")
+    assert server.ask("known no more", bearer()).refusal() == "UNAUTHENTICATED"
+    server.ask("still known", bearer(iss=OTHER)).output()

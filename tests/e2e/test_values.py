@@ -1,15 +1,14 @@
-"""Services whose inputs and outputs are no texts: JSON values and octets, in one process and in a fleet."""
+"""Services whose inputs and outputs are no texts: JSON values, in one process and in a fleet, and arrays."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.client import Answer, request, wait_until
-from tests.e2e.server import ROOT, Server, launched, run_cli, serving
+from tests.e2e.server import Server, launched, run_cli, serving
 from tests.servers.redis import RedisServer
 
 SCORES = "tests.targets.values:Scores"
@@ -88,34 +87,34 @@ def test_gateways_of_a_fleet_learn_the_kinds_from_the_workers_and_show_what_is_k
             one.check_end()
 
 
-def test_a_target_without_an_example_starts_and_is_restarted_when_its_breaker_opens(tmp_path: Path) -> None:
-    with serving(tmp_path, target="tests.targets.values:NoExample", lawful=False) as server:
-        server.expected = {"batch failed", "starts without a warm-up batch, as no input is known to fit"}
-        server.logged("starts without a warm-up batch, as no input is known to fit")
-        assert ask(server, {"a": 1}).json["output"] == {"a": 1}
-        first = server.workers()[0]["pid"]
-        for number in range(5):
-            assert ask(server, "kill", f"X-Request-Timeout-Ms: {20_000 + number}").status == 422
-            if server.workers()[0]["pid"] != first:
-                break
-        wait_until(lambda: server.workers()[0]["status"] == "healthy")
-        assert ask(server, [2]).json["output"] == [2]
-
-
-def check(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "headway", "check", *arguments, "--max-batch-size", "2", "--repeats", "1"]
-    return subprocess.run(
-        program, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-def test_check_sends_the_example_or_json_that_is_given(tmp_path: Path) -> None:
-    good = check(tmp_path, SCORES)
-    assert good.returncode == 0, good.stdout + good.stderr
-    given = check(tmp_path, "tests.targets.values:NoExample", "--input", '{"a": 1}', "--input", "[2]")
-    assert given.returncode == 0, given.stdout + given.stderr
-    assert "no warm-up batch, as it has no example" in given.stdout
-    none = check(tmp_path, "tests.targets.values:NoExample")
-    assert none.returncode == 3
-    assert "takes JSON values and has no example" in none.stderr
-    assert "--input '{\"a\": 1}'" in none.stderr
+def test_dead_letters_and_the_ledger_tell_shapes_and_a_replay_runs_the_same_numbers(tmp_path: Path) -> None:
+    obstacle = tmp_path / "obstacle"
+    obstacle.touch()
+    target = f"tests.targets.arrays:Sums({str(obstacle)!r})"
+    with serving(
+        tmp_path, "--ledger", "sqlite:///ledger.db", "--ledger-content", lawful=False, target=target
+    ) as server:
+        server.expected = {"batch failed"}
+        wait_until(lambda: "TensorInput" in server.get("/openapi.json").json["components"]["schemas"])
+        rows = [[0.125, 2, 3, 4], [-8191.5, 0, 0, 0]]
+        bad = ask(server, rows)
+        assert (bad.status, bad.json["error"]) == (422, "REJECTED_BY_MODEL")
+        [letter] = server.letters()
+        assert "8191" not in json.dumps(letter)
+        whole = server.admin(f"/internal/dlq/{letter['id']}").json
+        assert (whole["tensors"], whole["input"]) == ("`INPUT`, FP32 of shape [2, 4]", rows)
+        obstacle.unlink()
+        again = server.admin(f"/internal/dlq/{letter['id']}/replay", "POST")
+        assert (again.status, again.json["output"]) == (200, [[9.125], [-8191.5]])
+        status = server.admin(f"/internal/requests/{bad.json['request_id']}").json
+        assert status["status"] == "failed"
+        nan = ask(server, [99, 0, 0, 0])
+        assert (nan.status, nan.json["error"]) == (502, "BACKEND_ERROR")
+        assert "NaN" in nan.json["message"]
+        assert "8191" not in server.log_text()
+    with sqlite3.connect(tmp_path / "ledger.db") as database:
+        kept = database.execute("SELECT input, output FROM headway_requests").fetchall()
+    assert ("`INPUT`, FP32 of shape [2, 4]", "`OUTPUT`, FP32 of shape [2, 1]") in [
+        tuple(str(one).removeprefix("tensors: ") for one in row) for row in kept
+    ]
+    assert "8191" not in str(kept)

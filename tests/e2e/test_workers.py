@@ -1,37 +1,25 @@
-"""Workers die, leak, print and change; whoever waits does not notice."""
+"""Workers die, hang, leak, take large values and change their code; whoever waits does not notice."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from headway.app.devices import find_gpus
 from tests.e2e.client import request, wait_until
 from tests.e2e.server import serving
 
 UNHAPPY = {"batch failed", "worker process ended"}
+DEATHS = {
+    "exit": ("crashed", "exit code 3"),
+    "last-words": ("crashed", r"out of\x1b[31m luck"),
+    "segfault": ("crashed", "SIGSEGV"),
+    "system-exit": ("raised", "SystemExit"),
+}
 
 
-def test_every_way_to_die_ends_with_the_last_words_in_the_dead_letter_queue(tmp_path: Path) -> None:
-    deaths = {
-        "exit": ("crashed", "exit code 3"),
-        "last-words": ("crashed", r"out of\x1b[31m luck"),
-        "segfault": ("crashed", "SIGSEGV"),
-        "close": ("crashed", "pipe"),
-        "memory": ("raised", "MemoryError"),
-        "system-exit": ("raised", "SystemExit"),
-        "interrupt": ("raised", "KeyboardInterrupt"),
-        "unprintable": ("raised", "Unprintable"),
-    }
+def test_a_death_ends_with_its_last_words_in_the_dead_letter_queue_and_batch_mates_are_answered(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.expected = UNHAPPY
-        for word, (cause, words) in deaths.items():
+        for word, (cause, words) in DEATHS.items():
             with server.held_back():
                 bad, good = server.ask(word), server.ask(f"beside {word}")
             assert bad.refusal() == "REJECTED_BY_MODEL"
@@ -43,8 +31,27 @@ def test_every_way_to_die_ends_with_the_last_words_in_the_dead_letter_queue(tmp_
         wait_until(lambda: "Fatal Python error: Segmentation fault" in server.log_text())
 
 
-def test_workers_are_recycled_without_a_failed_request(tmp_path: Path) -> None:
+def test_an_input_that_is_never_done_is_turned_down_at_the_gpu_deadline(tmp_path: Path) -> None:
+    with serving(tmp_path, "--gpu-timeout-ms", "1000") as server:
+        server.expected = UNHAPPY
+        hanging = server.ask("sleep")
+        answer = hanging.answer()
+        assert (answer.status, hanging.outcome) == (422, "REJECTED_BY_MODEL")
+        assert answer.message == "the model took longer than the GPU deadline of 1000 ms"
+        late = server.logged("batch failed", cause="timeout")
+        assert "raise --gpu-timeout-ms (1000)" in late["hint"], "the log says how to mend it"
+        assert server.letters()[0]["attempts"] == 3
+        server.ask("after").output()
+
+
+def test_large_values_come_back_whole_and_workers_that_leak_are_replaced_without_a_failed_request(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path, "--workers", "2", "--recycle-rss-mb", "120") as server:
+        with server.held_back(workers=2):
+            asked = [server.ask(f"{number} {chr(97 + number) * 1_000_000}") for number in range(8)]
+        for large in asked:
+            large.output()
         lines = [server.connect() for _ in range(8)]
         round_number = 0
 
@@ -60,49 +67,22 @@ def test_workers_are_recycled_without_a_failed_request(tmp_path: Path) -> None:
             return all(worker["restarts"] for worker in server.workers())
 
         wait_until(replaced)
-        first = server.logged("worker wants to be replaced")["pid"]
-        wait_until(lambda: first not in {worker["pid"] for worker in server.workers()})
-        server.all_healthy()
-
-
-def test_reload_loads_what_is_on_disk_however_soon_it_changed_again(tmp_path: Path) -> None:
-    """Python's cached bytecode knows a source by its size and its modification time in whole seconds."""
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "model.py").write_text("from parts.words import answer_to\n\n"
-                                       "def answer(inputs):\n    return [answer_to(text) for text in inputs]\n")  # fmt: skip
-    part = tmp_path / "parts" / "words.py"
-
-    def write(word: str) -> None:
-        part.write_text(f"def answer_to(text):\n    return text + {word!r}\n")
-        os.utime(part, ns=(0, when.pop(0)))
-
-    when = [1_700_000_000_000_000_000 + number for number in range(3)]
-    write("1")
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(tmp_path)], check=True, timeout=60)
-    write("2")
-    with serving(tmp_path, "--reload", target="model.py:answer", lawful=False) as server:
-        for number, word in enumerate("23"):
-            connection = server.connect()
-            connection.send(request(b'{"input": "a"}'))
-            assert connection.answer().json["output"] == f"a{word}"
-            if number == 0:
-                stale = part.stat().st_mtime_ns
-                part.write_text("def answer_to(text):\n    return text + '3'\n")
-                os.utime(part, ns=(0, stale + 5))
-                server.logged("target reloaded")
+        server.logged("worker wants to be replaced")
+        server.answer_to = lambda text: "x" * 8_000_000
+        server.ask("big 8000000").output()
 
 
 def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -> None:
     target = tmp_path / "model.py"
 
-    def write(body: str) -> None:
+    def write(body: str, kind: str = "str", end: str = "") -> None:
         new = tmp_path / "model.new"
-        new.write_text(f"def answer(inputs):\n    {body}\n")
+        new.write_text(f"def answer(inputs: list[{kind}]) -> list[{kind}]:\n    {body}\n{end}")
         new.replace(target)
 
     write("return [text.upper() for text in inputs]")
     flags = "--reload", "--workers", "2", "--cache", "--collapse"
-    with serving(tmp_path, *flags, target="model.py:answer") as server:
+    with serving(tmp_path, *flags, target="model.py:answer", lawful=False) as server:
         server.expected = {
             "the changed target does not load; the last good one serves on",
             "the target raised while it started",
@@ -123,67 +103,8 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         write("return [None for text in inputs]")
         server.logged("the changed target does not load; the last good one serves on", 2)
         assert server.ask("four", on=line).output() == "Four"
-        server.answer_to = str.swapcase
-        write("return [text.swapcase() for text in inputs]")
+        write("return [number + 1.0 for number in inputs]", "float", "answer.example = 1.0\n")
         server.logged("target reloaded", 2)
-        assert server.ask("Five", on=line).output() == "fIVE"
+        line.send(request(b'{"input": 2.5}'))
+        assert line.answer().json["output"] == 3.5, "requests are judged by what the new code takes"
         server.all_healthy()
-
-
-def test_from_a_reload_on_requests_are_judged_by_what_the_new_code_takes(tmp_path: Path) -> None:
-    target = tmp_path / "model.py"
-    target.write_text("def answer(inputs: list[str]):\n    return inputs\n")
-    with serving(tmp_path, "--reload", "--workers", "2", target="model.py:answer", lawful=False) as server:
-        new = "def answer(inputs: list[float]) -> list[float]:\n    return [x + 1.0 for x in inputs]\n\nanswer.example = 1.0\n"
-        target.write_text(new)
-        server.logged("target reloaded")
-        connection = server.connect()
-        connection.send(request(b'{"input": 2.5}'))
-        assert connection.answer().json["output"] == 3.5
-
-
-def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_line(tmp_path: Path) -> None:
-    forged = "2026-01-01T00:00:00.000+00:00 [error    ] all is lost [headway.app.lifecycle]"
-    with serving(tmp_path, logs_json=False) as server:
-        server.ask(f"print one\n{forged}\x1b[2J\u2028{forged}\r{forged}").output()
-        server.ask("noise").output()
-        wait_until(lambda: "half a line" in server.log_text() or "ok" in server.log_text())
-        bad = server.ask("raise")
-        assert bad.refusal() == "REJECTED_BY_MODEL"
-        wait_until(lambda: "Traceback" in server.log_text())
-        server.admin(f"/internal/dlq/req_{bad.id}", "DELETE")
-    lines = server.log_text().splitlines()
-    start = r"20\d\d-\d\d-\d\dT[\d:.]+\+00:00 \[(info|warning) +\] "
-    assert all(re.match(f"{start}|    \\| ", line) for line in lines), lines
-    said = [line for line in lines if re.match(f"{start}cpu-0 \\| ", line)]
-    assert sum(line.endswith("cpu-0 | one") for line in said) == 2, "on both streams, as it is"
-    assert {line for line in lines if forged in line} <= set(said)
-    assert "\x1b" not in server.log_text()
-
-
-@pytest.mark.parametrize(
-    ("visible", "seen", "banner"),
-    [("3,4", {"cuda:0 3", "cuda:0 4"}, "gpu-0: GPU 3, gpu-1: GPU 4"), ("", {"cpu "}, "CPU")],
-)
-def test_workers_see_the_gpus_of_the_environment_and_no_others(
-    tmp_path: Path, visible: str, seen: set[str], banner: str
-) -> None:
-    absent = visible != "" and find_gpus({}).ids == ()
-    if absent:  # What the machine lacks nobody can have.
-        seen, banner = {"cpu "}, "CPU"
-    environ = {"CUDA_VISIBLE_DEVICES": visible}
-    how: dict[str, Any] = {"target": "tests.targets.kinds:Model", "environ": environ, "lawful": False}
-    with serving(tmp_path, "--workers", "2", **how) as server:
-        server.expected = {find_gpus(environ).warning} if absent else set()
-        assert f"  devices  {banner}\n" in server.banner()
-        found: set[str] = set()
-
-        def all_seen() -> bool:
-            """Ask on until both workers have answered."""
-            connection = server.connect()
-            connection.send(request(b'{"input": "a"}'))
-            found.add(connection.answer().json["output"].removeprefix("a 1 "))
-            return found == seen
-
-        wait_until(all_seen)
-        assert (visible != "" and not absent) is any("gpu" in worker["worker_id"] for worker in server.workers())

@@ -76,7 +76,7 @@ class Patient:
     [
         after(
             "headway/core/policies/__init__.py",
-            "from headway.core.policies.paced import Paced\n",
+            "from headway.core.policies.paced import DEFAULT_WINDOW, Paced, Pid, Table, Window\n",
             "from headway.core.policies.patient import Patient\n",
         ),
         after(
@@ -126,7 +126,6 @@ class KettleBroker(MemoryBroker):
 
     broker = KettleBroker(_models(settings), letters, counters, clock, random.random, _kept(settings))
     return BrokerBundle(broker, letters, MemoryFleet(clock), MemoryBoard(clock), now)
-
 
 BROKERS: Mapping""",
         ),
@@ -196,7 +195,6 @@ class KettleTarget:
     def __str__(self) -> str:
         return self.url
 
-
 Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget | KettleTarget
 ''',
         ),
@@ -248,7 +246,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from headway.dialects.texts import TextList
+from headway.dialects.table import TextList
 
 
 class KettleList(TextList, frozen=True):
@@ -329,36 +327,10 @@ METRIC = Addition(
     ],
     [
         before("docs/metrics.md", "| `headway_retries_total` |", "| `headway_cups_total` | model | cups poured |\n"),
-        after("tests/test_metrics.py", "NAMES = {\n", '    "headway_cups": ("counter", {"model"}),\n'),
-        after(
+        before("tests/test_metrics.py", '    "requests": ("counter"', '    "cups": ("counter", {"model": "m"}, 2),\n'),
+        before(
             "tests/test_metrics.py", "    counters.store.ledger_dropped = 8\n", '    counters.gateway.cups["m"] = 2\n'
         ),
-    ],
-)
-
-GAUGE = Addition(
-    "gauge",
-    {},
-    [
-        before("headway/telemetry/figures.py", "    exports_fleet: bool = True\n", "    tea: float | None = None\n"),
-        before(
-            "headway/app/process_figures.py",
-            "            exports_fleet=alone or",
-            "            tea=settings.steep_s,\n",
-        ),
-        before(
-            "headway/telemetry/metrics.py",
-            '    Row(GAUGE, "broker_up",',
-            '    Row(GAUGE, "tea_seconds", "", "How long tea draws.", lambda of: of.own.tea),\n',
-        ),
-    ],
-    [
-        before(
-            "docs/metrics.md", "| `headway_retries_total` |", "| `headway_tea_seconds` | – | how long tea draws |\n"
-        ),
-        after("tests/test_metrics.py", "NAMES = {\n", '    "headway_tea_seconds": ("gauge", set()),\n'),
-        after("tests/test_metrics.py", "        ledger_backlog=15,\n", "        tea=4.0,\n"),
-        after("tests/test_metrics.py", "        ledger_backlog=0,\n", "        tea=0.0,\n"),
     ],
 )
 
@@ -447,195 +419,4 @@ async def _tea(request: Request) -> RouteAnswer:
     ],
 )
 
-GRPC_METHOD = Addition(
-    "method of gRPC",
-    {
-        "headway/protos/headway/v1/tea.proto": """
-syntax = "proto3";
-
-package headway.v1;
-
-service Tea {
-  rpc Pour(PourRequest) returns (PourResponse);
-}
-
-message PourRequest {
-  string leaves = 1;
-}
-
-message PourResponse {
-  string cup = 1;
-}
-""",
-        "headway/grpc/tea.py": '''
-"""Tea service of the port: `headway.v1.Tea`."""
-
-from __future__ import annotations
-
-from headway import errors
-from headway.errors import RequestError
-from headway.grpc import messages
-from headway.model import Principal
-
-_REQUEST = messages.message("headway.v1.PourRequest")
-_RESPONSE = messages.message("headway.v1.PourResponse")
-
-
-async def pour(body: bytes, principal: Principal) -> bytes:
-    """Answer Pour."""
-    leaves = messages.read(_REQUEST, body).leaves
-    if leaves == "coffee":
-        raise RequestError("this is a teapot", code=errors.TEAPOT)
-    return bytes(_RESPONSE(cup=f"hot {leaves}").SerializeToString())
-''',
-    },
-    [
-        (
-            "headway/grpc/methods.py",
-            "from headway.grpc.connection import MakeCall\n",
-            "from headway.grpc.connection import MakeCall\nfrom headway.grpc.tea import pour\n",
-        ),
-        before(
-            "headway/grpc/methods.py",
-            '        f"/{messages.HEALTH}/Check": lambda',
-            '        f"/{messages.TEA}/Pour": lambda stream: PlainCall(port, stream, pour),\n',
-        ),
-        after("headway/grpc/messages.py", 'HEADWAY = "headway.v1.Inference"\n', 'TEA = "headway.v1.Tea"\n'),
-        ("headway/grpc/messages.py", "SERVICES = (HEADWAY, ", "SERVICES = (HEADWAY, TEA, "),
-    ],
-    [
-        before(
-            "docs/grpc.md",
-            "| `inference.GRPCInferenceService` |",
-            "| `headway.v1.Tea` | `Pour`: `leaves` to a `cup` |\n",
-        )
-    ],
-)
-
-INFERENCE_ROUTE = Addition(
-    "inference route",
-    {
-        "headway/http/inference/brew.py": '''
-"""Codec of POST /brew, whose errors are an object with one member."""
-
-from __future__ import annotations
-
-from typing import ClassVar
-
-import msgspec
-
-from headway.config import Settings
-from headway.doors.bodies import ABSENT, body_reader, value_reader
-from headway.errors import AnyError
-from headway.http.inference.codecs import Codec
-from headway.model import TokenCount
-
-
-class _Order(msgspec.Struct, gc=False):
-    input: str = msgspec.field(name="leaves")
-    model: str | None = None
-    parameters: msgspec.Raw = ABSENT
-
-
-class _AnyOrder(msgspec.Struct, gc=False):
-    input: msgspec.Raw = msgspec.field(name="leaves")
-    inputs: ClassVar[msgspec.Raw] = ABSENT
-    model: str | None = None
-    parameters: msgspec.Raw = ABSENT
-    version: ClassVar[None] = None
-    model_version: ClassVar[None] = None
-
-
-def brew(settings: Settings) -> Codec:
-    """Make the codec."""
-    read, read_value = body_reader(_Order, settings), value_reader(_AnyOrder, settings)
-    return Codec(read=read, write=_write, read_value=read_value, encode_error=_encode_error)
-
-
-def _write(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None) -> bytes:
-    return msgspec.json.encode({"cup": output})
-
-
-def _encode_error(error: AnyError, shown: str) -> tuple[dict[str, str], bytes]:
-    text = error.message.encode("utf-8", "backslashreplace").decode()
-    return {"content-type": "application/json"}, msgspec.json.encode({"spilt": text})
-'''
-    },
-    [
-        (
-            "headway/http/inference/routes.py",
-            "from headway.http.inference.codecs import Codec,",
-            "from headway.http.inference.brew import brew\nfrom headway.http.inference.codecs import Codec,",
-        ),
-        after("headway/http/inference/routes.py", '    "/v1/predict": predict,\n', '    "/brew": brew,\n'),
-        before(
-            "headway/http/contract.json",
-            '      "/v1/result/{task_id}": {\n',
-            """      "/brew": {
-        "post": {
-          "operationId": "brew",
-          "requestBody": {"required": true, "content": {"application/json": {"schema": {"type": "object"}}}},
-          "responses": {"200": {"description": "A cup.", "headers": {"...": ["limited"]}}},
-          "security": "${security}"
-        }
-      },
-""",
-        ),
-    ],
-    [
-        after("docs/http.md", "- `GET /tea` and `GET /tea/best` pour tea.\n", "- `POST /brew` takes `leaves`.\n"),
-        before("tests/http/test_public.py", '"/livez", "/readyz", "/healthz",', '"/brew", '),
-        ("tests/e2e/test_contract.py", '    "others": (31, ', '    "others": (32, '),
-        before(
-            "tests/clients/openapi_python_program.py",
-            '    for name in ("live", ',
-            '    call("brew", body=made_of.BrewBody())\n',
-        ),
-        before(
-            "tests/clients/openapi_calls.ts",
-            "  await of('live', made.live());\n",
-            "  await of('brew', made.brew({ body: { leaves: 'oolong' } }));\n",
-        ),
-    ],
-)
-
-ROLE = Addition(
-    "role",
-    {
-        "headway/cli/butler.py": '''
-"""`headway butler`: runs batches and looks after the workers."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from headway.cli.commands import command
-from headway.cli.roles import run_targets, targets_argument, with_settings_of
-from headway.config import Settings
-from headway.model import Role
-
-
-@command()
-@targets_argument
-@with_settings_of(Role.BUTLER)
-def butler(settings: Settings, targets: Sequence[str]) -> None:
-    """Run TARGET and look after the workers."""
-    run_targets(settings, Role.BUTLER, targets)
-'''
-    },
-    [
-        after("headway/model/fleet.py", '    CONTROLLER = "controller"\n', '    BUTLER = "butler"\n'),
-        before(
-            "headway/app/roles.py",
-            "    Role.CONTROLLER: Parts(",
-            '    Role.BUTLER: Parts("Headway butler {name} runs {target}", batchers=True, controller=True),\n',
-        ),
-        before(
-            "headway/cli/__init__.py",
-            '    "check": Lazy(',
-            '    "butler": Lazy("headway.cli.butler:butler", "Serve", "Run TARGET and look after the workers."),\n',
-        ),
-    ],
-)
-
-ADDITIONS = (POLICY, BROKER, BACKEND, DIALECT, ERROR, METRIC, GAUGE, SETTING, ROUTE, GRPC_METHOD, INFERENCE_ROUTE, ROLE)
+ADDITIONS = (POLICY, BROKER, BACKEND, DIALECT, ERROR, METRIC, SETTING, ROUTE)

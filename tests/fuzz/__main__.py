@@ -1,9 +1,9 @@
-"""Feeds every parser at the door many damaged inputs.
+"""Feeds many damaged inputs to every parser of input from outside.
 
     python -m tests.fuzz --cases 1000000 --seed 7 [--only TEXT]
 
-Ends with 1 when a promise was broken, and shows the input. The same seed makes the same inputs. An input that takes more
-than a second of the processor, or than what its parser may take, counts as broken, as does one that takes more than a gibibyte of memory.
+Exits with 1 if a promise is broken, and shows the input. The same seed makes the same inputs. An input that takes more
+processor time than its parser may take, or more than a gibibyte of memory, breaks a promise, too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import structlog
 from tests.fuzz.parsers import Parser, parsers
 
 MEMORY = 1 << 30
-"""Bytes beyond what is used at first."""
+"""Bytes beyond those in use at the start."""
 SHOWN = 5
-"""Broken promises of one parser after which it is given up."""
+"""Broken promises after which a parser gets no more inputs."""
 
 
 def fuzz(parser: Parser, cases: int, seed: int) -> int:
-    """Feed one parser; how many inputs broke its promise."""
+    """Feed one parser. Return how many inputs broke its promise."""
     broken, slowest, begun = 0, 0.0, time.thread_time()
     done = 0
     for done, data in enumerate(itertools.islice(parser.inputs(seed), cases), start=1):

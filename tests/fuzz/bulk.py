@@ -10,7 +10,7 @@ from headway.config import Settings
 from headway.core.json_pages import finish
 from headway.errors import BadRequest
 from headway.gateway.served_models import ServedModels
-from headway.http.form import MOST_PARTS, parts
+from headway.http.openai.bulk import MOST_PARTS, parts
 from headway.http.openai.bulk_lines import READERS, OpenAILines
 from headway.http.openai.members import MOST_TEXTS
 from headway.model import Failure, Reply
@@ -22,6 +22,7 @@ _PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"
 FORMS = (
     b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' + _PART + b"--b--\r\n",
     b"preamble\r\n" + _PART + b"--b--epilogue",
+    _PART * (MOST_PARTS + 1) + b"--b--",
     b"--b\r\ncontent-disposition: form-data; name=n; filename*=UTF-8''%c3%a9\r\n\r\n\r\n--b--",
 )
 FORM_WORDS = (

@@ -1,6 +1,6 @@
-"""The dearest bodies of each kind: those that cost most to read of all bodies of their size.
+"""The most expensive bodies of each kind: those that take longest to read for their size.
 
-A kind is a route, the model that is asked, and a body made of one small piece as often as it fits.
+A kind is a route, the model that is asked, and a body that repeats one small piece as often as it fits.
 """
 
 from __future__ import annotations
@@ -8,275 +8,249 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from headway.config import Settings
 from headway.core.json_pages import PAGE, Steps
-from headway.doors.exchange import CodecContext, Exchange
+from headway.doors.exchange import Exchange
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.http.inference.inference_head import InferenceHead, read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.server.head import Head, RequestTarget
-from headway.model import TensorSpec, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import TensorSpec, ValueKind
 from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import pack
-from headway.runtime.counters import GatewayCounts
+from tests.fuzz.models import context_of, models_of
 
 MOST = 1_000_000
 """Bytes of the largest body, as `max_body_bytes` is by default, with room for what is around the pieces."""
 INFER = "/v2/models/{model:path}/infer"
-Specs = tuple[TensorSpec, ...]
-VECTOR: Specs = (TensorSpec("x", "FP32", (-1,)),)
-MATRIX: Specs = (TensorSpec("x", "FP32", (-1, -1)),)
-INTEGERS: Specs = (TensorSpec("x", "INT64", (-1,)),)
-BOOLEANS: Specs = (TensorSpec("x", "BOOL", (-1,)),)
-HALVES: Specs = (TensorSpec("x", "FP16", (-1,)),)
-SHORT: Specs = (TensorSpec("x", "BF16", (-1,)),)
-TEXTS: Specs = (TensorSpec("x", "BYTES", (-1,)),)
-TWO: Specs = (TensorSpec("x", "FP32", (-1,)), TensorSpec("y", "FP32", (-1,)))
+CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES = (
+    f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses")
+)
+MODELS: dict[str, tuple[ValueKind, tuple[TensorSpec, ...]]] = {
+    "text": (ValueKind.TEXT, ()),
+    "json": (ValueKind.JSON, ()),
+    "bytes": (ValueKind.BYTES, ()),
+    "matrix": (ValueKind.TENSORS, (TensorSpec("x", "FP32", (-1, -1)),)),
+    "two": (ValueKind.TENSORS, (TensorSpec("x", "FP32", (-1,)), TensorSpec("y", "FP32", (-1,)))),
+} | {
+    name: (ValueKind.TENSORS, (TensorSpec("x", name, (-1,)),))
+    for name in ("FP32", "INT64", "BOOL", "FP16", "BF16", "BYTES")
+}
+"""Models that are asked: what each takes, and the specifications of its tensors."""
 
 
 class Dear(NamedTuple):
-    """One dear body.
+    """One expensive body.
 
     Attributes:
         name: what it is made of.
         path: path of its route.
         body: the body.
-        takes: what the model takes.
-        inputs: specifications of the model's tensors.
+        model: the model that is asked, one of MODELS.
         length: bytes of its JSON object, where binary data follow.
     """
 
     name: str
     path: str
     body: bytes
-    takes: ValueKind = ValueKind.TEXT
-    inputs: tuple[TensorSpec, ...] = ()
+    model: str = "text"
     length: int | None = None
 
 
-def _filled(before: bytes, piece: bytes, after: bytes, size: int, between: bytes = b",") -> bytes:
-    """As many equal pieces as fit into a body of a size."""
-    count = max((size - len(before) - len(after)) // (len(piece) + len(between)), 1)
-    return before + between.join([piece] * count) + after
+def _filled(template: str, piece: str, size: int) -> bytes:
+    """A body of a size: as many pieces as fit in place of `@`, with commas between them, or of `~`, without.
+
+    A `#` in a piece is its number.
+    """
+    between = "," if "@" in template else ""
+    room = len(piece.encode()) + len(between) + 4 * piece.count("#")
+    count = max((size - len(template)) // room, 1)
+    numbered = [piece.replace("#", f"{number:05x}") for number in range(count)] if "#" in piece else [piece] * count
+    return template.replace("@" if between else "~", between.join(numbered)).encode()
 
 
-def _keyed(before: bytes, after: bytes, size: int, value: bytes = b"0") -> bytes:
-    """As many members of an object with names of their own as fit."""
-    count = max((size - len(before) - len(after)) // (9 + len(value)), 1)
-    return before + b",".join([b'"%05x":%b' % (one, value) for one in range(count)]) + after
-
-
-def _native(size: int) -> Iterator[Dear]:
-    path, tensors, js = "/v1/inference", ValueKind.TENSORS, ValueKind.JSON
-    for name, piece in {
-        "digits": b"0", "fractions": b"0.1", "long numbers": b"0.12345678901234567", "exponents": b"1e30", "huge exponents": b"1e-307",
-        "negative": b"-1", "spaced": b"  1", "very long": b"1" * 300,
-    }.items():  # fmt: skip
-        yield Dear(f"vector of {name}", path, _filled(b'{"input":[', piece, b"]}", size), tensors, VECTOR)
-        yield Dear(f"json of {name}", path, _filled(b'{"input":[', piece, b"]}", size), js)
-    for name, specs in {"INT64": INTEGERS, "FP16": HALVES, "BF16": SHORT}.items():
-        yield Dear(f"vector of {name}", path, _filled(b'{"input":[', b"1", b"]}", size), tensors, specs)
-    yield Dear("vector of BOOL", path, _filled(b'{"input":[', b"true", b"]}", size), tensors, BOOLEANS)
-    yield Dear("vector of texts", path, _filled(b'{"input":[', b'""', b"]}", size), tensors, TEXTS)
-    for name, piece in {
-        "one": b"[1]",
-        "none": b"[]",
-        "two": b"[1,2]",
-        "wrong": b'[""]',
-        "ragged": b"[1],[1,2]",
-    }.items():
-        yield Dear(f"rows of {name}", path, _filled(b'{"input":[', piece, b"]}", size), tensors, MATRIX)
-        yield Dear(f"wrong rows of {name}", path, _filled(b'{"input":[', piece, b"]}", size), tensors, VECTOR)
-        yield Dear(f"json of {name}", path, _filled(b'{"input":[', piece, b"]}", size), js)
-        yield Dear(f"text of {name}", path, _filled(b'{"input":[', piece, b"]}", size))
-    yield Dear("two vectors", path, _filled(b'{"input":{"y":[0],"x":[', b"0", b"]}}", size), tensors, TWO)
-    yield Dear("vector of a late text", path, _filled(b'{"input":[', b"0", b',""]}', size), tensors, VECTOR)
-    yield Dear("members of an input", path, _keyed(b'{"input":{', b"}}", size), js)
-    yield Dear("members of tensors", path, _keyed(b'{"input":{', b"}}", size), tensors, TWO)
-    yield Dear("members of the body", path, _keyed(b'{"input":"a",', b"}", size))
-    yield Dear("members of parameters", path, _keyed(b'{"input":"a","parameters":{', b"}}", size))
-    yield Dear(
-        "deep parameters", path, b'{"input":"a","parameters":{"a":%b%b}}' % (b"[" * (size // 2), b"]" * (size // 2))
-    )
-    yield Dear("deep input", path, b'{"input":%b%b}' % (b"[" * (size // 2), b"]" * (size // 2)), js)
-    yield Dear("deep rows", path, _filled(b'{"input":[', b"[" * 90 + b"]" * 90, b"]}", size), js)
-    yield Dear("objects", path, _filled(b'{"input":[', b"{}", b"]}", size), js)
-    yield Dear("numbers in parameters", path, _filled(b'{"input":"a","parameters":{"a":[', b"0", b"]}}", size))
-    yield Dear("huge in parameters", path, _filled(b'{"input":"a","parameters":{"a":[', b"1e300", b"]}}", size))
-    yield Dear("doubled members", path, _filled(b'{"input":"a",', b'"a":0', b"}", size))
-    yield Dear("doubled inputs", path, _filled(b"{", b'"input":"a"', b"}", size))
-    yield Dear("escapes", path, _filled(b'{"input":"', rb"\u00e9", b'"}', size, b""))
-    yield Dear("pairs", path, _filled(b'{"input":"', rb"\ud83d\ude00", b'"}', size, b""))
-    yield Dear("json of escapes", path, _filled(b'{"input":["', rb"\u00e9", b'"]}', size, b""), js)
-    yield Dear("json of pairs", path, _filled(b'{"input":["', rb"\ud83d\ude00", b'"]}', size, b""), js)
-    yield Dear("json of texts", path, _filled(b'{"input":[', rb'"\\"', b"]}", size), js)
-    yield Dear("json of brackets in texts", path, _filled(b'{"input":[', b'"[["', b"]}", size), js)
-    yield Dear("lone surrogate", path, _filled(b'{"input":"', rb"\u00e9", rb'\ud800"}', size, b""))
-    yield Dear("beyond ASCII", path, _filled(b'{"input":"', "é".encode(), b'"}', size, b""))
-    yield Dear("beyond the plane", path, _filled(b'{"input":"a', "😀".encode(), b'"}', size, b""))
-    yield Dear("unfinished", path, _filled(b'{"input":[', b"0", b"", size), js)
-    for name, piece in {"empty": b'""', "one": b'"a"', "numbers": b"0", "arrays": b"[0]"}.items():
-        for takes in (ValueKind.TEXT, js, tensors, ValueKind.BYTES):
-            specs = VECTOR if takes is tensors else ()
-            yield Dear(f"inputs {name} {takes.value}", path, _filled(b'{"inputs":[', piece, b"]}", size), takes, specs)
-            at_most = b",".join([piece * 1 for _ in range(1024)])
-            yield Dear(f"1024 inputs {name} {takes.value}", path, b'{"inputs":[' + at_most + b"]}", takes, specs)
-    wide = _filled(b"[", b"0", b"]", size // 1024 - 2)
-    yield Dear("1024 vectors", path, b'{"inputs":[' + b",".join([wide] * 1024) + b"]}", tensors, VECTOR)
-    yield Dear("plain text", "/api/inference", _filled(b'{"input":"', rb"\n", b'"}', size, b""))
-    yield Dear(
-        "predicted vector",
-        "/v1/predict",
-        _filled(b'{"model_id":"m","input_data":[', b"0", b"]}", size),
-        tensors,
-        VECTOR,
-    )
-
-
-def _openai(size: int) -> Iterator[Dear]:
-    chat, responses = "/v1/chat/completions", "/v1/responses"
-    message = b'{"role":"user","content":"a"}'
-    empty = b'{"role":"","content":""}'
-    yield Dear("messages", chat, _filled(b'{"model":"m","messages":[', message, b"]}", size))
-    yield Dear("empty messages", chat, _filled(b'{"model":"m","messages":[', empty, b"]}", size))
-    part = b'{"type":"text","text":""}'
-    yield Dear("parts", chat, _filled(b'{"model":"m","messages":[{"role":"user","content":[', part, b"]}]}", size))
-    parts = b'{"role":"","content":[%b]}' % part
-    yield Dear("messages of parts", chat, _filled(b'{"model":"m","messages":[', parts, b"]}", size))
-    yield Dear("hollow messages", chat, _filled(b'{"model":"m","messages":[', b'{"role":""}', b"]}", size))
-    yield Dear("wrong messages", chat, _filled(b'{"model":"m","messages":[', b"{}", b"]}", size))
-    hollow = b'{"role":"","content":[]}'
-    yield Dear("messages without parts", chat, _filled(b'{"model":"m","messages":[', hollow, b"]}", size))
-    yield Dear("members of a message", chat, _keyed(b'{"model":"m","messages":[{"role":"","content":"",', b"}]}", size))
-    yield Dear("members of a chat", chat, _keyed(b'{"model":"m","messages":[%b],' % message, b"}", size))
-    yield Dear(
-        "long chat",
-        chat,
-        _filled(b'{"model":"m","messages":[{"role":"user","content":"', rb"\u00e9", b'"}]}', size, b""),
-    )
-    yield Dear(
-        "chat of choices",
-        chat,
-        _filled(b'{"model":"m","n":128,"messages":[{"role":"user","content":"', b"a", b'"}]}', size, b""),
-    )
-    yield Dear("items", responses, _filled(b'{"model":"m","input":[', message, b"]}", size))
-    yield Dear("empty items", responses, _filled(b'{"model":"m","input":[', empty, b"]}", size))
-    yield Dear("items without parts", responses, _filled(b'{"model":"m","input":[', hollow, b"]}", size))
-    yield Dear(
-        "parts of items", responses, _filled(b'{"model":"m","input":[{"role":"user","content":[', part, b"]}]}", size)
-    )
-    yield Dear("metadata", responses, _keyed(b'{"model":"m","input":"a","metadata":{', b"}}", size, b'""'))
-    yield Dear(
-        "instructions", responses, _filled(b'{"model":"m","input":"a","instructions":"', rb"\u00e9", b'"}', size, b"")
-    )
-    yield Dear("long item", responses, _filled(b'{"model":"m","input":"', rb"\u00e9", b'"}', size, b""))
-    for path, name in (("/v1/completions", b"prompt"), ("/v1/embeddings", b"input")):
-        begin = b'{"model":"m","%b":[' % name
-        yield Dear(f"texts of {path}", path, _filled(begin, b'""', b"]}", size))
-        yield Dear(f"2048 texts of {path}", path, begin + b",".join([b'"%d"' % one for one in range(2048)]) + b"]}")
-        long = b'"' + b"a" * (size // 2048 - 4) + b'"'
-        yield Dear(f"2048 long texts of {path}", path, begin + b",".join([long] * 2048) + b"]}")
-        yield Dear(f"tokens of {path}", path, _filled(begin, b"1", b"]}", size))
-        yield Dear(f"members of {path}", path, _keyed(b'{"model":"m","%b":"a",' % name, b"}", size))
-        yield Dear(f"parameters of {path}", path, _filled(b'{"model":"m","%b":"a","x":[' % name, b"0", b"]}", size))
-        yield Dear(
-            f"escapes of {path}", path, _filled(b'{"model":"m","%b":"' % name, rb"\ud83d\ude00", b'"}', size, b"")
+ARRAYS = {
+    "digits": "0",
+    "fractions": "0.1",
+    "long numbers": "0.12345678901234567",
+    "exponents": "1e30",
+    "huge exponents": "1e-307",
+    "spaced numbers": "  1",
+    "very long numbers": "1" * 300,
+    "rows of one": "[1]",
+    "rows of none": "[]",
+    "wrong rows": '[""]',
+    "ragged rows": "[1],[1,2]",
+}
+"""Elements of an input by what they are."""
+MEMBER = '"#":0'
+NATIVE = (
+    *(("text", f"text of {name}", '{"input":[@]}', ARRAYS[name]) for name in ("rows of one", "ragged rows")),
+    *((model, f"{name} for {model}", '{"input":[@]}', ARRAYS[name]) for model in ("FP32", "json") for name in ARRAYS),
+    *(("matrix", f"{name} for a matrix", '{"input":[@]}', piece) for name, piece in ARRAYS.items() if "rows" in name),
+    *((model, f"vector of {model}", '{"input":[@]}', "1") for model in ("INT64", "FP16", "BF16")),
+    ("BOOL", "vector of BOOL", '{"input":[@]}', "true"),
+    ("BYTES", "vector of texts", '{"input":[@]}', '""'),
+    ("two", "two vectors", '{"input":{"y":[0],"x":[@]}}', "0"),
+    ("FP32", "vector of a late text", '{"input":[@,""]}', "0"),
+    ("json", "members of an input", '{"input":{@}}', MEMBER),
+    ("two", "members of tensors", '{"input":{@}}', MEMBER),
+    ("text", "members of the body", '{"input":"a",@}', MEMBER),
+    ("text", "members of parameters", '{"input":"a","parameters":{@}}', MEMBER),
+    ("json", "deep rows", '{"input":[@]}', "[" * 90 + "]" * 90),
+    ("json", "objects", '{"input":[@]}', "{}"),
+    ("text", "numbers in parameters", '{"input":"a","parameters":{"a":[@]}}', "0"),
+    ("text", "huge in parameters", '{"input":"a","parameters":{"a":[@]}}', "1e300"),
+    ("text", "doubled members", '{"input":"a",@}', '"a":0'),
+    ("text", "doubled inputs", "{@}", '"input":"a"'),
+    ("text", "escapes", '{"input":"~"}', r"\u00e9"),
+    ("text", "pairs", '{"input":"~"}', r"\ud83d\ude00"),
+    ("json", "json of escapes", '{"input":["~"]}', r"\u00e9"),
+    ("json", "json of pairs", '{"input":["~"]}', r"\ud83d\ude00"),
+    ("json", "json of texts", '{"input":[@]}', r'"\\"'),
+    ("json", "json of brackets in texts", '{"input":[@]}', '"[["'),
+    ("text", "lone surrogate", r'{"input":"~\ud800"}', r"\u00e9"),
+    ("text", "beyond ASCII", '{"input":"~"}', "é"),
+    ("text", "beyond the plane", '{"input":"a~"}', "😀"),
+    ("text", "unfinished", '{"input":[@', "0"),
+    *(
+        (model, f"inputs of {name} for {model}", '{"inputs":[@]}', piece)
+        for name, piece in {"empty texts": '""', "numbers": "0", "arrays": "[0]"}.items()
+        for model in ("text", "json", "FP32", "bytes")
+    ),
+)
+"""Bodies of the native route: the model, what each is made of, its template and its piece."""
+MESSAGE, EMPTY, HOLLOW = (
+    '{"role":"user","content":"a"}',
+    '{"role":"","content":""}',
+    '{"role":"","content":[]}',
+)
+PART = '{"type":"text","text":""}'
+OPENAI = (
+    (CHAT, "messages", '{"model":"m","messages":[@]}', MESSAGE),
+    (CHAT, "empty messages", '{"model":"m","messages":[@]}', EMPTY),
+    (CHAT, "parts", '{"model":"m","messages":[{"role":"user","content":[@]}]}', PART),
+    (CHAT, "messages of parts", '{"model":"m","messages":[@]}', f'{{"role":"","content":[{PART}]}}'),
+    (CHAT, "wrong messages", '{"model":"m","messages":[@]}', "{}"),
+    (CHAT, "messages without parts", '{"model":"m","messages":[@]}', HOLLOW),
+    (CHAT, "members of a message", '{"model":"m","messages":[{"role":"","content":"",@}]}', MEMBER),
+    (CHAT, "members of a chat", f'{{"model":"m","messages":[{MESSAGE}],@}}', MEMBER),
+    (CHAT, "long chat", '{"model":"m","messages":[{"role":"user","content":"~"}]}', r"\u00e9"),
+    (CHAT, "chat of choices", '{"model":"m","n":128,"messages":[{"role":"user","content":"~"}]}', "a"),
+    (RESPONSES, "items", '{"model":"m","input":[@]}', MESSAGE),
+    (RESPONSES, "empty items", '{"model":"m","input":[@]}', EMPTY),
+    (RESPONSES, "items without parts", '{"model":"m","input":[@]}', HOLLOW),
+    (RESPONSES, "parts of items", '{"model":"m","input":[{"role":"user","content":[@]}]}', PART),
+    (RESPONSES, "metadata", '{"model":"m","input":"a","metadata":{@}}', '"#":""'),
+    (RESPONSES, "instructions", '{"model":"m","input":"a","instructions":"~"}', r"\u00e9"),
+    (RESPONSES, "long item", '{"model":"m","input":"~"}', r"\u00e9"),
+    *(
+        (path, f"{what} of {path}", template % member, piece)
+        for path, member in ((COMPLETIONS, "prompt"), (EMBEDDINGS, "input"))
+        for what, template, piece in (
+            ("texts", '{"model":"m","%s":[@]}', '""'),
+            ("tokens", '{"model":"m","%s":[@]}', "1"),
+            ("members", '{"model":"m","%s":"a",@}', MEMBER),
+            ("parameters", '{"model":"m","%s":"a","x":[@]}', "0"),
+            ("escapes", '{"model":"m","%s":"~"}', r"\ud83d\ude00"),
         )
+    ),
+)
+"""Bodies of OpenAI's routes: the path, what each is made of, its template and its piece."""
+ONE_TEXT = '{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["a"]'
+SHAPE = '{"inputs":[{"name":"x","datatype":"%s","shape":[@],"data":[0]}]}'
+UNNAMED = '{"name":"","datatype":"","shape":0}'
+OPEN_INFERENCE = (
+    ("FP32", "huge shape", SHAPE % "FP32", "1"),
+    ("text", "huge shape of texts", SHAPE % "BYTES", "1"),
+    ("FP32", "inputs", '{"inputs":[@]}', UNNAMED),
+    ("text", "inputs of texts", '{"inputs":[@]}', UNNAMED),
+    ("text", "outputs", ONE_TEXT + '}],"outputs":[@]}', '{"name":""}'),
+    ("text", "parameters", ONE_TEXT + '}],"parameters":{@}}', MEMBER),
+    ("text", "members of a tensor", ONE_TEXT + ",@}]}", MEMBER),
+    ("text", "members of a request", ONE_TEXT + "}],@}", MEMBER),
+    *((model, f"escapes for {model}", ONE_TEXT[:-3] + '~"]}]}', r"\u00e9") for model in ("text", "json", "bytes")),
+    ("json", "numbers in a text", ONE_TEXT[:-3] + '[0~]"]}]}', ",0"),
+)
+"""Bodies of the Open Inference Protocol: the model, what each is made of, its template and its piece."""
 
 
-def _tensor(datatype: str, shape: str, data: str = "", more: str = "") -> bytes:
-    return f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":{shape}{data}'.encode() + more.encode()
+def _few(size: int) -> Iterator[Dear]:
+    """Bodies of one deep value, and of as many elements as there may be."""
+    deep = "[" * (size // 2) + "]" * (size // 2)
+    yield Dear("deep parameters", "/v1/inference", f'{{"input":"a","parameters":{{"a":{deep}}}}}'.encode())
+    yield Dear("deep input", "/v1/inference", f'{{"input":{deep}}}'.encode(), "json")
+    for model, piece in (("text", '"a"'), ("FP32", "[0]")):
+        body = f'{{"inputs":[{",".join([piece] * 1024)}]}}'.encode()
+        yield Dear(f"1024 inputs for {model}", "/v1/inference", body, model)
+    wide = _filled("[@]", "0", size // 1024 - 2).decode()
+    yield Dear("1024 vectors", "/v1/inference", f'{{"inputs":[{",".join([wide] * 1024)}]}}'.encode(), "FP32")
+    yield Dear("plain text", "/api/inference", _filled('{"input":"~"}', r"\n", size))
+    yield Dear("predicted vector", "/v1/predict", _filled('{"model_id":"m","input_data":[@]}', "0", size), "FP32")
+    for path, member in ((COMPLETIONS, "prompt"), (EMBEDDINGS, "input")):
+        for name, text in (("short", '"a"'), ("long", '"' + "a" * (size // 2048 - 4) + '"')):
+            body = f'{{"model":"m","{member}":[{",".join([text] * 2048)}]}}'.encode()
+            yield Dear(f"2048 {name} texts of {path}", path, body)
 
 
-def _open_inference(size: int) -> Iterator[Dear]:
-    tensors = ValueKind.TENSORS
+def _tensor(datatype: str, shape: str, more: str) -> bytes:
+    return f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":{shape},{more}}}]}}'.encode()
 
-    def counted(datatype: str, shape: Callable[[int], str], piece: bytes, width: int = 1) -> bytes:
-        room = size - 150
-        count = room // (len(piece) + 1)
-        before = _tensor(datatype, shape(count * width), ',"data":[')
-        return before + b",".join([piece] * count) + b"]}]}"
 
-    for name, specs, piece in (
-        ("FP32", VECTOR, b"0"), ("INT64", INTEGERS, b"0"), ("BOOL", BOOLEANS, b"true"), ("FP16", HALVES, b"0"), ("BF16", SHORT, b"0"),
-        ("BYTES", TEXTS, b'""'), ("FP32", VECTOR, b"0.12345678901234567"),
+def _tensors(size: int) -> Iterator[Dear]:
+    """Tensors whose shapes count their elements, or claim to."""
+    for model, datatype, shape, piece in (
+        ("FP32", "FP32", "[1,{}]", "0"), ("INT64", "INT64", "[1,{}]", "0"), ("BOOL", "BOOL", "[1,{}]", "true"),
+        ("FP16", "FP16", "[1,{}]", "0"), ("BF16", "BF16", "[1,{}]", "0"), ("BYTES", "BYTES", "[1,{}]", '""'),
+        ("FP32", "FP32", "[1,{}]", "0.12345678901234567"), ("matrix", "FP32", "[1,{},1]", "[0]"), ("matrix", "FP32", "[1,{},0]", "[]"),
+        ("text", "BYTES", "[{}]", '""'), ("json", "BYTES", "[{}]", '""'), ("text", "BYTES", "[{},1]", '[""]'),
     ):  # fmt: skip
-        flat = counted(name, lambda count: f"[1,{count}]", piece)
-        yield Dear(f"flat {name} of {piece.decode()}", INFER, flat, tensors, specs)
-    yield Dear("rows", INFER, counted("FP32", lambda count: f"[1,{count},1]", b"[0]"), tensors, MATRIX)
-    yield Dear("empty rows", INFER, counted("FP32", lambda count: f"[1,{count},0]", b"[]"), tensors, MATRIX)
-    yield Dear("few said rows", INFER, counted("FP32", lambda count: "[1,1]", b"[]"), tensors, VECTOR)
-    most = ",".join(['"a"'] * 65_000)
-    yield Dear("65000 texts", INFER, _tensor("BYTES", "[1,65000]", f',"data":[{most}]}}]}}'), tensors, TEXTS)
-    yield Dear("65000 texts apart", INFER, _tensor("BYTES", "[65000]", f',"data":[{most}]}}]}}'))
-    most = ",".join(['["a"]'] * 1024)
-    for takes in (ValueKind.TEXT, ValueKind.JSON, ValueKind.BYTES):
-        yield Dear(f"1024 texts {takes.value}", INFER, _tensor("BYTES", "[1024,1]", f',"data":[{most}]}}]}}'), takes)
-        yield Dear(f"texts {takes.value}", INFER, counted("BYTES", lambda count: f"[{count}]", b'""'), takes)
-        yield Dear(f"nested texts {takes.value}", INFER, counted("BYTES", lambda count: f"[{count},1]", b'[""]'), takes)
-        one = b'"' + rb"\u00e9" * (size // 6 - 40) + b'"'
-        yield Dear(f"escapes {takes.value}", INFER, _tensor("BYTES", "[1]", ',"data":[') + one + b"]}]}", takes)
-    text = json.dumps(json.dumps([0] * (size // 4))).encode()
-    yield Dear("numbers in a text", INFER, _tensor("BYTES", "[1]", ',"data":[') + text + b"]}]}", ValueKind.JSON)
-    huge = b"[" + b",".join([b"1"] * (size // 2 - 100)) + b"]"
-    yield Dear(
-        "huge shape",
-        INFER,
-        b'{"inputs":[{"name":"x","datatype":"FP32","shape":%b,"data":[0]}]}' % huge,
-        tensors,
-        VECTOR,
-    )
-    yield Dear(
-        "huge shape of texts", INFER, b'{"inputs":[{"name":"x","datatype":"BYTES","shape":%b,"data":[0]}]}' % huge
-    )
-    yield Dear("claimed rows", INFER, _tensor("FP32", "[1,999999999999]", ',"data":[0]}]}'), tensors, VECTOR)
-    yield Dear("claimed empty", INFER, _tensor("FP32", "[1,65536,0]", ',"data":[]}]}'), tensors, MATRIX)
-    hollow = b'{"name":"","datatype":"","shape":0}'
-    yield Dear("inputs", INFER, _filled(b'{"inputs":[', hollow, b"]}", size), tensors, VECTOR)
-    yield Dear("inputs of texts", INFER, _filled(b'{"inputs":[', hollow, b"]}", size))
-    outputs = _filled(
-        b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["a"]}],"outputs":[', b'{"name":""}', b"]}", size
-    )
-    yield Dear("outputs", INFER, outputs)
-    members = b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["a"]}],"parameters":{'
-    yield Dear("parameters", INFER, _keyed(members, b"}}", size))
-    yield Dear(
-        "members of a tensor",
-        INFER,
-        _keyed(b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["a"],', b"}]}", size),
-    )
-    yield Dear("members of a request", INFER, _keyed(members[:-14], b"}", size))
-    behind = {
-        "texts behind": (b"", tensors),
-        "letters behind": (b"a", tensors),
-        "1024 behind": (b"a" * (size // 1024 - 8), ValueKind.TEXT),
-        "json behind": (b"[" + b"0," * (size // 2048 - 8) + b"0]", ValueKind.JSON),
-    }
-    for name, (element, takes) in behind.items():
-        specs = TEXTS if takes is tensors else ()
-        count = 65_536 if takes is tensors else 1024
-        data = pack([element] * count)
-        shape = f"[{count}]" if takes is not tensors else f"[1,{count}]"
-        said = _tensor("BYTES", shape, f',"parameters":{{"binary_data_size":{len(data)}}}}}]}}')
-        yield Dear(name, INFER, said + data, takes, specs, len(said))
-    data = bytes(size // 4 * 4 - 400)
-    said = _tensor("FP32", f"[1,{len(data) // 4}]", f',"parameters":{{"binary_data_size":{len(data)}}}}}]}}')
-    yield Dear("numbers behind", INFER, said + data, tensors, VECTOR, len(said))
-    said = _tensor("FP32", "[1,1]", f',"parameters":{{"binary_data_size":{len(data)}}}}}]}}')
-    yield Dear("too many behind", INFER, said + data, tensors, VECTOR, len(said))
+        data = [piece] * ((size - 150) // (len(piece) + 1))
+        body = _tensor(datatype, shape.format(len(data)), f'"data":[{",".join(data)}]')
+        yield Dear(f"{shape} of {piece} for {model}", INFER, body, model)
+    for model, shape, piece, count in (
+        ("BYTES", "[1,65000]", '"a"', 65_000), ("text", "[65000]", '"a"', 65_000), ("text", "[1024,1]", '["a"]', 1024),
+        ("json", "[1024,1]", '["1"]', 1024), ("bytes", "[1024,1]", '["a"]', 1024), ("FP32", "[1,999999999999]", "0", 1),
+        ("matrix", "[1,65536,0]", "", 0),
+    ):  # fmt: skip
+        datatype = "FP32" if model in ("FP32", "matrix") else "BYTES"
+        body = _tensor(datatype, shape, f'"data":[{",".join([piece] * count)}]')
+        yield Dear(f"{shape} for {model}", INFER, body, model)
+    yield Dear("few said rows", INFER, _tensor("FP32", "[1,1]", f'"data":[{",".join(["[]"] * (size // 3))}]'), "FP32")
+
+
+def _behind(size: int) -> Iterator[Dear]:
+    """Tensors whose data are behind the JSON object."""
+    numbers = bytes(size // 4 * 4 - 400)
+    for name, model, shape, data in (
+        ("texts", "BYTES", "[1,65536]", pack([b""] * 65_536)),
+        ("letters", "BYTES", "[1,65536]", pack([b"a"] * 65_536)),
+        ("1024 texts", "text", "[1024]", pack([b"a" * (size // 1024 - 8)] * 1024)),
+        ("json", "json", "[1024]", pack([b"[" + b"0," * (size // 2048 - 8) + b"0]"] * 1024)),
+        ("numbers", "FP32", f"[1,{len(numbers) // 4}]", numbers),
+        ("too many numbers", "FP32", "[1,1]", numbers),
+    ):
+        datatype = "FP32" if model == "FP32" else "BYTES"
+        said = _tensor(datatype, shape, f'"parameters":{{"binary_data_size":{len(data)}}}')
+        yield Dear(f"{name} behind", INFER, said + data, model, len(said))
 
 
 def bodies(size: int = MOST) -> Iterator[Dear]:
-    """Dear bodies of about a size, of all kinds."""
-    yield from _native(size)
-    yield from _openai(size)
-    yield from _open_inference(size)
+    """Expensive bodies of all kinds, of about this size."""
+    for model, name, template, piece in NATIVE:
+        yield Dear(name, "/v1/inference", _filled(template, piece, size), model)
+    for path, name, template, piece in OPENAI:
+        yield Dear(name, path, _filled(template, piece, size))
+    for model, name, template, piece in OPEN_INFERENCE:
+        yield Dear(name, INFER, _filled(template, piece, size), model)
+    yield from _few(size)
+    yield from _tensors(size)
+    yield from _behind(size)
 
 
 SETTINGS = Settings()
@@ -286,31 +260,21 @@ MOST_AT_ONCE = 3 * PAGE
 
 
 def steps_of(dear: Dear) -> Steps[Exchange]:
-    """Steps in which a body is read, as its route does."""
+    """Steps in which its route reads a body."""
     asked, models = _asked(dear)
     assert asked.read_long is not None
     return asked.read_long(dear.body, asked.options, models)
 
 
 def at_once(dear: Dear) -> Exchange:
-    """What a body is read to if it is short."""
+    """Read a body as its route does a short one."""
     asked, models = _asked(dear)
     return asked.read(dear.body, asked.options, models)
 
 
 def _asked(dear: Dear) -> tuple[InferenceHead, ServedModels]:
-    models = ServedModels(["m"])
-    known = WorkerInfo(
-        worker_id="w",
-        model="m",
-        status=WorkerStatus.HEALTHY,
-        takes=dear.takes.value,
-        gives=dear.takes.value,
-        inputs=dear.inputs,
-        outputs=dear.inputs,
-    )
-    models.learn([known])
-    context = CodecContext(SETTINGS, models, GatewayCounts())
+    models = models_of(*MODELS[dear.model])
+    context = context_of(SETTINGS, models)
     head = Head(b"POST", b"/", "1.1", [])
     head.length = len(dear.body)
     if dear.length is not None:
@@ -319,11 +283,11 @@ def _asked(dear: Dear) -> tuple[InferenceHead, ServedModels]:
 
 
 SLOW = 0.05
-"""Seconds of the processor for one step: five times what is promised, as machines differ."""
+"""Processor seconds for one step: five times what is promised, as machines differ."""
 
 
 def check(data: bytes) -> None:
-    """No step of a dear body takes long. The first bytes say which body, and of which size."""
+    """No step of an expensive body takes long. The first bytes select the body and its size."""
     size = MOST // 32 + int.from_bytes(data[2:4], "little") * MOST // (1 << 17)
     dear = next(itertools.islice(bodies(size), int.from_bytes(data[:2], "little") % _KINDS, None))
     with uncollected():
@@ -333,7 +297,7 @@ def check(data: bytes) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage meanwhile: that takes as long as the tests that ran before have left objects."""
+    """Collect no garbage meanwhile: that takes the longer, the more objects earlier tests have left."""
     gc.disable()
     try:
         yield
@@ -342,7 +306,7 @@ def uncollected() -> Iterator[None]:
 
 
 def longest(steps: Iterator[object]) -> float:
-    """The longest of the steps, in seconds of the processor."""
+    """Processor seconds of the longest step."""
     most = 0.0
     with contextlib.suppress(StopIteration, RequestError):
         while True:

@@ -1,6 +1,6 @@
-"""The dearest messages of gRPC: those that cost most to read of all messages of their size.
+"""The most expensive gRPC messages: those that take longest to read for their size.
 
-Most are one small member as often as it fits, at some depth, as a decoder takes longest for many small ones.
+Most repeat one small member as often as it fits, at some depth, as a decoder takes longest for many small ones.
 """
 
 from __future__ import annotations
@@ -11,49 +11,37 @@ from typing import NamedTuple
 
 from headway.config import Settings
 from headway.errors import RequestError
-from headway.gateway.served_models import ServedModels
 from headway.grpc.messages import varint
-from headway.grpc.predict import PREDICT_READER
-from headway.model import RequestOptions, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
+from headway.grpc.methods import PREDICT_READER
+from headway.model import RequestOptions, TensorSpec, ValueKind
 from headway.oip.grpc.infer_messages import infer_reader
+from tests.fuzz.models import models_of
 
 MOST = 1_000_000
 """Bytes of the largest message, as `max_body_bytes` is by default, with room for what is around the pieces."""
 SLOW = 0.08
-"""Seconds of the processor that four models may take together for one message, with room for the garbage collector."""
+"""Processor seconds that four models may take together for one message, with room for the garbage collector."""
 _SETTINGS, _OPTIONS = Settings(), RequestOptions(4.0)
 _READERS = {"infer": infer_reader(_SETTINGS), "predict": PREDICT_READER}
 
 
-def _models() -> dict[str, ServedModels]:
-    found = {"unknown": ServedModels(["m"])}
-    kinds: list[tuple[str, str, tuple[TensorSpec, ...]]] = [(kind.value, kind.value, ()) for kind in ValueKind]
-    kinds += [(name, "tensors", (TensorSpec("x", name, (-1,)),)) for name in ("FP32", "INT64", "INT8", "BOOL", "BYTES")]
-    for name, takes, inputs in kinds:
-        found[name] = ServedModels(["m"])
-        worker = WorkerInfo(
-            worker_id="w",
-            model="m",
-            status=WorkerStatus.HEALTHY,
-            takes=takes,
-            gives=takes,
-            inputs=inputs,
-            outputs=inputs,
-        )
-        found[name].learn([worker])
-    return found
-
-
-MODELS = _models()
+MODELS = (
+    {"unknown": models_of()}
+    | {kind.value: models_of(kind) for kind in ValueKind}
+    | {
+        name: models_of(ValueKind.TENSORS, [TensorSpec("x", name, (-1,))])
+        for name in ("FP32", "INT64", "INT8", "BOOL", "BYTES")
+    }
+)
 """Models that are asked, by what they take."""
 
 
 class Taken(Exception):
-    """A message is read, and taken."""
+    """A message has been read and is taken."""
 
 
 class Dear(NamedTuple):
-    """One dear message.
+    """One expensive message.
 
     Attributes:
         name: what it is made of.
@@ -88,7 +76,7 @@ class Dear(NamedTuple):
 
 
 def field(number: int, content: bytes = b"") -> bytes:
-    """Member that has a length."""
+    """Member with a length."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
@@ -108,16 +96,14 @@ def _members(size: int) -> Iterator[Dear]:
     """Messages of members in places where there may be few, or none."""
     pieces = {"empty": b"", "entry": field(1, b"a"), "entries": field(2), "contents": field(5)}
     for name, piece in pieces.items():
-        for number in range(1, 9):
-            one = field(number, piece)
-            yield Dear(f"{name} members of {number}", "infer", one * (size // len(one)))
+        for number in (2, 5, 7):
+            member = field(number, piece)
+            members = member * (size // len(member))
+            yield Dear(f"{name} members of {number}", "infer", members)
             for outer in (4, 5, 6):
-                yield Dear(f"{name} members of {number} in {outer}", "infer", field(outer, one * (size // len(one))))
-                yield Dear(
-                    f"{outer}s of a member of {number}, {name}",
-                    "infer",
-                    field(outer, one) * (size // len(field(outer, one))),
-                )
+                yield Dear(f"{name} members of {number} in {outer}", "infer", field(outer, members))
+                each = field(outer, member)
+                yield Dear(f"{outer}s of a member of {number}, {name}", "infer", each * (size // len(each)))
     for name, piece in {"numbers": b"\x98\x06\x01", "groups": b"\x9b\x06\x9c\x06", "fixed": b"\x9d\x06abcd"}.items():
         yield Dear(f"unknown {name}", "infer", piece * (size // len(piece)))
         yield Dear(f"unknown {name} in contents", "infer", field(5, field(5, piece * (size // len(piece)))))
@@ -139,33 +125,27 @@ def _shapes(size: int) -> Iterator[Dear]:
 
 
 def _data(size: int) -> Iterator[Dear]:
+    """Tensors of many elements: the datatype, how many, the member that holds them, each of them, and whether each is apart."""
     integers, elements = min(size, 1 << 18), min(size // 5, 1 << 16)
-    yield Dear("numbers", "infer", typed(b"FP32", size // 4, 6, bytes(4)), taken=True)
-    yield Dear("numbers one by one", "infer", typed(b"FP32", size // 5, 6, b"\x35\0\0\0\0", piece=True), taken=True)
+    long = b"\xfd" + b"\xff" * 8 + b"\x01"
+    for name, datatype, count, member, content, apart, taken in (
+        ("numbers", b"FP32", size // 4, 6, bytes(4), False, True),
+        ("numbers one by one", b"FP32", size // 5, 6, b"\x35\0\0\0\0", True, True),
+        ("booleans", b"BOOL", size, 1, b"\x01", False, True),
+        ("small integers", b"INT8", integers, 2, b"\x01", False, True),
+        ("integers one by one", b"INT8", min(integers, size // 2), 2, b"\x10\x01", True, True),
+        ("long integers", b"INT8", min(integers, size // 10), 2, long, False, True),
+        ("large integers", b"INT64", min(integers, size // 8), 3, b"\x01", False, True),
+        ("integers beyond the bound", b"INT8", size, 2, b"\x01", False, size <= 1 << 18),
+        ("wrong integers", b"INT8", min(integers, size // 2), 2, b"\xff\x01", False, False),
+        ("elements", b"BYTES", elements, 8, field(8, b"a"), True, True),
+        ("empty elements", b"BYTES", elements, 8, field(8), True, True),
+        ("elements beyond the bound", b"BYTES", size // 2, 8, field(8), True, size >> 1 <= 1 << 16),
+    ):
+        yield Dear(name, "infer", typed(datatype, count, member, content, apart), taken)
+    raw = b"\1\0\0\0a" * elements
     yield Dear("raw numbers", "infer", tensor(b"FP32", [1, size // 4], raw=bytes(size // 4 * 4)), taken=True)
-    yield Dear("booleans", "infer", typed(b"BOOL", size, 1, b"\x01"), taken=True)
-    yield Dear("small integers", "infer", typed(b"INT8", integers, 2, b"\x01"), taken=True)
-    yield Dear(
-        "integers one by one", "infer", typed(b"INT8", min(integers, size // 2), 2, b"\x10\x01", piece=True), taken=True
-    )
-    yield Dear(
-        "long integers",
-        "infer",
-        typed(b"INT8", min(integers, size // 10), 2, b"\xfd" + b"\xff" * 8 + b"\x01"),
-        taken=True,
-    )
-    yield Dear("large integers", "infer", typed(b"INT64", min(integers, size // 8), 3, b"\x01"), taken=True)
-    yield Dear("integers beyond the bound", "infer", typed(b"INT8", size, 2, b"\x01"), taken=size <= 1 << 18)
-    yield Dear("wrong integers", "infer", typed(b"INT8", min(integers, size // 2), 2, b"\xff\x01"))
-    yield Dear("elements", "infer", typed(b"BYTES", elements, 8, field(8, b"a"), piece=True), taken=True)
-    yield Dear("empty elements", "infer", typed(b"BYTES", elements, 8, field(8), piece=True), taken=True)
-    yield Dear("raw elements", "infer", tensor(b"BYTES", [1, elements], raw=b"\1\0\0\0a" * elements), taken=True)
-    yield Dear(
-        "elements beyond the bound",
-        "infer",
-        typed(b"BYTES", size // 2, 8, field(8), piece=True),
-        taken=size >> 1 <= 1 << 16,
-    )
+    yield Dear("raw elements", "infer", tensor(b"BYTES", [1, elements], raw=raw), taken=True)
     texts = field(5, field(8, b"a" * (size // 1024 - 8)) * 1024)
     yield Dear("texts", "infer", tensor(b"BYTES", [1024], texts), taken=True)
     yield Dear("one text", "infer", tensor(b"BYTES", [1], field(5, field(8, "é".encode() * (size // 2)))), taken=True)
@@ -173,9 +153,15 @@ def _data(size: int) -> Iterator[Dear]:
 
 def _predictions(size: int) -> Iterator[Dear]:
     for name, piece in {
-        "numbers": b"1", "fractions": b"0.1", "long numbers": b"0.12345678901234567", "empty rows": b"[]", "rows": b"[1]", "texts": b'""',
-        "objects": b"{}", "extremes": b"1e-400",
-    }.items():  # fmt: skip
+        "numbers": b"1",
+        "fractions": b"0.1",
+        "long numbers": b"0.12345678901234567",
+        "empty rows": b"[]",
+        "rows": b"[1]",
+        "texts": b'""',
+        "objects": b"{}",
+        "extremes": b"1e-400",
+    }.items():
         text = b"[" + b",".join([piece] * (size // (len(piece) + 1))) + b"]"
         yield Dear(f"array of {name}", "predict", field(2, text), taken=True)
     yield Dear("text", "predict", field(2, "é".encode() * (size // 2)), taken=True)
@@ -184,7 +170,7 @@ def _predictions(size: int) -> Iterator[Dear]:
 
 
 def calls(size: int = MOST) -> Iterator[Dear]:
-    """Dear messages of about a size, of all kinds."""
+    """Expensive messages of all kinds, of about this size."""
     yield from _members(size)
     yield from _shapes(size)
     yield from _data(size)

@@ -1,4 +1,4 @@
-"""The dearest forms with files: those that cost most to read of all forms of their size."""
+"""The most expensive forms with files: those that take longest to read for their size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 from headway.errors import RequestError
-from headway.http.form import MOST_PARTS, parts
+from headway.http.openai.bulk import MOST_PARTS, parts
 from tests.fuzz.dearest import uncollected
 
 MOST_HEAD = 8_000
@@ -15,12 +15,12 @@ MOST_HEAD = 8_000
 PIECE = 1 << 18
 """Bytes that come at once, at most."""
 SLOW = 0.05
-"""Seconds of the processor for one step; see `dearest.SLOW`."""
+"""Processor seconds for one step; see `dearest.SLOW`."""
 _FIELD = b"content-disposition: form-data"
 
 
 class Dear(NamedTuple):
-    """One dear form: what it is made of, its boundary, and its body."""
+    """One expensive form: what it is made of, its boundary, and its body."""
 
     name: str
     boundary: str
@@ -41,7 +41,7 @@ def _heads() -> Iterator[tuple[str, bytes]]:
 
 
 def forms(size: int = PIECE) -> Iterator[Dear]:
-    """Dear forms of about a size: of many parts with dear headers, and of one part with dear content."""
+    """Expensive forms of about this size: many parts with expensive headers, and one part with expensive content."""
     for name, head in _heads():
         one = b"--b\r\n" + head + b"\r\n\r\nx\r\n"
         yield Dear(name, "b", one * min(max(size // len(one), 1), MOST_PARTS) + b"--b--")
@@ -54,7 +54,7 @@ def forms(size: int = PIECE) -> Iterator[Dear]:
 
 
 def steps_of(form: Dear) -> Iterator[float]:
-    """Time of each step in which a form is read, in seconds of the processor."""
+    """Processor seconds of each step in which a form is read."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for begin in range(0, len(form.body), PIECE):
@@ -76,7 +76,7 @@ def steps_of(form: Dear) -> Iterator[float]:
 
 
 def check(data: bytes) -> None:
-    """No step of a dear form takes long. The first byte says which form, and the next ones of which size."""
+    """No step of an expensive form takes long. The first byte selects the form, and the next two its size."""
     dear = [*forms(1 + int.from_bytes(data[1:3], "little") * PIECE // (1 << 16))]
     form = dear[int.from_bytes(data[:1], "little") % len(dear)]
     with uncollected():

@@ -9,36 +9,29 @@ from headway import protos
 from headway.config import Settings
 from headway.dialects.dialect import BadMetadata, NoOutputs
 from headway.dialects.table import DIALECTS, reach
-from headway.doors.exchange import CodecContext, Exchange, Outcome
+from headway.doors.exchange import Exchange, Outcome
 from headway.errors import BadRequest, RequestError, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
-from headway.grpc.predict import PREDICT_READER
+from headway.grpc.methods import PREDICT_READER
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.openai.chat import Message, load_template
 from headway.http.openai.members import MOST_TEXTS
 from headway.http.server.head import Head, RequestTarget
 from headway.input_policy.file import read_policy
-from headway.model import Octets, RequestOptions, Tensors, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Octets, RequestOptions, Tensors, ValueKind
 from headway.oip import tensors
 from headway.oip.grpc.infer_messages import infer_reader
-from headway.runtime.counters import GatewayCounts
+from tests.fuzz.models import check_error, context_of, models_of
 
 _SETTINGS = Settings(), Settings(max_queue=5)
 _PATHS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"
 _OPTIONS = RequestOptions(4.0)
 
 
-def _kinds(kind: ValueKind) -> ServedModels:
-    kinds = ServedModels(["m"])
-    kinds.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes=kind.value, gives=kind.value)])
-    return kinds
-
-
 _CODECS = [
-    (path, settings, codecs(settings)[path], CodecContext(settings, ServedModels(["m"]), GatewayCounts()))
+    (path, settings, codecs(settings)[path], context_of(settings, models_of()))
     for settings in _SETTINGS
     for path in _PATHS
 ]
@@ -73,7 +66,7 @@ def check_openai(data: bytes) -> None:
             asked = read_inference_head(codec, head, RequestTarget({}, b""), context, None)
             exchange = asked.read(data, asked.options, context.known)
         except RequestError as exc:
-            _check_error(exc)
+            check_error(exc)
             _, body = codec.encode_error(exc, "req_1")
             assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
             continue
@@ -83,7 +76,7 @@ def check_openai(data: bytes) -> None:
             fields, written = exchange.write(Outcome("req_1", outputs, 1.0, "1", [None] * len(outputs)))
             body = written if isinstance(written, bytes) else b"".join(written)
         except RequestError as exc:
-            _check_error(exc)
+            check_error(exc)
             continue
         if b"event-stream" not in fields:
             answer = json.loads(body)
@@ -108,11 +101,6 @@ def _inputs(exchange: Exchange, settings: Settings) -> list[str]:
         one.encode()
         found.append(one)
     return found
-
-
-def _check_error(exc: RequestError) -> None:
-    assert len(exc.message) < 1000
-    exc.message.encode()
 
 
 _INFER = messages.message("inference.ModelInferRequest")
@@ -157,19 +145,16 @@ GRPC_WORDS = (
 )  # fmt: skip
 
 _READERS = [
-    (settings, read, kind, _kinds(kind))
+    (settings, read, kind, models_of(kind))
     for settings in _SETTINGS
     for kind in ValueKind
     for read in (PREDICT_READER.at_once, infer_reader(settings).at_once)
 ]
 _REQUESTS = [
-    request
+    messages.message_classes(service, method.name)[0]
     for service in messages.SERVICES
     for method in protos._POOL.FindServiceByName(service).methods
-    for request in messages.message_classes(service, method.name)[:1]
 ]
-
-
 _TYPES = {ValueKind.TEXT: str, ValueKind.BYTES: Octets, ValueKind.TENSORS: Tensors}
 
 
@@ -179,7 +164,7 @@ def check_grpc(data: bytes) -> None:
         try:
             exchange = read(data, _OPTIONS, kinds)
         except RequestError as exc:
-            _check_error(exc)
+            check_error(exc)
             continue
         inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
         assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
@@ -189,12 +174,12 @@ def check_grpc(data: bytes) -> None:
         try:
             exchange.write(Outcome("req_1", inputs, 1.0, "1", [None] * len(inputs)))
         except BadRequest as exc:  # An output that is not there, of a model of which that was not known.
-            _check_error(exc)
+            check_error(exc)
     for request in _REQUESTS:
         try:
             messages.read(request, data)
         except BadRequest as exc:
-            _check_error(exc)
+            check_error(exc)
 
 
 ANSWERS = (

@@ -1,4 +1,4 @@
-"""Damaged variants of good inputs: what a random generator would hardly hit upon, but an adversary does."""
+"""Damaged variants of good inputs, which a random generator would hardly ever make, but an attacker does."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Codec:
 
 
 class Mutator:
-    """Makes inputs, the same ones from the same seed.
+    """Makes inputs, the same ones for the same seed.
 
     Arguments:
         seeds: good inputs.
-        words: pieces that mean something to the parser.
+        words: pieces with a meaning for the parser.
         seed: of the randomness.
-        codec: how inputs are read that are trees of values; values in them are then changed too.
+        codec: how to read inputs that are trees of values, so that their values are changed, too.
     """
 
     def __init__(self, seeds: Sequence[bytes], words: Sequence[bytes], seed: str, codec: Codec | None = None) -> None:
@@ -55,7 +55,7 @@ class Mutator:
         )  # fmt: skip
 
     def next(self) -> bytes:
-        """One input: a good one after a few changes, seldom none at all."""
+        """One input: a good one after a few changes, rarely without any."""
         good = self._random.choice(self._seeds)
         if self._codec is not None and self._random.random() < 0.7:
             tree = self._codec.read(good)
@@ -117,7 +117,7 @@ class Mutator:
         return data
 
     def _repeat(self, data: bytearray) -> bytearray:
-        """One piece, or one word, many times over."""
+        """Repeat one piece, or one word, many times."""
         begin, end = self._span(data)
         piece = bytes(data[begin:end]) if self._random.random() < 0.5 else self._random.choice(self._words)
         times = 2 ** self._random.randrange(1, 12)

@@ -1,7 +1,7 @@
-"""Every parser at the door, with what it promises of any bytes whatever: it raises what its documentation says and
+"""Every parser of input from outside, with what it promises for any bytes: it raises what its documentation says and
 nothing else, and what it lets through is sound.
 
-A parser is a function of bytes that raises AssertionError, or anything at all, when the promise is broken.
+A parser is a function of bytes that raises AssertionError, or anything else, when its promise is broken.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Parser:
         seeds: good inputs.
         words: pieces that mean something to it.
         codec: codec of its inputs, if they are trees of values.
-        weight: how many times as many inputs as others it gets.
-        draw: draws its inputs in place of damage to good ones.
-        slow: most seconds of the processor for one input.
+        weight: how many inputs it gets, relative to the others.
+        draw: draws its inputs, instead of damaging good ones.
+        slow: most processor seconds for one input.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Parser:
     slow: float = 1.0
 
     def inputs(self, seed: int) -> Iterator[bytes]:
-        """Inputs without end, the same ones from the same seed."""
+        """Endless inputs, the same ones for the same seed."""
         if self.draw is not None:
             rng = random.Random(f"{seed} {self.name}")
             while True:
@@ -75,13 +75,20 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("bodies with a tensor", tensors.check_tensor, tensors.BODIES, tensors.BODY_WORDS, weight=4),
         Parser("long body", dearest.check, dearest.SEEDS, weight=0.01),
         Parser("gRPC messages", doors.check_grpc, doors.GRPC, doors.GRPC_WORDS, weight=4),
-        Parser("dear gRPC messages", dearest_calls.check, doors.GRPC, draw=dearest_calls.draw, slow=dearest_calls.SLOW),
+        Parser(
+            "expensive gRPC messages",
+            dearest_calls.check,
+            (),
+            weight=0.2,
+            draw=dearest_calls.draw,
+            slow=dearest_calls.SLOW,
+        ),
         Parser("frames of HTTP/2", frames.check_frames, frames.FRAMES, frames.FRAME_WORDS),
         Parser("answer of a remote API", doors.check_answer, doors.ANSWERS, doors.ANSWER_WORDS, weight=4),
         Parser("chat template", files.check_template, doors.TEMPLATES, doors.TEMPLATE_WORDS),
         Parser("file of an input policy", files.check_policy, doors.POLICIES, doors.POLICY_WORDS),
         Parser("form with a file", bulk.check_form, bulk.FORMS, bulk.FORM_WORDS),
-        Parser("dear forms", dearest_forms.check, dearest_forms.SEEDS, weight=0.1),
+        Parser("expensive forms", dearest_forms.check, dearest_forms.SEEDS, weight=0.1),
         Parser("line of a bulk job", bulk.check_line, bulk.LINES, bulk.LINE_WORDS, JSON),
         Parser("compressed body", tensors.check_compressed, tensors.COMPRESSED, tensors.COMPRESSED_WORDS),
         Parser("API key", credentials.check_key, credentials.KEYS, credentials.KEY_WORDS),

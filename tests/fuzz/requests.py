@@ -7,20 +7,18 @@ import uuid
 
 from headway.config import Settings
 from headway.doors.bodies import read_text
-from headway.doors.exchange import CodecContext
 from headway.doors.fields import MOST_KEY
 from headway.errors import RequestError
-from headway.gateway.served_models import ServedModels
 from headway.http.inference.inference_head import InferenceHead, read_inference_head
 from headway.http.inference.routes import Routes, codecs
 from headway.http.server.head import END, Head, RequestTarget, read_head, suspect
 from headway.http.server.reader import Chunks
-from headway.runtime.counters import GatewayCounts
+from tests.fuzz.models import check_error, context_of, models_of
 
 _SETTINGS = Settings()
 _CODECS = tuple(codecs(_SETTINGS).values())
 _ROUTES = Routes(_SETTINGS)
-_CONTEXT = CodecContext(_SETTINGS, ServedModels(["m"]), GatewayCounts())
+_CONTEXT = context_of(_SETTINGS, models_of())
 _MOST = 4096
 _SLACK = 512
 
@@ -102,7 +100,7 @@ BODY_WORDS = (
 
 
 def check_head(data: bytes) -> None:
-    """A head is read whole or refused; what could still become one is not suspected."""
+    """A head is read whole or refused, and no beginning of a good one is suspected."""
     at = data.find(END)
     raw = data + END if at < 0 else data[: at + len(END)]
     why = suspect(data[: at if at >= 0 else len(data)])
@@ -110,7 +108,7 @@ def check_head(data: bytes) -> None:
     try:
         head = read_head(raw)
     except RequestError as exc:
-        _check_error(exc)
+        check_error(exc)
         return
     assert -1 <= head.length < 1 << 64
     assert b"%2f" not in head.target.partition(b"?")[0].lower() or head.target.startswith(
@@ -129,7 +127,7 @@ def check_head(data: bytes) -> None:
 
 
 def check_values(data: bytes) -> None:
-    """The first byte says which field has the rest as its value."""
+    """The first byte selects the field whose value the others are."""
     value = data[1:].translate(None, b"\r\n\0").strip(b" \t")
     field = _FIELDS[data[0] % 16 % len(_FIELDS)] if data else b"prefer"
     head = Head(b"POST", b"/", "1.1", [(field, value)])
@@ -145,7 +143,7 @@ def _check_orders(head: Head, target: RequestTarget) -> None:
         try:
             order = read_inference_head(codec, head, target, _CONTEXT, None)
         except RequestError as exc:
-            _check_error(exc)
+            check_error(exc)
         else:
             _check_order(order)
 
@@ -186,7 +184,7 @@ def _unwrapped(pieces: list[bytes]) -> tuple[bytes, bytes, bool] | None:
         try:
             more, rest = chunks.feed(piece)
         except RequestError as exc:
-            _check_error(exc)
+            check_error(exc)
             return None
         content += more
         if chunks.done:
@@ -200,7 +198,7 @@ def check_body(data: bytes) -> None:
         try:
             model, text, parameters = codec.read(data)
         except RequestError as exc:
-            _check_error(exc)
+            check_error(exc)
             continue
         assert model is None or isinstance(model, str)
         _check_text(text)
@@ -208,7 +206,7 @@ def check_body(data: bytes) -> None:
     try:
         _check_text(read_text(data))
     except RequestError as exc:
-        _check_error(exc)
+        check_error(exc)
 
 
 _NATIVE = [codecs(_SETTINGS)[path] for path in ("/v1/inference", "/api/inference", "/v1/predict")]
@@ -217,9 +215,3 @@ _NATIVE = [codecs(_SETTINGS)[path] for path in ("/v1/inference", "/api/inference
 def _check_text(text: str) -> None:
     text.encode()
     assert "\0" not in text
-
-
-def _check_error(exc: RequestError) -> None:
-    """Check that the text of an error fits into one answer."""
-    assert len(exc.message) < 1000
-    exc.message.encode()

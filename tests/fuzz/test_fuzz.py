@@ -1,19 +1,15 @@
-"""A thousand damaged inputs for every parser, the same ones in every run; `make fuzz` has a million. And that this would notice."""
+"""Some hundred damaged inputs for every parser, the same ones in every run; `make fuzz` has a million."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import resource
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headway.http.server.head import read_head
 from headway.http.server.reader import Chunks
@@ -22,49 +18,26 @@ from headway.identity.jwt.keysets import read_keys
 from tests.fuzz import __main__ as program
 from tests.fuzz import credentials, requests, wire
 from tests.fuzz.parsers import Parser, parsers
-from tests.identity.issuing import claims
 
 NAMES = [parser.name for parser in parsers(Path())]
 CASES = 500
-"""Inputs for one parser in one test."""
+"""Damaged inputs for one parser."""
 
 
 def parser(name: str, folder: Path) -> Parser:
-    return next(one for one in parsers(folder) if one.name == name)
+    return next(parser for parser in parsers(folder) if parser.name == name)
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", NAMES)
-def test_damaged_inputs_break_no_promise_of_a_parser(name: str, seed: int, tmp_path: Path) -> None:
+def test_damaged_and_short_inputs_break_no_promise_of_a_parser(name: str, tmp_path: Path) -> None:
     chosen = parser(name, tmp_path)
-    for data in itertools.islice(chosen.inputs(seed), math.ceil(CASES * min(chosen.weight, 1))):
+    short = [b"", *(bytes([octet]) for octet in range(256))] if chosen.weight >= 1 and chosen.draw is None else [b""]
+    for data in (*short, *itertools.islice(chosen.inputs(0), math.ceil(CASES * min(chosen.weight, 1)))):
         try:
             chosen.check(data)
         except Exception as exc:
             exc.add_note(f"input: {data!r}")
             raise
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_any_bytes_break_no_promise_of_a_parser(name: str, tmp_path: Path) -> None:
-    chosen = parser(name, tmp_path)
-
-    @settings(max_examples=50)
-    @given(st.binary(max_size=200))
-    def check(data: bytes) -> None:
-        chosen.check(data)
-
-    check()
-
-
-_SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-_TREES = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
-
-
-@settings(max_examples=40)
-@given(st.dictionaries(st.sampled_from([*claims(), "nbf", "iat"]), _TREES))
-def test_any_claims_break_no_promise_of_the_token_reader(changed: dict[str, Any]) -> None:
-    credentials.check_claims(json.dumps({**claims(), **changed}).encode())
 
 
 def test_what_is_good_gets_through(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data read out of Redis: written by this release, or by a release to come, or by something foreign."""
+"""Data read from Redis, written by this release, a later one, or something else."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def check_entry(data: bytes) -> None:
 
 
 def check_letter(data: bytes) -> None:
-    """A dead letter, likewise."""
+    """A dead letter is read whole or not at all."""
     _quietly(read_letter, data)
 
 
@@ -121,7 +121,7 @@ def unpacked_fields(data: bytes) -> Any:
 
 
 def packed_fields(tree: Any) -> bytes:
-    """The reverse."""
+    """Reverse of `unpacked_fields`."""
     if isinstance(tree, dict):
         tree = {name: wire.encode(value) if name in _PACKED and value != b"" else value for name, value in tree.items()}
     return wire.encode(tree)

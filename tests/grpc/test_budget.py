@@ -11,7 +11,6 @@ import tracemalloc
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -24,7 +23,7 @@ from headway.grpc.message_turns import SHARE, MessageTurns
 from headway.model import WorkerInfo, WorkerStatus
 from tests.fuzz import dearest_calls
 from tests.fuzz.dearest_calls import MODELS, Dear, Taken
-from tests.grpc.stand import INFER, PREDICT, Port, predict, predicted, served
+from tests.grpc.stand import INFER, PREDICT, Port, predict, served
 from tests.grpc.wire import SETTINGS, WINDOW, Wire, connect
 from tests.http.stand import INSTANT, settled
 from tests.http.test_budget import BATCH, BUDGET, FOUR, TEXT, Counts, enough, within
@@ -99,36 +98,6 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
         served(main, whole=True, now=lambda: INSTANT, user_rate=0.0)
 
 
-class Turns:
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.most = self._now = 0
-        begin = InferenceCall.begin
-
-        def counted(call: InferenceCall) -> Any:
-            self._now += 1
-            self.most = max(self.most, self._now)
-            return begin(call)
-
-        patch.setattr(InferenceCall, "begin", counted)
-
-    def count(self) -> None:
-        self._now = 0
-        asyncio.get_running_loop().call_soon(self.count)
-
-
-async def ask_many(port: Port, turns: Turns, enough: int) -> None:
-    """Ask many at once on one connection, again and again until so many have begun within one turn."""
-    client = port.client()
-    turns.count()
-    while turns.most < enough:
-        answers = await asyncio.gather(*(client.ask(PREDICT, predict("a")) for _ in range(100)))
-        assert {predicted(answer).output for answer in answers} == {b"A"}
-
-
-async def test_many_calls_of_a_connection_are_taken_in_a_turn(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    await ask_many(port, Turns(monkeypatch), enough=4)
-
-
 async def test_calls_leave_no_cycles_that_the_garbage_collector_has_to_find(port: Port) -> None:
     """Thousands of refused calls with large metadata held their memory, and then the event loop, until it found them."""
     client, number = port.client(), 20
@@ -189,15 +158,6 @@ def test_no_message_takes_long_to_read(name: str) -> None:
         assert size <= MOST_BYTES, f"a model of {model}"
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
-def test_no_drawn_message_takes_long_to_read() -> None:
-    rng = random.Random(7)
-    for _ in range(20):
-        call, model = Dear("drawn", "infer", dearest_calls.draw(rng)), rng.choice([*MODELS])
-        bytecodes, size = work_of(call, model)
-        assert (bytecodes <= MOST_BYTECODES, size <= MOST_BYTES) == (True, True), (model, call.body[:100])
-
-
 def test_wrong_messages_cost_the_same_however_much_they_say() -> None:
     """The work of a refusal is bounded by what is looked at, not by what is there."""
     short, long = ({call.name: call for call in dearest_calls.calls(size)} for size in (100_000, 400_000))
@@ -247,7 +207,7 @@ def on_loop() -> Callable[[Scene], Callable[..., None]]:
 
 
 @on_loop()
-async def test_a_flood_of_one_owner_is_taken_in_bit_by_bit_and_others_come_between(loop: Loop) -> None:
+async def test_a_flood_of_one_owner_is_read_in_turns_with_other_owners(loop: Loop) -> None:
     flood = [loop.take("flood", f"f{number}") for number in range(8)]
     other = loop.take("other", "o")
     await asyncio.gather(*flood, other)
@@ -288,7 +248,7 @@ async def test_an_error_of_the_work_is_its_callers_alone(loop: Loop) -> None:
 
 
 @on_loop()
-async def test_what_waits_lets_other_processes_go_first(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_messages_let_other_processes_run_first(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_yield", lambda: loop.done.append((loop.turn, "others")))
     await loop.turns.take("a", loop.work("a"))
     await asyncio.sleep(0)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,8 +17,7 @@ from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
 from headway.grpc.header_blocks import RequestFields
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
-from tests.grpc.stand import ID, INFER, PREDICT, Client, Port, failed, on_port, predict, predicted, served
-from tests.grpc.test_open_inference import request
+from tests.grpc.stand import ID, PREDICT, Port, failed, on_port, predict, predicted
 from tests.http.stand import PATIENCE
 
 KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
@@ -27,26 +25,23 @@ BEARER = (("authorization", "Bearer secret"),)
 Status = grpc.StatusCode
 
 
-async def test_an_input_is_answered_with_its_output(port: Port) -> None:
-    call = port.client().call(PREDICT, predict("hello"))
+async def test_an_input_is_answered_with_its_output_and_the_tokens_where_the_target_tells_them(port: Port) -> None:
+    client = port.client()
+    call = client.call(PREDICT, predict("hello"))
     answer = predicted(await call)
     assert (answer.request_id, answer.output) == ("req_" + ID.format(0), b"HELLO")
     assert answer.latency_ms >= 0
+    assert not answer.HasField("tokens_used")
     assert dict(await call.trailing_metadata())["x-request-id"] == "req_" + ID.format(0)
     (asked,) = port.gateway.asked
     assert (asked.input, asked.model, asked.parameters, asked.tier) == ("hello", "default", b"", 1)
-
-
-async def test_the_tokens_that_an_input_has_used_are_told_where_the_target_tells_them(port: Port) -> None:
-    client = port.client()
-    assert not predicted(await client.ask(PREDICT, predict("a"))).HasField("tokens_used")
     for used in (7, 0):
         port.gateway.tokens = TokenCount(used)
         answer = predicted(await client.ask(PREDICT, predict("a")))
         assert (answer.HasField("tokens_used"), answer.tokens_used) == (True, used)
 
 
-async def test_metadata_mean_what_the_header_fields_of_http_mean(port: Port) -> None:
+async def test_metadata_mean_the_same_as_header_fields_of_http(port: Port) -> None:
     chosen = "01890a5d-ac96-774b-bcce-b302099a8057"
     fields = (
         ("x-request-id", f"req_{chosen}"),
@@ -64,19 +59,28 @@ async def test_metadata_mean_what_the_header_fields_of_http_mean(port: Port) -> 
     assert options.fresh and options.chosen and not options.task
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "part"),
-    [
-        ("x-request-tier", "gold", "expected one of"),
-        ("x-request-timeout-ms", "soon", "expected a number"),
-        ("idempotency-key", "k" * 300, "malformed"),
-    ],
-)
-async def test_wrong_metadata_are_an_invalid_argument(port: Port, field: str, value: str, part: str) -> None:
-    found = await port.client().fail(PREDICT, predict("a"), ((field, value),))
-    assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
-    assert part in found.details
-    assert found.trailers["grpc-retry-pushback-ms"] == "-1"
+TIER = ("x-request-tier", "free")
+
+
+async def test_wrong_metadata_and_messages_are_an_invalid_argument(port: Port) -> None:
+    client = port.client()
+    for body, metadata, part in (
+        (predict("a"), (("x-request-tier", "gold"),), "expected one of"),
+        (predict("a"), (("x-request-timeout-ms", "soon"),), "expected a number"),
+        (predict("a"), (("idempotency-key", "k" * 300),), "malformed"),
+        (predict("a"), (TIER, TIER), "the metadata x-request-tier was sent twice; send it once"),
+        (predict(b"\xff"), (), "is not UTF-8"),
+        (predict("a\0b"), (), "U+0000"),
+        (b"\xff\xff\xff", (), "the message is malformed"),
+        (b"\x0a\x05a", (), "the message is malformed"),
+        (b"\x12", (), "the message is malformed"),
+    ):
+        refused = await client.fail(PREDICT, body, metadata)
+        assert (refused.status, refused.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
+        assert part in refused.details
+        assert refused.trailers["grpc-retry-pushback-ms"] == "-1"
+    refused = await failed(client.channel.stream_unary(PREDICT)(iter(())))
+    assert (refused.status, refused.details) == (Status.INVALID_ARGUMENT, "the call has no message; send one")
     assert port.gateway.asked == []
 
 
@@ -93,34 +97,21 @@ async def test_wrong_metadata_are_an_invalid_argument(port: Port, field: str, va
 async def test_a_flood_of_metadata_is_refused_and_spares_its_neighbours(port: Port, metadata: Any) -> None:
     client = port.client(**{"grpc.enable_retries": 1})  # What the port never looked at is sent again.
     for _ in range(3):
-        found = await client.fail(PREDICT, predict("flood"), metadata)
-        assert found.status is Status.RESOURCE_EXHAUSTED
+        refused = await client.fail(PREDICT, predict("flood"), metadata)
+        assert refused.status is Status.RESOURCE_EXHAUSTED
         assert predicted(await client.ask(PREDICT, predict("a"))).output == b"A"
     assert [asked.input for asked in port.gateway.asked] == ["a"] * 3
 
 
-async def test_metadata_that_were_sent_twice_are_refused(port: Port) -> None:
-    found = await port.client().fail(PREDICT, predict("a"), (("x-request-tier", "free"), ("x-request-tier", "paid")))
-    assert (found.status, found.details) == (
-        Status.INVALID_ARGUMENT,
-        "the metadata x-request-tier was sent twice; send it once",
-    )
-
-
-@pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),), (("authorization", "secret"),)])
 @on_port(KEYS)
-async def test_without_a_good_key_a_call_is_unauthenticated(port: Port, metadata: Any) -> None:
-    found = await port.client().fail(PREDICT, predict("a"), metadata)
-    assert (found.status, found.trailers["x-headway-error"]) == (Status.UNAUTHENTICATED, "UNAUTHENTICATED")
-    assert port.counters.gateway.refusals["unauthenticated", "none", ""] == 1
+async def test_without_a_good_key_a_call_is_unauthenticated_and_its_message_is_not_waited_for(port: Port) -> None:
+    client = port.client()
+    for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", "secret"),)):
+        refused = await failed(client.channel.stream_unary(PREDICT)(metadata=metadata))  # It sends no message.
+        assert (refused.status, refused.trailers["x-headway-error"]) == (Status.UNAUTHENTICATED, "UNAUTHENTICATED")
+    assert port.counters.gateway.refusals["unauthenticated", "none", ""] == 3
     assert port.gateway.asked == []
-    assert predicted(await port.client().ask(PREDICT, predict("a"), BEARER)).output == b"A"
-
-
-@on_port(KEYS)
-async def test_the_message_of_a_stranger_is_not_waited_for(port: Port) -> None:
-    call = port.client().channel.stream_unary(PREDICT)()  # It sends no message.
-    assert (await failed(call)).status is Status.UNAUTHENTICATED
+    assert predicted(await client.ask(PREDICT, predict("a"), BEARER)).output == b"A"
 
 
 async def test_the_deadline_of_a_call_shortens_that_of_its_request(port: Port) -> None:
@@ -133,44 +124,21 @@ async def test_the_deadline_of_a_call_shortens_that_of_its_request(port: Port) -
     assert none == long == port.settings.request_timeout_ms / 1000
 
 
-async def test_a_call_whose_client_leaves_abandons_its_request(port: Port) -> None:
+async def test_a_call_that_is_cancelled_late_or_cut_off_abandons_its_request(port: Port) -> None:
     port.gateway.hold = True
-    call = port.client().call(PREDICT, predict("a"))
+    cancelled = port.client().call(PREDICT, predict("a"))
     await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
-    call.cancel()
+    cancelled.cancel()
     await port.gateway.until(lambda: port.gateway.abandoned == [("default", ID.format(0))])
-    assert port.gateway.waiting == []
-
-
-async def test_a_call_whose_deadline_passes_abandons_its_request(port: Port) -> None:
-    port.gateway.hold = True
-    found = await port.client().fail(PREDICT, predict("a"), timeout=0.2)
-    assert found.status is Status.DEADLINE_EXCEEDED
-    await port.gateway.until(lambda: port.gateway.abandoned == [("default", ID.format(0))])
-
-
-async def test_a_client_that_vanishes_abandons_its_requests(port: Port) -> None:
-    port.gateway.hold = True
+    assert (await port.client().fail(PREDICT, predict("a"), timeout=0.2)).status is Status.DEADLINE_EXCEEDED
+    await port.gateway.until(lambda: len(port.gateway.abandoned) == 2)
     client = port.client()
     calls = [client.call(PREDICT, predict("a")) for _ in range(3)]
     await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
     await client.channel.close()
-    await port.gateway.until(lambda: len(port.gateway.abandoned) == 3)
+    await port.gateway.until(lambda: len(port.gateway.abandoned) == 5)
+    assert port.gateway.waiting == []
     await asyncio.gather(*calls, return_exceptions=True)
-
-
-async def test_bytes_that_are_no_message_are_an_invalid_argument(port: Port) -> None:
-    for body in (b"\xff\xff\xff", b"\x0a\x05a", b"\x12"):
-        found = await port.client().fail(PREDICT, body)
-        assert found.status is Status.INVALID_ARGUMENT
-        assert found.details.startswith("the message is malformed")
-    assert port.gateway.asked == []
-
-
-async def test_an_input_that_is_no_text_is_an_invalid_argument(port: Port) -> None:
-    found = await port.client().fail(PREDICT, predict(b"\xff"))
-    assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
-    assert (await port.client().fail(PREDICT, predict("a\0b"))).status is Status.INVALID_ARGUMENT
 
 
 async def test_a_model_that_takes_octets_gets_them_and_gives_them(port: Port) -> None:
@@ -182,23 +150,17 @@ async def test_a_model_that_takes_octets_gets_them_and_gives_them(port: Port) ->
     assert port.gateway.asked[0].input == Octets(b"\xff\x00")
 
 
-@on_port(max_body_bytes=1000)
-async def test_a_message_beyond_max_body_bytes_exhausts_the_resource(port: Port) -> None:
-    client = port.client()
-    assert (await client.fail(PREDICT, predict("a" * 2000))).status is Status.RESOURCE_EXHAUSTED
-    assert port.gateway.asked == []
-    assert predicted(await client.ask(PREDICT, predict("a" * 900))).output == b"A" * 900
-
-
 @on_port(max_body_bytes=4000)
-async def test_a_compressed_message_may_not_unpack_to_more_than_max_body_bytes(port: Port) -> None:
+async def test_a_message_may_not_be_nor_unpack_to_more_than_max_body_bytes(port: Port) -> None:
     client = port.client()
+    assert (await client.fail(PREDICT, predict("a" * 5000))).status is Status.RESOURCE_EXHAUSTED
+    assert predicted(await client.ask(PREDICT, predict("a" * 900))).output == b"A" * 900
     method = client.channel.unary_unary(PREDICT)
     good = await method(predict("a" * 900), compression=grpc.Compression.Gzip)
     assert predicted(good).output == b"A" * 900
-    found = await failed(method(predict("a" * 3_000_000), compression=grpc.Compression.Gzip))
-    assert found.status is Status.RESOURCE_EXHAUSTED
-    assert len(port.gateway.asked) == 1
+    refused = await failed(method(predict("a" * 3_000_000), compression=grpc.Compression.Gzip))
+    assert refused.status is Status.RESOURCE_EXHAUSTED
+    assert len(port.gateway.asked) == 2
 
 
 async def test_an_unknown_method_is_unimplemented(port: Port) -> None:
@@ -209,33 +171,32 @@ async def test_each_error_has_a_status_and_says_whether_a_retry_helps(port: Port
     client = port.client()
     for code, facts in CODES.items():
         port.gateway.failure = Failure(code, "why not — ü", 0.25, "queue")
-        found = await client.fail(PREDICT, predict("a"))
-        assert (code, found.status.value[0]) == (code, statuses.status_of(code))
-        assert found.details == "why not — ü"
-        assert found.trailers["x-headway-error"] == errors.SHOWN.get(code, code)
-        pushback = int(found.trailers["grpc-retry-pushback-ms"])
+        told = await client.fail(PREDICT, predict("a"))
+        assert (code, told.status.value[0]) == (code, statuses.status_of(code))
+        assert told.details == "why not — ü"
+        assert told.trailers["x-headway-error"] == errors.SHOWN.get(code, code)
+        pushback = int(told.trailers["grpc-retry-pushback-ms"])
         assert (code, pushback) == (code, 250 if facts.status in (409, 429, 503) and not facts.hopeless else -1)
-        assert ("x-headway-dropped-reason" in found.trailers) is facts.refusal
-
-
-def test_an_error_of_a_new_http_status_has_a_status_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statuses, "STATUS", {"TEAPOT": 418, "FULL": 507})
-    assert statuses.status_of("TEAPOT") is statuses.StatusCode.INVALID_ARGUMENT
-    assert statuses.status_of("FULL") is statuses.StatusCode.INTERNAL
-
-
-async def test_an_error_of_any_length_and_of_any_characters_arrives(port: Port) -> None:
+        assert ("x-headway-dropped-reason" in told.trailers) is facts.refusal
     for text in ("x" * 100_000, "ü" * 50_000, "\ud800", "a\nb\0c"):
         port.gateway.failure = Failure(errors.BACKEND_ERROR, text)
-        found = await port.client().fail(PREDICT, predict("a"))
-        assert found.status is Status.INTERNAL
-        assert 0 < len(found.details) <= statuses.LONGEST
+        told = await client.fail(PREDICT, predict("a"))
+        assert told.status is Status.INTERNAL
+        assert 0 < len(told.details) <= statuses.LONGEST
 
 
-async def test_an_output_with_a_lone_surrogate_is_the_models_fault(port: Port) -> None:
+async def test_an_output_with_a_lone_surrogate_is_the_models_fault_and_an_unforeseen_one_shows_nothing(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object, **named: object) -> bool:
+        raise ValueError("the secret")
+
     port.gateway.output = "\ud800"
-    found = await port.client().fail(PREDICT, predict("a"))
-    assert (found.status, found.trailers["x-headway-error"]) == (Status.INTERNAL, "BACKEND_ERROR")
+    told = await port.client().fail(PREDICT, predict("a"))
+    assert (told.status, told.trailers["x-headway-error"]) == (Status.INTERNAL, "BACKEND_ERROR")
+    monkeypatch.setattr(port.gateway, "submit", broken)
+    told = await port.client().fail(PREDICT, predict("a"))
+    assert (told.status, "secret" in told.details) == (Status.INTERNAL, False)
 
 
 async def test_an_outcome_of_another_request_is_marked(port: Port) -> None:
@@ -244,33 +205,31 @@ async def test_an_outcome_of_another_request_is_marked(port: Port) -> None:
     await call
     assert dict(await call.trailing_metadata())["idempotency-replayed"] == "true"
     port.gateway.failure = Failure(errors.REJECTED_BY_MODEL, "no")
-    found = await port.client().fail(PREDICT, predict("a"))
-    assert (found.status, found.trailers["idempotency-replayed"]) == (Status.INVALID_ARGUMENT, "true")
+    told = await port.client().fail(PREDICT, predict("a"))
+    assert (told.status, told.trailers["idempotency-replayed"]) == (Status.INVALID_ARGUMENT, "true")
+
+
+OTHER = (("authorization", "Bearer other"),)
 
 
 @on_port(KEYS, whole=True, user_rate=18.0)
-async def test_limits_are_told_and_kept_across_calls(port: Port) -> None:
+async def test_limits_are_told_and_kept_across_calls_of_which_wrong_ones_count(port: Port) -> None:
     client = port.client()
     call = client.call(PREDICT, predict("a"), BEARER)
     await call
+    assert not port.stand.real.limiter.debts, "a call is charged once"
     trailers = dict(await call.trailing_metadata())
     assert trailers["ratelimit-policy"].startswith('"user";q=18')
     assert trailers["ratelimit"].startswith('"user";r=')
     left = int(trailers["ratelimit"].partition("r=")[2].partition(";")[0])
-    for _ in range(left):
-        await client.ask(PREDICT, predict("a"), BEARER)
-    found = await client.fail(PREDICT, predict("a"), BEARER)
-    assert (found.status, found.trailers["x-headway-error"]) == (Status.RESOURCE_EXHAUSTED, "RATE_LIMITED")
-    assert int(found.trailers["grpc-retry-pushback-ms"]) > 0
-    assert predicted(await client.ask(PREDICT, predict("b"), (("authorization", "Bearer other"),))).output == b"B"
-
-
-@on_port(KEYS, whole=True, user_rate=12.0)
-async def test_a_wrong_request_counts_towards_the_limit(port: Port) -> None:
-    client = port.client()
-    for _ in range(2):
-        assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.INVALID_ARGUMENT
-    assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.RESOURCE_EXHAUSTED
+    for number in range(left):
+        call = client.call(PREDICT, b"\xff" if number % 2 else predict("a"), BEARER)
+        assert await call.code() is (Status.INVALID_ARGUMENT if number % 2 else Status.OK)
+    for body in (predict("a"), b"\xff"):
+        refused = await client.fail(PREDICT, body, BEARER)
+        assert (refused.status, refused.trailers["x-headway-error"]) == (Status.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+        assert int(refused.trailers["grpc-retry-pushback-ms"]) > 0
+    assert predicted(await client.ask(PREDICT, predict("b"), OTHER)).output == b"B"
 
 
 @on_port({**KEYS, "secret": {"rate": 1.0, "burst": 2.0}}, whole=True)
@@ -284,25 +243,17 @@ async def test_calls_whose_messages_are_on_their_way_count_towards_the_limit(por
     client = port.client()
     calls = [client.channel.stream_unary(PREDICT)(late(), metadata=BEARER, timeout=PATIENCE) for _ in range(9)]
     refused = [asyncio.ensure_future(failed(call)) for call in calls]
-    while sum(one.done() for one in refused) < 7:
-        await asyncio.wait([one for one in refused if not one.done()], return_when=asyncio.FIRST_COMPLETED)
+    while sum(call.done() for call in refused) < 7:
+        await asyncio.wait([call for call in refused if not call.done()], return_when=asyncio.FIRST_COMPLETED)
     there.set()
-    found = [one.status for one in await asyncio.gather(*refused)]
-    assert sorted(status.name for status in found) == ["INVALID_ARGUMENT"] * 2 + ["RESOURCE_EXHAUSTED"] * 7
-
-
-@on_port({**KEYS, "secret": {"rate": 1.0, "burst": 2.0}}, whole=True)
-async def test_a_call_is_charged_once(port: Port) -> None:
-    client = port.client()
-    for _ in range(2):
-        await client.ask(PREDICT, predict("a"), BEARER)
-    assert not port.stand.real.limiter.debts
+    told = [call.status.name for call in await asyncio.gather(*refused)]
+    assert sorted(told) == ["INVALID_ARGUMENT"] * 2 + ["RESOURCE_EXHAUSTED"] * 7
 
 
 @on_port(KEYS, read_timeout_ms=50)
-async def test_a_refusal_of_a_known_principal_is_counted_under_its_tier(port: Port) -> None:
-    found = await failed(port.client().channel.stream_unary(PREDICT)(metadata=BEARER))
-    assert found.status is Status.DEADLINE_EXCEEDED
+async def test_a_message_that_does_not_come_is_not_waited_for_long_and_is_counted_under_its_tier(port: Port) -> None:
+    late = await failed(port.client().channel.stream_unary(PREDICT)(metadata=BEARER))
+    assert (late.status, late.trailers["x-headway-error"]) == (Status.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT")
     tier = port.settings.tier_names[port.settings.default_tier_index]
     assert port.counters.gateway.refusals == {("request_timeout", tier, ""): 1}
 
@@ -313,12 +264,12 @@ async def test_a_tenant_with_too_many_calls_is_refused_and_others_are_not(port: 
     client = port.client()
     calls = [client.call(PREDICT, predict("a"), BEARER) for _ in range(9)]
     await port.gateway.until(lambda: len(port.gateway.waiting) == 9)
-    found = await client.fail(PREDICT, predict("a"), BEARER)
-    assert (found.status, found.trailers["x-headway-dropped-reason"]) == (Status.RESOURCE_EXHAUSTED, "calls")
-    other = client.call(PREDICT, predict("b"), (("authorization", "Bearer other"),))
+    refused = await client.fail(PREDICT, predict("a"), BEARER)
+    assert (refused.status, refused.trailers["x-headway-dropped-reason"]) == (Status.RESOURCE_EXHAUSTED, "calls")
+    other = client.call(PREDICT, predict("b"), OTHER)
     await port.gateway.until(lambda: len(port.gateway.waiting) == 10)
     port.gateway.release()
-    assert [predicted(one).output for one in await asyncio.gather(*calls, other)] == [b"A"] * 9 + [b"B"]
+    assert [predicted(answer).output for answer in await asyncio.gather(*calls, other)] == [b"A"] * 9 + [b"B"]
     port.gateway.hold = False
     await client.ask(PREDICT, predict("a"), BEARER)
 
@@ -326,8 +277,8 @@ async def test_a_tenant_with_too_many_calls_is_refused_and_others_are_not(port: 
 @on_port(max_body_bytes=500_000, memory_mb=5)
 async def test_calls_wait_for_room_to_read_their_message_and_lose_nothing(port: Port) -> None:
     client = port.client()
-    answers = await asyncio.gather(*(client.ask(PREDICT, predict(f"a{n}" * 100)) for n in range(200)))
-    assert [predicted(one).output for one in answers] == [(f"A{n}" * 100).encode() for n in range(200)]
+    answers = await asyncio.gather(*(client.ask(PREDICT, predict(f"a{n}" * 1000)) for n in range(60)))
+    assert [predicted(answer).output for answer in answers] == [(f"A{n}" * 1000).encode() for n in range(60)]
 
 
 async def test_room_to_read_is_shared_fairly_and_given_back() -> None:
@@ -376,36 +327,6 @@ def test_unread_answers_are_bounded_for_each_owner() -> None:
     assert quotas.keep("a", 700_000) == 700_000
 
 
-async def test_no_message_at_all_is_an_invalid_argument(port: Port) -> None:
-    call = port.client().channel.stream_unary(PREDICT)(iter(()))
-    found = await failed(call)
-    assert (found.status, found.details) == (Status.INVALID_ARGUMENT, "the call has no message; send one")
-
-
-@on_port(read_timeout_ms=50)
-async def test_a_message_that_does_not_come_is_not_waited_for_long(port: Port) -> None:
-    call = port.client().channel.stream_unary(PREDICT)()
-    found = await failed(call)
-    assert (found.status, found.trailers["x-headway-error"]) == (Status.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT")
-
-
-async def test_an_unforeseen_fault_is_internal_and_shows_nothing(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: object, **named: object) -> bool:
-        raise ValueError("the secret")
-
-    monkeypatch.setattr(port.gateway, "submit", broken)
-    found = await port.client().fail(PREDICT, predict("a"))
-    assert found.status is Status.INTERNAL
-    assert "secret" not in found.details
-
-
-@on_port(KEYS, whole=True)
-async def test_clients_share_batches_of_the_whole_service(port: Port) -> None:
-    clients: list[Client] = [port.client() for _ in range(3)]
-    answers = await asyncio.gather(*(clients[n % 3].ask(PREDICT, predict(f"text {n}"), BEARER) for n in range(30)))
-    assert [predicted(one).output for one in answers] == [f"TEXT {n}".encode() for n in range(30)]
-
-
 def test_calls_without_a_credential_count_for_their_address() -> None:
     owners: list[str] = []
     for address in ("10.0.0.1", "10.0.0.2"):
@@ -413,27 +334,3 @@ def test_calls_without_a_credential_count_for_their_address() -> None:
         port = SimpleNamespace(quotas=SimpleNamespace(begin=owners.append))
         PlainCall(cast(Any, port), cast(Any, stream), cast(Any, None)).belong_to_address()
     assert len(set(owners)) == 2
-
-
-RULES = '[[rules]]\nname = "words"\npatterns = ["forbidden"]\n[[rules]]\nname = "unseen"\ncharacters = ["zero-width"]\n'
-
-
-@pytest.mark.parametrize("raw", [False, True])
-def test_a_rule_holds_in_calls_and_in_tensors(tmp_path: Path, raw: bool) -> None:
-    path = tmp_path / "policy.toml"
-    path.write_text(RULES)
-
-    async def main(port: Port) -> None:
-        client = port.client()
-        tensor = request("good", "for\u200bbidden", raw=raw).SerializeToString()
-        for method, body in ((PREDICT, predict("for\u200bbidden")), (INFER, tensor)):
-            found = await client.fail(method, body)
-            assert (found.status, found.trailers["x-headway-error"]) == (
-                grpc.StatusCode.INVALID_ARGUMENT, "REJECTED_BY_POLICY",
-            )  # fmt: skip
-            assert "rule 'words'" in found.details
-            assert "forbidden" not in found.details
-            assert found.trailers["grpc-retry-pushback-ms"] == "-1"
-        assert predicted(await client.ask(PREDICT, predict("go\u200bod"))).output == b"GOOD"
-
-    served(main, whole=True, input_policy=str(path))

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import gzip
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +11,18 @@ import structlog
 from hpack import Encoder
 
 from bench.load import http2
-from headway.grpc import burden, call_stream, messages, writer
+from headway.grpc import burden, call_stream, messages
 from headway.grpc.burden import Burden
 from headway.grpc.call_stream import CallStream
 from headway.grpc.calls import Call
-from headway.grpc.connection import LAST, LEAVING, CallConnection, PortConnections
+from headway.grpc.connection import LAST, LEAVING, CallConnection
 from headway.grpc.header_blocks import HeaderReader
 from headway.grpc.message_turns import SHARE
 from headway.grpc.reader import PREFACE, Http2Reader
 from headway.grpc.writer import Broken, Http2Writer
 from tests.grpc.stand import PREDICT, Port, predict, served
 from tests.grpc.test_open_inference import STREAM, request
-from tests.grpc.wire import ACK, GOAWAY, PING, Answer, greeted
+from tests.grpc.wire import GOAWAY, greeted
 
 CHECK, WATCH = f"/{messages.HEALTH}/Check", f"/{messages.HEALTH}/Watch"
 REFLECT = f"/{messages.REFLECTION}/ServerReflectionInfo"
@@ -49,11 +49,6 @@ def begun(*frames: bytes, streams: int = 1) -> Http2Reader:
     calls = [http2.headers(number, PREDICT) for number in range(streams)]
     it.receive(b"".join((PREFACE, http2.frame(http2.SETTINGS, 0, 0), *calls, *frames)))
     return it
-
-
-def stuck(connection: CallConnection) -> Sized:
-    assert connection._reader is not None
-    return connection._reader.writer.stuck
 
 
 class LoopTurns:
@@ -95,30 +90,6 @@ def test_little_is_unpacked_between_two_looks_at_the_time() -> None:
         data = data[reads[-1] :]
     assert reads == [len(call) for call in calls]
     assert it.last == http2.stream_of(4)
-
-
-async def test_room_that_comes_bit_by_bit_moves_only_what_waits(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    pumped: list[int] = []
-    pump = CallStream.pump
-
-    def counted(stream: CallStream) -> bool:
-        pumped.append(stream.number)
-        return pump(stream)
-
-    client, connections = await greeted(port)
-    (it,) = connections.open
-    monkeypatch.setattr(CallStream, "pump", counted)
-    client.send(initial(0) + b"".join(http2.headers(n, CHECK) + http2.message(n, b"") for n in range(1, 51)))
-    while len(stuck(it)) < 50:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
-        await asyncio.sleep(0)
-    client.send(http2.ping())
-    assert await client.next(PING, ACK)  # By then what was begun of the answers has been sent.
-    pumped.clear()
-    client.send(window(http2.stream_of(7), 1) * 2 + window(0, 1) * 50 + http2.ping())
-    assert await client.next(PING, ACK)
-    assert pumped[:2] == [http2.stream_of(7)] * 2
-    assert len(pumped) <= 2 + 3 * 50
-    client.writer.close()
 
 
 @pytest.mark.parametrize(
@@ -177,33 +148,6 @@ async def test_an_answer_taken_byte_by_byte_explains_no_frames(port: Port, monke
     for _ in range(120):
         client.send(window(http2.stream_of(1), 1))
     assert (await client.next(GOAWAY)).endswith(b"too_many_frames")
-    client.writer.close()
-
-
-async def test_room_of_few_bytes_is_used_together_or_by_a_sweep(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each frame of one byte costs as much as one of 16 KiB, and 8 connections of 100 calls had thousands of them in a second."""
-    monkeypatch.setattr(writer, "_PATIENCE", 5)
-    monkeypatch.setattr(PortConnections, "sweep", lambda *_: None)  # It would come by the clock.
-    client, connections = await greeted(port)
-    (it,) = connections.open
-    client.send(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 5000)))
-    stream = http2.stream_of(1)
-    answer = client.answers.setdefault(1, Answer())
-
-    async def data_after(*amounts: int) -> int:
-        client.send(*(window(stream, amount) for amount in amounts))
-        await client.settled()
-        return len(answer.data)
-
-    while not stuck(it):  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
-        await asyncio.sleep(0)
-    assert await data_after(*[1] * 20) == 1
-    it.inspect(connections.clock(), False)
-    assert await data_after() == 20
-    assert await data_after(1000) == 20
-    assert await data_after(24) == 20 + 1024
-    assert await data_after(10, 10_000) > 5000
-    assert (await client.ended(1)).status == "0"
     client.writer.close()
 
 

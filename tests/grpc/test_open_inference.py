@@ -17,9 +17,11 @@ from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict
 
 Status = grpc.StatusCode
 CHECK = f"/{messages.HEALTH}/Check"
-STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
+SERVICE = f"/{messages.OPEN_INFERENCE}"
+STREAM = f"{SERVICE}/ModelStreamInfer"
 KEYS = {"secret": {}, "narrow": {"models": ["other"], "user": "bob"}}
 BEARER = (("authorization", "Bearer secret"),)
+NARROW = (("authorization", "Bearer narrow"),)
 Request = messages.message("inference.ModelInferRequest")
 
 
@@ -58,23 +60,16 @@ async def test_an_input_is_answered_with_its_output_in_raw_contents(port: Port, 
     assert [asked.input for asked in port.gateway.asked] == ["a", "bü", "", "x"]
 
 
-async def test_the_answer_to_several_inputs_tells_each_version_that_ran_one(port: Port) -> None:
+async def test_the_answer_tells_versions_and_the_tokens_of_all_elements(port: Port) -> None:
+    async def told(*texts: str) -> tuple[str, dict[str, int]]:
+        answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
+        return answer.model_version, {name: each.int64_param for name, each in answer.parameters.items()}
+
+    client = port.client()
     port.gateway.versions = {"a": "3", "b": "3", "c": "4"}
-    client = port.client()
-    for texts, version in (("ab", "3"), ("abc", "3,4")):
-        answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
-        assert answer.model_version == version
-
-
-async def test_the_tokens_of_all_elements_are_told_as_a_parameter_of_the_answer(port: Port) -> None:
-    async def told(*texts: str) -> dict[str, int]:
-        answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
-        return {name: one.int64_param for name, one in answer.parameters.items()}
-
-    client = port.client()
-    assert await told("a") == await told("a", "b") == {}
+    assert [await told("a", "b"), await told("a", "b", "c")] == [("3", {}), ("3,4", {})]
     port.gateway.tokens = TokenCount(7)
-    assert (await told("a"), await told("a", "b")) == ({"tokens_used": 7}, {"tokens_used": 14})
+    assert [await told("a"), await told("a", "b")] == [("3", {"tokens_used": 7}), ("3", {"tokens_used": 14})]
     call = client.stream(STREAM)
     asked = request("a")
     asked.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -92,30 +87,19 @@ async def test_parameters_reach_the_target_but_for_those_of_the_protocol(port: P
     asked.parameters["priority"].uint64_param = 3
     asked.parameters["timeout"].int64_param = 2_000_000
     await port.client().ask(INFER, asked.SerializeToString())
-    (found,) = port.gateway.asked
-    assert (found.tier, found.options.timeout) == (2, 2.0)
-    assert json.loads(found.parameters) == {"n": 3, "deep": True, "word": "yes", "share": 0.5}
+    (entry,) = port.gateway.asked
+    assert (entry.tier, entry.options.timeout) == (2, 2.0)
+    assert json.loads(entry.parameters) == {"n": 3, "deep": True, "word": "yes", "share": 0.5}
 
 
-def wrong(change: Any) -> Any:
-    asked = request("a", "b")
-    change(asked)
-    return asked
-
-
+REGION = messages.message("inference.InferParameter")(string_param="r")
 WRONG: dict[str, Any] = {
     "no input": lambda asked: asked.ClearField("inputs"),
     "two inputs": lambda asked: asked.inputs.add(name="more", datatype="BYTES", shape=[1]),
     "too few": lambda asked: asked.inputs[0].shape.__setitem__(0, 3),
     "both forms": lambda asked: asked.raw_input_contents.append(pack([b"a", b"b"])),
     "other contents": lambda asked: asked.inputs[0].contents.int_contents.append(1),
-    "shared memory": lambda asked: (
-        asked.inputs[0]
-        .parameters["shared_memory_region"]
-        .CopyFrom(messages.message("inference.InferParameter")(string_param="r"))
-    ),
-    "other output": lambda asked: asked.outputs.add(name="scores"),
-    "priority": lambda asked: setattr(asked.parameters["priority"], "int64_param", 9),
+    "shared memory": lambda asked: asked.inputs[0].parameters["shared_memory_region"].CopyFrom(REGION),
     "not a number": lambda asked: setattr(asked.parameters["n"], "double_param", float("nan")),
     "no text": lambda asked: asked.inputs[0].contents.bytes_contents.__setitem__(0, b"\xff"),
     "two raw": lambda asked: (
@@ -125,26 +109,22 @@ WRONG: dict[str, Any] = {
 }
 
 
-async def test_what_is_not_as_the_protocol_has_it_is_an_invalid_argument(port: Port) -> None:
+async def test_what_is_not_as_the_protocol_has_it_or_not_served_is_refused(port: Port) -> None:
     client = port.client()
     for name, change in WRONG.items():
-        found = await client.fail(INFER, wrong(change).SerializeToString())
-        assert (name, found.status, found.trailers["x-headway-error"]) == (name, Status.INVALID_ARGUMENT, "BAD_REQUEST")
-        assert found.details
+        asked = request("a", "b")
+        change(asked)
+        refused = await client.fail(INFER, asked.SerializeToString())
+        assert (name, refused.status, bool(refused.details)) == (name, Status.INVALID_ARGUMENT, True)
+        assert refused.trailers["x-headway-error"] == "BAD_REQUEST"
+    for asked, status in (
+        (request("a", model_version="7"), Status.NOT_FOUND),
+        (request(*["a"] * 1025), Status.RESOURCE_EXHAUSTED),
+    ):
+        assert (await client.fail(INFER, asked.SerializeToString())).status is status
     assert port.gateway.asked == []
-
-
-async def test_models_and_versions_that_are_not_served_are_not_found(port: Port) -> None:
-    client = port.client()
-    asked = request("a", model_version="7")
-    assert (await client.fail(INFER, asked.SerializeToString())).status is Status.NOT_FOUND
     asked = request("a", model_version="1")
     assert outputs(answered(await client.ask(INFER, asked.SerializeToString()))) == [b"A"]
-
-
-async def test_too_many_elements_exhaust_the_resource(port: Port) -> None:
-    asked = request(*["a"] * 1025)
-    assert (await port.client().fail(INFER, asked.SerializeToString())).status is Status.RESOURCE_EXHAUSTED
 
 
 async def test_large_outputs_are_answered_in_turns_bounded_together_and_held_until_then(port: Port) -> None:
@@ -155,24 +135,23 @@ async def test_large_outputs_are_answered_in_turns_bounded_together_and_held_unt
     answer = answered(await client.ask(INFER, request(*["a"] * 5, id="mine").SerializeToString()))
     assert outputs(answer) == ["é".encode() * 1_000_000] * 5
     assert answer.id == "mine"
-    found = await client.fail(INFER, request(*["a"] * 9).SerializeToString())
-    assert found.status is Status.RESOURCE_EXHAUSTED
-    assert found.trailers["x-headway-error"] == "PAYLOAD_TOO_LARGE"
-    assert f"exceed {MOST_ANSWER} bytes together" in found.details
-    assert found.details.endswith("(as over gRPC an answer is one message)"), "no setting would help"
+    refused = await client.fail(INFER, request(*["a"] * 9).SerializeToString())
+    assert refused.status is Status.RESOURCE_EXHAUSTED
+    assert refused.trailers["x-headway-error"] == "PAYLOAD_TOO_LARGE"
+    assert f"exceed {MOST_ANSWER} bytes together" in refused.details
+    assert refused.details.endswith("(as over gRPC an answer is one message)"), "no setting would help"
     assert held.take("another", held.free - (2 << 20))
-    found = await client.fail(INFER, request(*["a"] * 5).SerializeToString())
-    assert found.trailers["x-headway-error"] == "SERVICE_OVERLOADED"
+    refused = await client.fail(INFER, request(*["a"] * 5).SerializeToString())
+    assert refused.trailers["x-headway-error"] == "SERVICE_OVERLOADED"
     held.give("another", held.used("another"))
     assert held.free == free
 
 
 @on_port(whole=True)
 async def test_one_element_that_fails_fails_the_request_and_is_named(port: Port) -> None:
-    found = await port.client().fail(INFER, request("a", "bad", "c").SerializeToString())
-    assert found.status is Status.INVALID_ARGUMENT
-    assert found.trailers["x-headway-error"] == "REJECTED_BY_MODEL"
-    assert found.details.startswith("input 1 of 3")
+    failed = await port.client().fail(INFER, request("a", "bad", "c").SerializeToString())
+    assert (failed.status, failed.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "REJECTED_BY_MODEL")
+    assert failed.details.startswith("input 1 of 3")
 
 
 async def test_elements_of_models_that_take_json_or_octets(port: Port) -> None:
@@ -188,7 +167,7 @@ async def test_elements_of_models_that_take_json_or_octets(port: Port) -> None:
 
 async def say(client: Any, method: str, metadata: Any = (), **members: Any) -> Any:
     asked, answer = messages.message_classes(messages.OPEN_INFERENCE, method)
-    body = await client.ask(f"/{messages.OPEN_INFERENCE}/{method}", asked(**members).SerializeToString(), metadata)
+    body = await client.ask(f"{SERVICE}/{method}", asked(**members).SerializeToString(), metadata)
     return answer.FromString(body)
 
 
@@ -220,10 +199,10 @@ async def test_what_is_told_of_models_counts_as_polls(port: Port) -> None:
     client, key = port.client(), (("authorization", "Bearer slow"),)
     body = messages.message("inference.ModelStatisticsRequest")(name="default").SerializeToString()
     for _ in range(POLLS + POLLS_AT_ONCE):
-        await client.ask(f"/{messages.OPEN_INFERENCE}/ModelStatistics", body, key)
-    failed = await client.fail(f"/{messages.OPEN_INFERENCE}/ModelStatistics", body, key)
+        await client.ask(f"{SERVICE}/ModelStatistics", body, key)
+    failed = await client.fail(f"{SERVICE}/ModelStatistics", body, key)
     assert failed.status is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await client.ask(f"/{messages.OPEN_INFERENCE}/ServerLive", b"", key)
+    await client.ask(f"{SERVICE}/ServerLive", b"", key)
 
 
 async def test_a_process_that_is_not_ready_says_so(port: Port) -> None:
@@ -235,29 +214,35 @@ async def test_a_process_that_is_not_ready_says_so(port: Port) -> None:
     assert list((await say(client, "RepositoryIndex", ready=True)).models) == []
     (listed,) = (await say(client, "RepositoryIndex")).models
     assert (listed.state, listed.reason) == ("UNAVAILABLE", "no worker is ready")
+    for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
+        refused = await client.fail(f"{SERVICE}/{method}", b"")
+        assert refused.status is Status.UNIMPLEMENTED
+        assert refused.details.startswith("models are not loaded and unloaded by clients;")
 
 
 @on_port(KEYS)
 async def test_what_is_said_of_a_model_is_for_those_who_may_ask_it(port: Port) -> None:
     client = port.client()
-    service = f"/{messages.OPEN_INFERENCE}"
     for method in ("ServerLive", "ServerReady", "ServerMetadata"):
         await say(client, method)
     for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
         asked, _ = messages.message_classes(messages.OPEN_INFERENCE, method)
-        body = asked(name="default").SerializeToString()
-        assert (await client.fail(f"{service}/{method}", body)).status is Status.UNAUTHENTICATED
-        narrow = (("authorization", "Bearer narrow"),)
-        assert (await client.fail(f"{service}/{method}", body, narrow)).status is Status.PERMISSION_DENIED
-        hidden = asked(name="nowhere").SerializeToString()
-        assert (await client.fail(f"{service}/{method}", hidden, narrow)).status is Status.PERMISSION_DENIED
+        body, hidden, unknown = (asked(name=name).SerializeToString() for name in ("default", "nowhere", "other"))
+        assert (await client.fail(f"{SERVICE}/{method}", body)).status is Status.UNAUTHENTICATED
+        for name in (body, hidden):
+            assert (await client.fail(f"{SERVICE}/{method}", name, NARROW)).status is Status.PERMISSION_DENIED
         if method != "ModelReady":
-            unknown = asked(name="other").SerializeToString()
-            found = await client.fail(f"{service}/{method}", unknown, BEARER)
-            assert (found.status, "no model named 'other'" in found.details) == (Status.NOT_FOUND, True)
-            assert found.details.endswith("there is: default")
+            refused = await client.fail(f"{SERVICE}/{method}", unknown, BEARER)
+            assert (refused.status, "no model named 'other'" in refused.details) == (Status.NOT_FOUND, True)
+            assert refused.details.endswith("there is: default")
         await say(client, method, BEARER, name="default")
-    assert list((await say(client, "RepositoryIndex", narrow)).models) == []
+    assert list((await say(client, "RepositoryIndex", NARROW)).models) == []
+    for metadata, members in (
+        (BEARER, {"name": "other"}),
+        (BEARER, {"name": "default", "version": "9"}),
+        (NARROW, {"name": "other"}),
+    ):
+        assert not (await say(client, "ModelReady", metadata, **members)).ready
 
 
 @on_port({"secret": {"rate": 60.0, "burst": 5.0}})
@@ -271,18 +256,10 @@ async def test_what_is_said_of_models_comes_with_an_id_and_the_callers_limits(po
         ("RepositoryModelLoad", {}),
     ):
         asked, _ = messages.message_classes(messages.OPEN_INFERENCE, method)
-        call = client.call(f"/{messages.OPEN_INFERENCE}/{method}", asked(**members).SerializeToString(), BEARER)
-        found = dict(await call.trailing_metadata())
-        assert found["x-request-id"].startswith("req_")
-        assert (found["ratelimit-policy"], found["ratelimit"]) == ('"key";q=60;w=60', '"key";r=5;t=0')
-
-
-@on_port(KEYS)
-async def test_a_model_or_version_that_is_not_served_is_not_ready(port: Port) -> None:
-    client = port.client()
-    for members in ({"name": "other"}, {"name": "default", "version": "9"}):
-        assert not (await say(client, "ModelReady", BEARER, **members)).ready
-    assert not (await say(client, "ModelReady", (("authorization", "Bearer narrow"),), name="other")).ready
+        call = client.call(f"{SERVICE}/{method}", asked(**members).SerializeToString(), BEARER)
+        told = dict(await call.trailing_metadata())
+        assert told["x-request-id"].startswith("req_")
+        assert (told["ratelimit-policy"], told["ratelimit"]) == ('"key";q=60;w=60', '"key";r=5;t=0')
 
 
 @on_port(whole=True)
@@ -294,21 +271,12 @@ async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_fo
     for method, body in (
         (PREDICT, predict("a", "late")),
         (INFER, asked.SerializeToString()),
-        (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="late").SerializeToString()),
-        (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="default", version="9").SerializeToString()),
+        (f"{SERVICE}/ModelMetadata", about(name="late").SerializeToString()),
+        (f"{SERVICE}/ModelMetadata", about(name="default", version="9").SerializeToString()),
     ):
-        found = await client.fail(method, body)
-        assert (found.status, found.trailers["grpc-retry-pushback-ms"]) == (Status.UNAVAILABLE, "1000")
+        refused = await client.fail(method, body)
+        assert (refused.status, refused.trailers["grpc-retry-pushback-ms"]) == (Status.UNAVAILABLE, "1000")
     assert not (await say(client, "ModelReady", name="late")).ready
-
-
-@pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
-async def test_models_are_not_loaded_or_unloaded_by_clients(port: Port, method: str) -> None:
-    found = await port.client().fail(f"/{messages.OPEN_INFERENCE}/{method}", b"")
-    assert (found.status, found.details.split(";")[0]) == (
-        Status.UNIMPLEMENTED,
-        "models are not loaded and unloaded by clients",
-    )
 
 
 def streamed(body: bytes) -> Any:
@@ -380,19 +348,6 @@ async def test_an_answer_on_a_stream_says_that_it_is_the_last_where_that_is_aske
     assert (outputs(alone), dict(alone.parameters)) == ([b"A"], {})
 
 
-async def test_requests_of_a_stream_are_in_hand_at_the_same_time(port: Port) -> None:
-    port.gateway.hold = True
-    call = port.client().stream(STREAM)
-    for number in range(5):
-        await call.write(request(str(number)).SerializeToString())
-    await port.gateway.until(lambda: len(port.gateway.waiting) == 5)
-    port.gateway.release()
-    found = [outputs(streamed(await call.read()).infer_response) for _ in range(5)]
-    assert found == [[str(number).encode()] for number in range(5)]
-    await call.done_writing()
-    assert await call.code() is Status.OK
-
-
 async def test_an_id_that_a_proxy_gave_to_a_stream_is_none_of_its_requests(port: Port) -> None:
     chosen = "01890a5d-ac96-774b-bcce-b302099a8057"
     call = port.client().stream(STREAM, (("x-request-id", chosen), ("x-request-tier", "free")))
@@ -406,22 +361,24 @@ async def test_an_id_that_a_proxy_gave_to_a_stream_is_none_of_its_requests(port:
     call.cancel()
 
 
-async def test_a_stream_whose_client_leaves_abandons_its_requests(port: Port) -> None:
+async def held(port: Port) -> Any:
+    """A stream with three requests, which are in hand at the same time."""
     port.gateway.hold = True
     call = port.client().stream(STREAM)
     for number in range(3):
         await call.write(request(str(number)).SerializeToString())
     await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+    return call
+
+
+async def test_a_stream_whose_client_leaves_abandons_its_requests(port: Port) -> None:
+    call = await held(port)
     call.cancel()
     await port.gateway.until(lambda: len(port.gateway.abandoned) == 3)
 
 
 async def test_a_drain_answers_what_a_stream_has_sent_and_then_ends_it(port: Port) -> None:
-    port.gateway.hold = True
-    call = port.client().stream(STREAM)
-    for number in range(3):
-        await call.write(request(str(number)).SerializeToString())
-    await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+    call = await held(port)
     draining = asyncio.ensure_future(port.listener.drain())
     connections = port.listener._connections
     assert connections is not None
@@ -429,8 +386,8 @@ async def test_a_drain_answers_what_a_stream_has_sent_and_then_ends_it(port: Por
     while connection.leaving is None:  # noqa: ASYNC110 - it is in this loop, and has nobody to tell
         await asyncio.sleep(0)
     port.gateway.release()
-    found = [outputs(streamed(await call.read()).infer_response) for _ in range(3)]
-    assert found == [[b"0"], [b"1"], [b"2"]]
+    answers = [outputs(streamed(await call.read()).infer_response) for _ in range(3)]
+    assert answers == [[b"0"], [b"1"], [b"2"]]
     assert await call.code() is Status.UNAVAILABLE
     await draining
 

@@ -189,7 +189,6 @@ CASES = [
     Case("4.2 such data that nobody wants", [ask(1), give_up(1), BIG[:9], BIG[9:], ask(3)], [asked(1), passed(), asked(3)], [GIVEN_UP]),
     Case("4.2 such data within a block", [frame(HEADERS, 0, 1, HEAD), BIG[:9]], end=PROTOCOL),
     Case("4.3 a block that cannot be read", [ask(1, block=b"\x40")], end=COMPRESSION),
-    Case("4.3 such a block behind data", [ask(1), ask(1, end=True, block=b"\x80")], [asked(1)], end=COMPRESSION),
     Case("4.3 such a block of a stream that was ended here", [ask(1), give_up(1), ask(1, end=True, block=b"\x80")], [asked(1)], [GIVEN_UP],
          COMPRESSION),
     # States of a stream.
@@ -202,18 +201,13 @@ CASES = [
     Case("5.1 idle: a window of a stream of the server's", [ask(3), window(2, 1)], [asked(3)], end=PROTOCOL),
     Case("5.1 half closed: data", [ask(1, end=True), data(1)], [asked(1, True)], end=CLOSED),
     Case("5.1 half closed: header fields", [ask(1, end=True), ask(1, end=True)], [asked(1, True)], end=CLOSED),
-    Case("5.1 half closed by data: data", [ask(1), data(1, end=True), data(1)], [asked(1), came(1, end=True)], end=CLOSED),
     Case("5.1 half closed by trailers: data", [ask(1), ask(1, end=True, block=b""), data(1)], [asked(1), came(1, b"", end=True)], end=CLOSED),
     Case("5.1 half closed: a window, a priority and a reset", [ask(1, end=True), window(1, 9), priority(1), reset(1)],
          [asked(1, True), passed(), ("was_reset", 1)]),
     Case("5.1 closed by the client: data", [ask(1), reset(1), data(1)], [asked(1), ("was_reset", 1)], end=CLOSED),
-    Case("5.1 closed by the client: header fields", [ask(1), reset(1), ask(1)], [asked(1), ("was_reset", 1)], end=CLOSED),
     Case("5.1 closed by the client: a window, a priority and a reset", [ask(1), reset(1), window(1, 9), priority(1), reset(1)],
          [asked(1), ("was_reset", 1), passed(), ("was_reset", 1)]),
     Case("5.1 closed by both: data", [ask(1, end=True), answer(1), data(1)], [asked(1, True)], [ANSWERED], CLOSED),
-    Case("5.1 closed by both: header fields", [ask(1, end=True), answer(1), ask(1)], [asked(1, True)], [ANSWERED], CLOSED),
-    Case("5.1 closed by both: a window and a reset", [ask(1, end=True), answer(1), window(1, 9), reset(1)],
-         [asked(1, True), ("was_reset", 1)], [ANSWERED]),
     Case("5.1 ended here: all that was on its way", [ask(1), give_up(1), data(1), window(1, 9), priority(1), ask(1, end=True, block=b"")],
          [asked(1), passed(), passed(), passed()], [GIVEN_UP]),
     Case("5.1 ended here: data with padding take all of the window", [ask(1), give_up(1), frame(DATA, PADDED, 1, b"\2a\0\0")],
@@ -226,7 +220,6 @@ CASES = [
     Case("5.1.1 the number 0", [ask(0)], end=PROTOCOL),
     Case("5.1.1 an even number", [ask(2)], end=PROTOCOL),
     Case("5.1.1 a number that was passed over", [ask(5), ask(3)], [asked(5)], end=CLOSED),
-    Case("5.1.1 numbers may be passed over", [ask(1), ask(7), ask(LARGEST)], [asked(1), asked(7), asked(LARGEST)]),
     Case("5.1.2 one stream too many", [*map(ask, (1, 3, 5, 7, 9)), data(9), data(7)],
          [*map(asked, (1, 3, 5, 7)), passed(), passed(), came(7)], [resets(9, REFUSED)]),
     Case("5.1.2 the fields of one too many are known all the same", [*map(ask, (1, 3, 5, 7)), ask(9, block=HEAD + b"\x40\x01a\x01b"), reset(1),
@@ -235,7 +228,6 @@ CASES = [
          [asked(1, True), *map(asked, (3, 5, 7, 9))], [ANSWERED]),
     Case("5.1.2 a stream that its client has ended counts", [*[ask(number, end=True) for number in (1, 3, 5, 7)], ask(9, end=True), window(9, 1)],
          [*[asked(number, True) for number in (1, 3, 5, 7)], passed()], [resets(9, REFUSED)]),
-    Case("5.5 an unknown frame within a block", [frame(HEADERS, 0, 1, HEAD), frame(UNKNOWN, 0, 1)], end=PROTOCOL),
     # Data.
     Case("6.1 data on stream 0", [data(0)], end=PROTOCOL),
     Case("6.1 no data", [ask(1), data(1, b""), data(1, b"", end=True)], [asked(1), came(1, b""), came(1, b"", end=True)]),
@@ -246,7 +238,6 @@ CASES = [
     # Header fields.
     Case("6.2 padding", [frame(HEADERS, WHOLE | PADDED, 1, b"\3" + HEAD + bytes(3))], [asked(1)]),
     Case("6.2 more padding than there is", [frame(HEADERS, WHOLE | PADDED, 1, b"\xff" + HEAD)], end=PROTOCOL),
-    Case("6.2 padding and a priority", [frame(HEADERS, WHOLE | PADDED | PRIORITISED, 1, b"\1\0\0\0\0\x0f" + HEAD + b"\0")], [asked(1)]),
     Case("6.2 a priority that is cut", [frame(HEADERS, WHOLE | PRIORITISED, 1, bytes(4))], end=PROTOCOL),
     Case("6.2 a stream that depends on itself", [frame(HEADERS, WHOLE | PRIORITISED, 1, b"\x80\0\0\1\0" + HEAD)], end=PROTOCOL),
     Case("6.3 a priority of stream 0", [priority(0)], end=PROTOCOL),
@@ -300,10 +291,8 @@ CASES = [
     Case("6.10 trailers in pieces", [ask(1), frame(HEADERS, END, 1, fields(("a", "b"))[:2]), frame(CONTINUATION, WHOLE, 1, fields(("a", "b"))[2:])],
          [asked(1), passed(), came(1, b"", end=True)]),
     Case("6.10 a piece of nothing", [frame(CONTINUATION, WHOLE, 1, HEAD)], end=PROTOCOL),
-    Case("6.10 a piece behind the last one", [ask(1), frame(CONTINUATION, WHOLE, 1)], [asked(1)], end=PROTOCOL),
     Case("6.10 a piece of another stream", [frame(HEADERS, 0, 1, HEAD), frame(CONTINUATION, WHOLE, 3)], end=PROTOCOL),
     Case("6.10 another frame within a block", [frame(HEADERS, 0, 1, HEAD), data(1)], end=PROTOCOL),
-    Case("6.10 another block within a block", [frame(HEADERS, 0, 1, HEAD), ask(3)], end=PROTOCOL),
     # Requests.
     Case("8.1 trailers", [ask(1), data(1), ask(1, end=True, block=fields(("a", "b")))], [asked(1), came(1), came(1, b"", end=True)]),
     Case("8.1 trailers that do not end the stream", [ask(1), ask(1, block=fields(("a", "b"))), data(1)],
@@ -314,14 +303,12 @@ CASES = [
     Case("8.2.1 a colon in a name", [named("a:b")], *MALFORMED),
     Case("8.2.1 a name beyond ASCII", [named("\u00e4")], *MALFORMED),
     Case("8.2.1 no name", [named("")], *MALFORMED),
-    Case("8.2.1 capitals in trailers", [ask(1), ask(1, end=True, block=fields(("A", "b")))], [asked(1), ("was_reset", 1)], [resets(1, PROTOCOL)]),
     *[Case(f"8.2.2 {name}", [named(name)], *MALFORMED)
       for name in ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade")],
     Case("8.2.2 te but for trailers", [ask(1, block=PSEUDO + fields(("te", "trailers, gzip")))], *MALFORMED),
     Case("8.2.2 a field of a connection in trailers", [ask(1), ask(1, end=True, block=fields(("upgrade", "h3")))],
          [asked(1), ("was_reset", 1)], [resets(1, PROTOCOL)]),
     Case("8.3 a pseudo field that nobody knows", [ask(1, block=PSEUDO + fields((":test", "a")))], *MALFORMED),
-    Case("8.3 a pseudo field of answers", [ask(1, block=PSEUDO + b"\x88")], *MALFORMED),
     Case("8.3 a pseudo field behind another field", [ask(1, block=PSEUDO[:2] + fields(("a", "b")) + PSEUDO[2:])], *MALFORMED),
     *[Case(f"8.3.1 no {name}", [ask(1, block=PSEUDO.replace(octet, b""))], *MALFORMED)
       for name, octet in ((":method", b"\x83"), (":scheme", b"\x86"), (":path", b"\x84"))],
@@ -350,7 +337,6 @@ CASES = [
          [asked(1), ("lost", 3), ("oversized", 3, True), came(1), passed(), passed(), ("was_reset", 5), passed(), came(1, b"", end=True)]),
     # Tables of header fields.
     Case("H2.3.3 an index beyond the table", [ask(1, block=HEAD + b"\xbe")], end=COMPRESSION),
-    Case("H2.3.3 a name beyond the table", [ask(1, block=HEAD + b"\x7e\x01a")], end=COMPRESSION),
     Case("H3.2 a field that was told before", [ask(1, block=HEAD + b"\x40\x01a\x01b"), ask(3, block=HEAD + b"\xbe")], [asked(1), asked(3)]),
     Case("H4.2 a size at the end of a block", [ask(1, block=HEAD + b"\x20")], end=COMPRESSION),
     Case("H4.2 a size beyond that of our table", [ask(1, block=b"\x3f\xe2\x1f" + HEAD)], end=COMPRESSION),
@@ -369,7 +355,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_frames_are_taken_as_the_protocol_has_it(case: Case) -> None:
+def test_frames_are_handled_as_the_protocol_says(case: Case) -> None:
     http2, log = begun()
     end = None
     try:
@@ -454,7 +440,7 @@ def test_a_client_with_a_larger_table_is_told_nothing() -> None:
     assert frames_of(http2.writer.take())[1:] == [ANSWERED]
 
 
-def test_data_heed_every_window() -> None:
+def test_data_respect_every_window() -> None:
     http2, _ = begun()
     receive(http2, settings((4, 10)) + ask(1))
     assert (http2.writer.room(1), http2.writer.room(3)) == (10, 0)
@@ -500,7 +486,7 @@ def test_only_the_latest_streams_that_ended_here_are_kept_in_mind() -> None:
         receive(http2, data(numbers[0]))
 
 
-def test_a_connection_says_what_it_is_told_to() -> None:
+def test_a_connection_sends_pings_and_goaways() -> None:
     http2, _ = begun()
     http2.writer.ping(b"12345678")
     http2.writer.leave(7, ErrorCode.ENHANCE_YOUR_CALM, b"why")
@@ -541,7 +527,7 @@ _MOVES = st.one_of(
 
 
 @given(st.lists(_MOVES, max_size=30))
-def test_no_more_data_are_sent_than_the_client_lets(moves: list[tuple[str, int, int]]) -> None:
+def test_no_more_data_are_sent_than_the_client_allows(moves: list[tuple[str, int, int]]) -> None:
     http2, _ = begun()
     receive(http2, ask(1) + ask(3))
     initial = DEFAULT_WINDOW

@@ -31,10 +31,9 @@ from headway.core.values import shown
 from headway.doors.entrance import Entrance
 from headway.doors.readiness import Readiness
 from headway.gateway.client_quotas import Quotas
-from headway.gateway.gateway import Gateway
+from headway.gateway.gateway import Gateway, TenantCounts
 from headway.gateway.lane import Lane
 from headway.gateway.limiter import Limiter
-from headway.gateway.outcome_counts import TenantCounts
 from headway.gateway.pending import ReplySink, SeveralInputs
 from headway.gateway.request_traces import RefusalTraces, RequestTraces
 from headway.gateway.served_models import ServedModels
@@ -99,8 +98,10 @@ class Asked(InferenceRequest, frozen=True, kw_only=True):
         return max(self.principal.tier, self.options.tier)
 
 
-def texts(status: WorkerStatus) -> WorkerInfo:
-    return WorkerInfo(worker_id="gpu-0", model="default", status=status, takes="text", gives="text")
+def worker(takes: str = "text", gives: str = "", **known: Any) -> WorkerInfo:
+    """A healthy worker of the default model. It gives what it takes, where nothing else is said."""
+    usual: dict[str, Any] = {"worker_id": "gpu-0", "model": "default", "status": WorkerStatus.HEALTHY}
+    return WorkerInfo(**{**usual, "takes": takes, "gives": gives or takes, **known})
 
 
 def echo(value: Value) -> Value:
@@ -108,18 +109,10 @@ def echo(value: Value) -> Value:
 
 
 class EchoGateway:
-    """Answers every input with itself in capitals, on the next turn of the loop, or when told to.
+    """Answers every input with itself in capitals, on the next turn of the loop, or when told to by `release` if it is to `hold`.
 
-    Attributes:
-        hold: answers wait for `release`.
-        failure: answered instead of an output.
-        asked: every request, in order.
-        shared, kept: how the outcome came about.
-        abandoned: ids of the requests whose clients left.
-        detached: ids of the requests whose clients wait no longer.
-        refusals: ids and failures of the requests that the door refused for their callers' limits.
-        waiting: what is not yet answered.
-        versions: versions that run the inputs; others come from no run.
+    `failure` and `output` are answered instead. `abandoned` are the ids of the requests whose clients left, `detached` of those
+    whose clients wait no longer. `versions` are those that run the inputs; others come from no run.
     """
 
     def __init__(self, broker: MemoryBroker, settings: Settings, counters: GatewayCounts) -> None:
@@ -129,7 +122,7 @@ class EchoGateway:
         self.limiter = Limiter(3, lambda: INSTANT)
         self.turns = FairTurns(lambda: INSTANT)
         self.served = ServedModels(["default"], Settings())
-        self.served.learn([texts(WorkerStatus.HEALTHY)])
+        self.served.learn([worker()])
         self.tenant_counts = TenantCounts(Settings().tier_names, self.served, lambda counts: None)
         self.refusals: list[tuple[str, Failure]] = []
         self.hold = False
@@ -252,6 +245,11 @@ class Client:
             await self.writer.drain()
             await asyncio.sleep(0)
 
+    async def ask(self, *pieces: bytes) -> Answer:
+        """The response to a request, where no other is due before it."""
+        await self.send(*pieces)
+        return await self.answer()
+
     async def answer(self, *, bodiless: bool = False) -> Answer:
         """The next response; `bodiless` for one to HEAD."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("ascii")
@@ -319,8 +317,30 @@ class Stand:
     async def ask(self, *pieces: bytes) -> Answer:
         """The first response on a connection of its own."""
         client = await self.connect()
+        return await client.ask(*pieces)
+
+    async def hold(self, *pieces: bytes) -> Client:
+        """A client whose request is with the gateway, which answers it when told to."""
+        self.gateway.hold = True
+        client, asked = await self.connect(), len(self.gateway.asked)
         await client.send(*pieces)
-        return await client.answer()
+        await self.gateway.until(lambda: len(self.gateway.asked) > asked)
+        return client
+
+    @property
+    def context(self) -> Any:
+        return self.door._context
+
+    @property
+    def connection(self) -> Any:
+        """The only connection that is open."""
+        (connection,) = self.door._connections()
+        return connection
+
+    def learn(self, takes: str, gives: str = "", **known: Any) -> None:
+        """Have the default model take and give values of these kinds."""
+        for gateway in (self.gateway, self.real):
+            gateway.served.learn([worker(takes, gives, **known)])
 
     def later(self, seconds: float) -> None:
         """Let the door look at its connections as if `seconds` had passed."""

@@ -117,56 +117,31 @@ async def test_whoever_probes_costs_the_broker_two_looks_a_second(stand: Stand) 
     assert broker.asked == asked + 1
 
 
-def test_a_gateway_is_ready_when_it_knows_of_a_healthy_worker_anywhere() -> None:
+def test_each_role_is_ready_by_the_workers_that_it_needs() -> None:
+    """A gateway by any in the fleet, a worker by its own, and a controller by none."""
     backend = Touchy()
 
     async def scene(stand: Stand, _: Port) -> None:
-        port = Port(stand, Role.GATEWAY)
+        ports = [Port(stand, role) for role in APART]
+
+        async def ready(elsewhere: WorkerStatus) -> list[tuple[int, str]]:
+            await asyncio.sleep(LATER)
+            await stand.broker.heartbeat(other(elsewhere))
+            answers = [await port.get("/readyz?verbose") for port in ports]
+            return [(answer.status, answer.json["checks"].get("workers", "")) for answer in answers]
+
+        own = 200, "1 of 1 healthy"
+        gateway, worker, controller = await ready(WorkerStatus.OFFLINE)
+        assert (gateway, worker, controller[0]) == (own, own, 200), "one that has left is not missed"
+        gateway, worker, controller = await ready(WorkerStatus.DEGRADED)
+        assert (gateway, worker, controller[0]) == ((200, "1 of 2 healthy"), own, 200)
         backend.refuse_start = 1000
         backend.dead.set()
         await asyncio.sleep(0.1)
-        assert (await port.get("/readyz")).status == 503
-        await asyncio.sleep(LATER)
-        await stand.broker.heartbeat(other(WorkerStatus.HEALTHY))
-        ready = await port.get("/readyz?verbose")
-        assert (ready.status, ready.json["status"]) == (200, "degraded")
-        assert ready.json["checks"]["workers"] == "1 of 2 healthy"
-
-    played(scene, backend=backend)
-
-
-async def test_a_worker_elsewhere_that_has_left_is_not_missed(stand: Stand) -> None:
-    await stand.broker.heartbeat(other(WorkerStatus.OFFLINE))
-    assert (await Port(stand, Role.GATEWAY).get("/readyz?verbose")).json["status"] == "ok"
-    await stand.broker.heartbeat(other(WorkerStatus.DEGRADED))
-    assert (await Port(stand, Role.GATEWAY).get("/readyz?verbose")).json["status"] == "degraded"
-
-
-def test_a_worker_is_ready_by_its_own_slots() -> None:
-    backend = Touchy()
-
-    async def scene(stand: Stand, _: Port) -> None:
-        port = Port(stand, Role.WORKER)
-        await stand.broker.heartbeat(other(WorkerStatus.OFFLINE))
-        assert (await port.get("/readyz?verbose")).json["checks"]["workers"] == "1 of 1 healthy"
-        await stand.broker.heartbeat(other(WorkerStatus.HEALTHY))
-        backend.refuse_start = 1000
-        backend.dead.set()
-        await asyncio.sleep(LATER)
-        ready = await port.get("/readyz?verbose")
-        assert (ready.status, ready.json["checks"]["workers"]) == (503, "0 of 1 healthy")
-
-    played(scene, backend=backend)
-
-
-def test_a_controller_is_ready_without_any_worker() -> None:
-    backend = Touchy()
-
-    async def scene(stand: Stand, _: Port) -> None:
-        backend.refuse_start = 1000
-        backend.dead.set()
-        await asyncio.sleep(0.1)
-        assert (await Port(stand, Role.CONTROLLER).get("/readyz")).json == {"status": "ok"}
+        gateway, worker, controller = await ready(WorkerStatus.OFFLINE)
+        assert (gateway[0], worker, controller[0]) == (503, (503, "0 of 1 healthy"), 200)
+        gateway, worker, controller = await ready(WorkerStatus.HEALTHY)
+        assert (gateway, worker, controller[0]) == ((200, "1 of 2 healthy"), (503, "0 of 1 healthy"), 200)
 
     played(scene, backend=backend)
 
@@ -196,17 +171,16 @@ class Recorded:
         return [self.FAILURE] if id == ID else []
 
 
-async def test_the_ledger_tells_how_a_request_failed(stand: Stand) -> None:
-    shown = (await Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=False)).get(f"/internal/requests/{ID}")).json
+@pytest.mark.parametrize("away", [None, False, True], ids=["there", "refuses", "hangs"])
+async def test_the_ledger_tells_how_a_request_failed_with_or_without_the_broker(
+    stand: Stand, away: bool | None
+) -> None:
+    how: dict[str, Any]
+    how, tenant = ({}, "") if away is None else ({"broker": Unreachable(away)}, "?tenant=acme")
+    port = Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=False), **how)
+    shown = (await port.get(f"/internal/requests/{ID}{tenant}")).json
     assert (shown["status"], shown["tenant"]) == ("failed", "acme")
     assert shown["error"] == {"error": "RATE_LIMITED", "message": TITLE["RATE_LIMITED"]}
-
-
-@pytest.mark.parametrize("hangs", [False, True])
-async def test_the_ledger_answers_for_a_tenant_without_the_broker(stand: Stand, hangs: bool) -> None:
-    port = Port(stand, Role.CONTROLLER, broker=Unreachable(hangs), ledger=Recorded(hangs=False))
-    shown = await port.get(f"/internal/requests/{ID}?tenant=acme")
-    assert (shown.status, shown.json["status"]) == (200, "failed")
 
 
 async def test_a_ledger_that_hangs_is_not_waited_for(stand: Stand) -> None:
@@ -252,19 +226,17 @@ async def test_while_the_broker_is_away_the_fleet_is_told_as_it_was(stand: Stand
     port = Port(stand, broker=broker)
     await asyncio.sleep(1.5)  # Until the controller has told the capacities.
     fresh = (await port.get("/internal/snapshot")).json
-    assert (fresh["age_seconds"], fresh["away"]) == (0.0, "")
     broker.back.clear()
     await asyncio.sleep(7.0)
-    stale = await port.get("/internal/snapshot")
-    assert (stale.status, stale.json["age_seconds"], stale.json["away"]) == (200, 7.0, "connection refused")
-    assert stale.json["workers"] == fresh["workers"]
-    assert stale.json["now"] == pytest.approx(fresh["now"] + 7.0)
+    stale = (await port.get("/internal/snapshot")).json
+    assert [(told["age_seconds"], told["away"]) for told in (fresh, stale)] == [(0.0, ""), (7.0, "connection refused")]
+    assert stale["workers"] == fresh["workers"]
+    assert stale["now"] == pytest.approx(fresh["now"] + 7.0)
     for lines in ("members", "capacities"):
-        then, now = ([one["age_seconds"] for one in told[lines]] for told in (fresh, stale.json))
+        then, now = ([one["age_seconds"] for one in told[lines]] for told in (fresh, stale))
         assert then and now == pytest.approx([age + 7.0 for age in then])
     checks = (await port.get("/readyz?verbose")).json["checks"]
     assert checks["workers"] == "unknown; 1 of 1 healthy 7 s ago", "nobody has asked for health before"
-    assert (await port.get("/internal/health")).json["message"] == "connection refused"
 
 
 def test_a_gateway_with_a_fallback_is_ready_without_the_broker() -> None:
@@ -272,15 +244,13 @@ def test_a_gateway_with_a_fallback_is_ready_without_the_broker() -> None:
 
     async def scene(stand: Stand, _: Port) -> None:
         port = Port(stand, Role.GATEWAY, broker=Unreachable(hangs=False), direct=stand.broker)
-        for path in ("/readyz", "/internal/health"):
-            answer = await port.get(path)
-            assert (answer.status, answer.json["status"]) == (200, "degraded")
-        backend.refuse_start = 1000
-        backend.dead.set()
-        await asyncio.sleep(LATER)
-        for path in ("/readyz", "/internal/health"):
-            answer = await port.get(path)
-            assert (answer.status, answer.json["status"]) == (503, "unavailable")
+        for expected in ((200, "degraded"), (503, "unavailable")):
+            for path in ("/readyz", "/internal/health"):
+                answer = await port.get(path)
+                assert (answer.status, answer.json["status"]) == expected
+            backend.refuse_start = 1000
+            backend.dead.set()
+            await asyncio.sleep(LATER)
 
     played(scene, backend=backend)
 
@@ -309,6 +279,7 @@ async def test_a_leader_that_was_killed_leads_no_more_once_another_does(stand: S
 
 
 START = "/internal/rollouts/start?model=m&version=4&steps=1,100&every=60"
+DRAIN, UNDRAIN = "/internal/drains/start", "/internal/drains/end"
 
 
 async def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(stand: Stand, port: Port) -> None:
@@ -319,14 +290,16 @@ async def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(st
     await asyncio.sleep(1.0)
     assert await refused("/internal/rollouts/start?model=m") == (400, "version is missing in the query")
     assert await refused(f"{START}&slower=x") == (400, "slower: 'x' is not a number")
-    missing = "no worker serves version '4' of 'm'; its workers have no versions of their own"
-    assert await refused(START) == (404, missing)
+    assert (await refused(START))[0] == 404
     assert await refused("/internal/rollouts/abort?model=m") == (404, "model 'm' has had no rollout")
+    missing = 400, "name is missing in the query: of a worker, a process or a host"
+    assert await refused(DRAIN) == await refused(UNDRAIN) == missing
+    unknown = "no worker, process or host 'gpu-1' is in the fleet; near are gpu-0"
+    assert await refused(f"{DRAIN}?name=gpu-1") == (404, unknown)
+    assert await refused(f"{UNDRAIN}?name=gpu-0") == (404, "nothing named 'gpu-0' is drained")
     for version in ("3", "4"):
         await stand.broker.heartbeat(worker(version, WorkerStatus.COLD))
     assert (await port.ask("POST", START)).json["beside"] == "3"
-    underway = "a rollout of version 4 of 'm' is under way; promote or abort it first"
-    assert await refused(START) == (400, underway)
     assert [one["percent"] for one in (await port.get("/internal/rollouts")).json["rollouts"]] == [1.0]
     await stand.controller.stop()
     await asyncio.sleep(STALE_AFTER)
@@ -351,9 +324,6 @@ async def test_an_order_that_loses_to_another_one_is_tried_again(stand: Stand, p
     assert (await port.ask("POST", "/internal/rollouts/abort?model=m")).status == 503
 
 
-DRAIN, UNDRAIN = "/internal/drains/start", "/internal/drains/end"
-
-
 async def test_a_worker_is_drained_listed_and_undrained(stand: Stand, port: Port) -> None:
     bare = await port.ask("POST", f"{DRAIN}?name=gpu-0")
     assert bare.status == 400
@@ -373,18 +343,3 @@ async def test_a_worker_is_drained_listed_and_undrained(stand: Stand, port: Port
     assert (await port.ask("POST", f"{UNDRAIN}?name=here")).json == {"drains": [line]}
     await asyncio.sleep(1.6)
     assert (await port.get("/readyz")).status == 200
-
-
-async def test_a_drain_that_cannot_be_is_refused_with_the_reason(stand: Stand, port: Port) -> None:
-    async def refused(target: str) -> tuple[int, str]:
-        answer = await port.ask("POST", target)
-        return answer.status, answer.json["message"]
-
-    missing = 400, "name is missing in the query: of a worker, a process or a host"
-    assert await refused(DRAIN) == await refused(UNDRAIN) == missing
-    near = f"near are gpu-0, here, {stand.gateway.name}"
-    unknown = await refused(f"{DRAIN}?name=gpu-1")
-    assert unknown == (404, "no worker, process or host 'gpu-1' is in the fleet; near are gpu-0"), near
-    assert await refused(f"{UNDRAIN}?name=gpu-0") == (404, "nothing named 'gpu-0' is drained")
-    await port.ask("POST", f"{DRAIN}?name=here&force=true")
-    assert (await port.ask("POST", f"{UNDRAIN}?name={stand.gateway.name}")).status == 200

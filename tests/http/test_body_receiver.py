@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from headway.doors.entrance import CHARGED
 from headway.gateway.deadlines import DEADLINE_GRAIN
@@ -20,11 +19,9 @@ from headway.http.inference.fast_path import FastPathConnection
 from headway.http.inference.incoming_bodies import STEP, BodyReceiver
 from headway.http.server import connection
 from headway.http.server.connection_context import LARGE
-from headway.model import WorkerStatus
-from headway.oip.tensors import pack
-from headway.runtime.fair_turns import MILLISECOND, FairTurns
-from tests.http.stand import INSTANT, Answer, Client, Stand, get, on_stand, post, served, settled, texts
-from tests.http.test_oip import LENGTH, PATH, infer
+from headway.runtime.fair_turns import MILLISECOND
+from tests.http.stand import INSTANT, Client, Stand, get, on_stand, post, settled
+from tests.http.test_oip import PATH, infer
 
 BODY = bytes(random.Random(1).randbytes(6 * LARGE)).hex()
 """Text in which no piece is like another."""
@@ -60,9 +57,8 @@ def asked(text: str) -> bytes:
 
 
 def connection_of(stand: Stand) -> FastPathConnection:
-    [connection] = stand.door._connections()
-    assert isinstance(connection, FastPathConnection)
-    return connection
+    assert isinstance(stand.connection, FastPathConnection)
+    return stand.connection
 
 
 async def begun(stand: Stand, size: int = len(BODY) // 2) -> Client:
@@ -111,31 +107,25 @@ async def test_a_body_that_does_not_come_to_its_end_in_time_is_refused(stand: St
     assert stand.gateway.asked == []
 
 
-@pytest.mark.parametrize("way", ["leaves", "stops sending", "resets"])
+@pytest.mark.parametrize("way", ["leaves", "stops sending", "resets", "is cut by the listener"])
 async def test_nothing_stays_of_a_body_whose_client_goes(stand: Stand, receivers: Receivers, way: str) -> None:
     client = await begun(stand)
     if way == "leaves":
         client.leave()
     elif way == "stops sending":
         client.writer.write_eof()
-    else:
+    elif way == "resets":
         client.writer.transport.abort()
+    else:
+        await stand.door.close()
+        assert await client.ended()
     await settled(lambda: stand.door.open_connections == 0)
-    assert stand.gateway.asked == []
-    assert receivers.begun == 1
-
-
-async def test_a_listener_that_closes_cuts_a_body_that_comes(stand: Stand, receivers: Receivers) -> None:
-    client = await begun(stand)
-    await stand.door.close()
-    assert await client.ended()
-    assert receivers.begun == 1
+    assert (stand.gateway.asked, receivers.begun) == ([], 1)
 
 
 async def test_a_small_body_comes_as_ever(stand: Stand, receivers: Receivers) -> None:
     client, request = await stand.connect(), asked("a" * (LARGE - 1))
-    await client.send(request[:1000], request[1000:])
-    assert (await client.answer()).json["output"] == "A" * (LARGE - 1)
+    assert (await client.ask(request[:1000], request[1000:])).json["output"] == "A" * (LARGE - 1)
     assert receivers.begun == 0
 
 
@@ -143,166 +133,74 @@ KEY = "Authorization: Bearer k"
 KEYS = {"k": {"rate": 60.0, "burst": 5.0}}
 
 
-def _binary() -> bytes:
-    octets = pack([b"abc", b"defg"])
-    given = {"name": "IN", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(octets)}}
-    head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
-    return post(head + octets, PATH, f"{LENGTH}: {len(head)}", KEY)
-
-
-def _packed() -> bytes:
-    _, _, body = infer(["abc"]).partition(b"\r\n\r\n")
-    return post(gzip.compress(body), PATH, "Content-Encoding: gzip", KEY)
-
-
-def _chunked() -> bytes:
+def chunked() -> bytes:
     head, _, body = infer(["abc"], KEY).partition(b"\r\n\r\n")
     lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length")]
     fields = b"\r\n".join([*lines, b"Transfer-Encoding: chunked"])
     return fields + b"\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % octet for octet in body) + b"0\r\n\r\n"
 
 
-def _of_oip(answer: Answer) -> str:
-    [(name, told)] = answer.json.items()
-    assert name == "error"
-    return str(told)
-
-
-def _of_openai(answer: Answer) -> str:
-    return str(answer.json["error"]["message"])
-
-
-DOORS: dict[str, tuple[bytes, Callable[[Answer], str]]] = {
-    "JSON": (infer(["abc"], KEY), _of_oip),
-    "binary": (_binary(), _of_oip),
-    "gzip": (_packed(), _of_oip),
-    "chunked": (_chunked(), _of_oip),
-    "completions": (post('{"prompt": "abc"}', "/v1/completions", KEY), _of_openai),
-    "embeddings": (post('{"input": "abc"}', "/v1/embeddings", KEY), _of_openai),
-}
-
-
-@pytest.mark.parametrize("stops", [False, True], ids=["trickles", "stops"])
-@pytest.mark.parametrize("door", DOORS)
-def test_a_body_that_is_late_is_given_up(door: str, stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, told = DOORS[door]
-    begin = whole.index(b"\r\n\r\n") + 5
-    heard = [0]
-    receive = FastPathConnection.data_received
+@pytest.mark.parametrize(
+    "whole",
+    [infer(["abc"], KEY), chunked(), post('{"prompt": "abc"}', "/v1/completions", KEY)],
+    ids=["counted", "chunked", "OpenAI"],
+)
+@on_stand(KEYS)
+async def test_a_body_that_trickles_is_given_up_in_the_form_of_its_route(
+    stand: Stand, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, heard, receive = whole.index(b"\r\n\r\n") + 5, [0], FastPathConnection.data_received
 
     def counted(connected: FastPathConnection, data: bytes) -> None:
         receive(connected, data)
         heard[0] += len(data)
 
     monkeypatch.setattr(FastPathConnection, "data_received", counted)
-
-    async def main(stand: Stand) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            await ask(stand, patch)
-
-    async def ask(stand: Stand, patch: pytest.MonkeyPatch) -> None:
-        now, limit = [INSTANT], stand.settings.read_timeout_ms / 1000
+    now, limit = [INSTANT], stand.settings.read_timeout_ms / 1000
+    with monkeypatch.context() as patch:
         patch.setattr(connection, "monotonic", lambda: now[0])
         client = await stand.connect()
-        await client.send(whole[:begin])
-        await settled(lambda: heard[0] == begin)
-        for octet in whole[begin : begin + 1 if stops else -1]:
+        for end in range(begin, len(whole)):
+            await client.send(whole[heard[0] : end])
+            await settled(lambda: heard[0] == end)  # noqa: B023 - awaited at once
             now[0] = min(now[0] + 0.5, INSTANT + limit - 1.0)
-            before = heard[0]
-            await client.send(bytes([octet]))
-            await settled(lambda: heard[0] > before)  # noqa: B023 - awaited at once
             stand.door.sweep(now[0])
-        (connected,) = stand.door._connections()
+        connected = stand.connection
         assert not connected.transport.is_closing()
         stand.later(limit + 1.0)
         answer = await client.answer()
-        assert answer.status == 408
-        assert "read_timeout_ms" in told(answer)
-        assert await client.ended()
-        assert stand.gateway.asked == []
-        assert connected.reserved == 0
-
-    served(main, KEYS)
+    assert answer.status == 408
+    assert (answer.header["content-type"], list(answer.json)) == ("application/json", ["error"])
+    assert "read_timeout_ms" in str(answer.json)
+    assert await client.ended()
+    assert (stand.gateway.asked, connected.reserved) == ([], 0)
 
 
-ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
-TENANTS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0, "tenant": "acme"}, "bob": {"rate": 0.0, "tenant": "globex"}}
+ADA = "Authorization: Bearer ada"
+TENANTS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0}}
 LONG = "l" * LARGE
 
 
-class Loop:
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.due: list[tuple[float, Callable[[], None]]] = []
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self.due.append((self.now, callback))
-
-    def call_later(self, pause: float, callback: Callable[[], None]) -> None:
-        self.due.append((self.now + pause, callback))
-
-    def next(self) -> float:
-        """Call the only callback there is; the instant at which it was due."""
-        [(self.now, callback)] = self.due
-        self.due.clear()
-        begun = self.now
-        callback()
-        return begun
+def hold_turns(stand: Stand) -> list[Callable[[], None]]:
+    """Turns of large bodies, which come when the test calls them."""
+    context: Any = stand.door._context
+    waiting: list[Callable[[], None]] = []
+    context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
+    return waiting
 
 
-def test_one_is_read_at_a_time_and_the_loop_is_free_for_as_long_as_that_took() -> None:
-    loop, read = Loop(), list[str]()
-    line = FairTurns(lambda: loop.now, loop)  # type: ignore[arg-type]
-
-    def body(name: str, seconds: float) -> Callable[[], None]:
-        def begin() -> None:
-            read.append(name)
-            loop.now += seconds
-
-        return begin
-
-    for number in range(3):
-        line.wait("flood", body(f"flood {number}", 0.25))
-    line.wait("other", body("other", 0.5))
-    assert [loop.next() for _ in range(4)] == [0.0, 0.5, 1.5, 2.0]
-    assert read == ["flood 0", "other", "flood 1", "flood 2"]
-    assert loop.due == []
-    line.wait("other", body("last", 0.0))
-    assert loop.next() == 2.5, "one that comes later leaves the pause to others, too"
-
-
-def test_work_that_asks_for_another_turn_leaves_the_loop_as_long_before_it() -> None:
-    loop, done = Loop(), list[float]()
-    line = FairTurns(lambda: loop.now, loop)  # type: ignore[arg-type]
-
-    def piece() -> None:
-        done.append(loop.now)
-        loop.now += 0.25
-        if len(done) < 3:
-            line.wait("one", piece)
-
-    line.wait("one", piece)
-    assert [loop.next() for _ in range(3)] == [0.0, 0.5, 1.0]
-    assert (done, loop.due) == ([0.0, 0.5, 1.0], [])
-
-
-async def crowd(stand: Stand, count: int, request: bytes) -> list[Client]:
-    """Clients that have sent a request each, all of whose bodies have arrived."""
-    clients = [await stand.connect() for _ in range(count)]
-    for client in clients:
-        client.writer.write(request)
-    return clients
-
-
-@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("in_chunks", [False, True])
 @on_stand(keys=TENANTS)
-async def test_every_large_body_is_answered(stand: Stand, chunked: bool) -> None:
+async def test_every_large_body_is_answered(stand: Stand, in_chunks: bool) -> None:
     body = json.dumps({"input": LONG}).encode()
-    request = post(body.decode(), "/v1/inference", ADA)
-    if chunked:
+    request = post(body, "/v1/inference", ADA)
+    if in_chunks:
         head = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n%b\r\n\r\n" % ADA.encode()
         request = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-    for client in await crowd(stand, 4, request + request + post('{"input": "a"}', "/v1/inference", ADA)):
+    clients = [await stand.connect() for _ in range(3)]
+    for client in clients:
+        client.writer.write(request + request + post('{"input": "a"}', "/v1/inference", ADA))
+    for client in clients:
         assert [(await client.answer()).json["output"] for _ in range(3)] == [LONG.upper(), LONG.upper(), "A"]
 
 
@@ -316,11 +214,8 @@ async def test_a_wrong_large_body_is_refused_and_the_connection_goes_on(stand: S
 
 @on_stand(keys=TENANTS)
 async def test_a_client_that_leaves_while_its_body_waits_is_asked_nothing(stand: Stand) -> None:
-    context: Any = stand.door._context
-    waiting: list[Callable[[], None]] = []
-    context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
-    client = await stand.connect()
-    await client.send(post(json.dumps({"input": LONG}), "/v1/inference", BOB))
+    client, waiting = await stand.connect(), hold_turns(stand)
+    await client.send(post(json.dumps({"input": LONG}), "/v1/inference", ADA))
     await settled(lambda: bool(waiting))
     client.leave()
     await settled(lambda: not stand.door._connections())
@@ -331,25 +226,23 @@ async def test_a_client_that_leaves_while_its_body_waits_is_asked_nothing(stand:
 @pytest.mark.parametrize("leaves", [False, True])
 @on_stand(keys=TENANTS)
 async def test_a_short_compressed_body_is_charged_by_what_comes_out_of_it(stand: Stand, leaves: bool) -> None:
-    context: Any = stand.door._context
-    waiting: list[Callable[[], None]] = []
-    context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
-    free = context.quotas.bytes.free
-    tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-    body = gzip.compress(json.dumps({"inputs": [tensor]}).encode() + b" " * 5 * STEP)
+    waiting, held = hold_turns(stand), stand.context.quotas.bytes
+    free = held.free
+    _, _, plain = infer(["a"]).partition(b"\r\n\r\n")
+    body = gzip.compress(plain + b" " * 5 * STEP)
     assert len(body) < 10_000
     client = await stand.connect()
-    await client.send(post(body, "/v2/models/default/infer", ADA, "Content-Encoding: gzip"))
+    await client.send(post(body, PATH, ADA, "Content-Encoding: gzip"))
     for turn in range(1, 6):
         await settled(lambda: bool(waiting))
         waiting.pop()()
-        assert free - context.quotas.bytes.free == turn * STEP
+        assert free - held.free == turn * STEP
     if leaves:
         client.leave()
         await settled(lambda: not stand.door._connections())
     while waiting:
         waiting.pop()()
-    assert context.quotas.bytes.free == free
+    assert held.free == free
     if not leaves:
         assert (await client.answer()).json["outputs"][0]["data"] == ["A"]
     assert len(stand.gateway.asked) == (0 if leaves else 1)
@@ -357,22 +250,12 @@ async def test_a_short_compressed_body_is_charged_by_what_comes_out_of_it(stand:
 
 @on_stand(keys=TENANTS)
 async def test_compressed_bodies_have_no_more_room_than_others(stand: Stand) -> None:
-    context: Any = stand.door._context
-    context.quotas.bytes.take("another", context.quotas.bytes.free - STEP)
+    stand.context.quotas.bytes.take("another", stand.context.quotas.bytes.free - STEP)
     body = gzip.compress(b" " * 5 * STEP)
     client = await stand.connect()
     await client.send(post(body, "/v2/models/default/infer", ADA, "Content-Encoding: gzip"))
     assert (await client.answer()).header["x-headway-dropped-reason"] == "bodies"
-    await client.send(post('{"input": "a"}', "/v1/inference", ADA))
-    assert (await client.answer()).status == 200
-
-
-def hold_turns(stand: Stand) -> list[Callable[[], None]]:
-    """Turns of large bodies, which come when the test calls them."""
-    context: Any = stand.door._context
-    waiting: list[Callable[[], None]] = []
-    context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
-    return waiting
+    assert (await client.ask(post('{"input": "a"}', "/v1/inference", ADA))).status == 200
 
 
 @contextlib.contextmanager
@@ -388,9 +271,7 @@ def page_by_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("path", "body"),
     [
         ("/v1/inference", b'{"input":[%b]}' % b",".join([b"0"] * 4 * CHARGED)),
-        ("/v1/inference", b'{"inputs":[[%b],1]}' % b",".join([b"0"] * 4 * CHARGED)),
         ("/v1/chat/completions", b'{"x":[%b],"messages":[]}' % b",".join([b"0"] * 4 * CHARGED)),
-        ("/v1/responses", b'{"x":[%b],"input":""}' % b",".join([b"0"] * 4 * CHARGED)),
         ("/v2/models/default/infer", b'{"x":[%b],"inputs":[]}' % b",".join([b"0"] * 4 * CHARGED)),
     ],
 )
@@ -400,7 +281,7 @@ async def test_a_client_that_leaves_while_its_body_is_read_pays_for_the_pages_th
 ) -> None:
     charged: list[int] = []
     monkeypatch.setattr(Limiter, "charge_pages", lambda self, limits, pages: charged.append(pages))
-    stand.gateway.served.learn([replace(texts(WorkerStatus.HEALTHY), takes="json", gives="json")])
+    stand.learn("json")
     waiting = hold_turns(stand)
     client = await stand.connect()
     await client.send(post(body, path, ADA))
@@ -465,8 +346,7 @@ async def test_a_request_whose_time_passes_before_its_body_is_read_is_answered_t
     waiting.pop()()
     assert (await client.answer()).json["output"] == "A", "the connection goes on"
     assert alarms.set == []
-    context: Any = stand.door._context
-    assert context.quotas.bytes.free == stand.settings.bodies_bytes
+    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @pytest.mark.parametrize("seconds", [0.01, 1.5])

@@ -2,7 +2,6 @@
 
 import builtins
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +12,29 @@ from hypothesis import strategies as st
 from headway.config import Settings
 from headway.doors.bodies import read_text
 from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, BadRequest, SettingError
-from headway.http.inference.codecs import Codec
 from headway.http.inference.routes import codecs
 from headway.http.openai.chat import load_template
 from headway.http.problem import encode_problem, problem, problem_body, problem_header
 from headway.model import Failure
 from tests.http.stand import Stand, post, served
 
-
-def native(settings: Settings) -> tuple[Codec, ...]:
-    made = codecs(settings)
-    return made["/v1/inference"], made["/api/inference"], made["/v1/predict"]
-
-
-CODECS = INFERENCE, PLAIN, PREDICT = native(Settings())
-OCTETS = read_text
+CODECS = INFERENCE, PLAIN, PREDICT = [
+    codecs(Settings())[path] for path in ("/v1/inference", "/api/inference", "/v1/predict")
+]
 
 
 def test_bodies_of_all_three_shapes_are_read() -> None:
     body = b'{"input": "a", "model": "m", "parameters": {"k": [1, 2]}, "client_id": "me", "more": [{}]}'
     assert INFERENCE.read(body) == ("m", "a", b'{"k": [1, 2]}')
-    assert PLAIN.read(b'{"input": "a", "model": 3}') == (None, "a", b"")
-    assert PLAIN.read(b'{"input": "a", "parameters": {"k": 1}}') == (None, "a", b'{"k": 1}')
+    assert PLAIN.read(b'{"input": "a", "model": 3, "parameters": {"k": 1}}') == (None, "a", b'{"k": 1}')
     assert PREDICT.read(b'{"model_id": "m", "input_data": "a", "parameters": {"k": 1}}') == ("m", "a", b'{"k": 1}')
     assert PREDICT.read(b'{"model_id": "m", "input_data": "a", "input": 3}') == ("m", "a", b"")
-
-
-@pytest.mark.parametrize("parameters", [b"", b', "parameters": null', b', "parameters": {}'])
-def test_absent_null_and_empty_parameters_are_read_as_none(parameters: bytes) -> None:
-    assert INFERENCE.read(b'{"input": ""' + parameters + b"}") == (None, "", b"")
+    for parameters in (b"", b', "parameters": null', b', "parameters": {}'):
+        assert INFERENCE.read(b'{"input": ""' + parameters + b"}") == (None, "", b"")
+    with pytest.raises(BadRequest, match="model_id"):
+        PREDICT.read(b'{"input_data": "a"}')
+    with pytest.raises(BadRequest, match=r"\$.input_data"):
+        PREDICT.read(b'{"model_id": "m", "input_data": 1}')
 
 
 @pytest.mark.parametrize(
@@ -49,26 +42,18 @@ def test_absent_null_and_empty_parameters_are_read_as_none(parameters: bytes) ->
     [
         (b"", "empty"),
         (b"{", "not JSON"),
-        (b"nonsense", "not JSON"),
         (b'{"input": "a"} x', "not JSON"),
         (b"\xef\xbb\xbf{}", "not JSON"),
         ('{"input": "a"}'.encode("utf-16"), "not UTF-8"),
         (b"[]", "Expected `object`, got `array`"),
-        (b"3", "Expected `object`, got `int`"),
         (b"{}", "missing required field `input`"),
         (b'{"input": 3}', "Expected `str`, got `int` - at `$.input`"),
-        (b'{"input": null}', "Expected `str`, got `null` - at `$.input`"),
-        (
-            b'{"input": ["a"]}',
-            "Expected `str`, got `array` - at `$.input`; several inputs go as `inputs` to /v1/inference",
-        ),
+        (b'{"input": ["a"]}', "got `array` - at `$.input`; several inputs go as `inputs` to /v1/inference"),
         (b"{'input': 'a'}", "not JSON: object keys must be strings (byte 1); JSON has double quotes"),
         (b"'{input:", "not JSON: invalid character (byte 0); JSON has double quotes"),
         (b'{"input": "a", "model": 3}', "Expected `str | null`, got `int` - at `$.model`"),
         (b'{"input": "a", "client_id": {}}', "`$.client_id`"),
         (b'{"input": "a", "parameters": []}', "`$.parameters`"),
-        (b'{"input": "a", "parameters": "x"}', "`$.parameters`"),
-        (b'{"input": "a", "parameters": {"x": NaN}}', "not JSON"),
         (b'{"input": "a", "parameters": {"x": 1e999}}', "out of range"),
         (b'{"input": "a", "parameters": {"x": ' + b"9" * 5000 + b"}}", "out of range"),
         (b'{"input": "a", "parameters": {"x": "\xff"}}', "not UTF-8"),
@@ -77,17 +62,11 @@ def test_absent_null_and_empty_parameters_are_read_as_none(parameters: bytes) ->
         (b'{"input": "a", "parameters": {"x": ' + b"[" * 32 + b"]" * 32 + b"}}", "deeper than 32"),
         (b'{"input": "a", "parameters": ' + b'{"x":' * 100_000 + b"}" * 100_000 + b"}", "too deeply"),
         (b'{"input": "a", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deeply"),
-        (b'{"input": "a", "more": NaN}', "not JSON"),
         (b"[" * 100_000, "Expected `object`"),
         (b'{"input": "\xff"}', "not UTF-8: invalid start byte at byte 11"),
-        (b'{"input": "\xe2\x82"}', "not UTF-8"),
-        (b'{"input": "\xed\xa0\x80"}', "not UTF-8"),
         (b'{"input": "a", "more": "\xff"}', "not UTF-8"),
         (b'{"input": "\\ud800"}', "lone surrogate"),
-        (b'{"input": "\\ud800\\u0041"}', "lone surrogate"),
-        (b'{"input": "x\\udc00"}', "lone surrogate"),
         (b'{"input": "\\u0000"}', "U+0000"),
-        (b'{"input": "\x00"}', "not JSON"),
         (b'{"input": "\x01"}', "not JSON"),
     ],
 )
@@ -111,21 +90,6 @@ def test_parameters_may_be_as_deep_and_as_many_as_told() -> None:
         INFERENCE.read(body(65))
 
 
-def test_predict_names_its_own_members() -> None:
-    with pytest.raises(BadRequest, match="model_id"):
-        PREDICT.read(b'{"input_data": "a"}')
-    with pytest.raises(BadRequest, match=r"\$.input_data"):
-        PREDICT.read(b'{"model_id": "m", "input_data": 1}')
-
-
-def test_octets_are_the_input_itself() -> None:
-    assert OCTETS("é\n😀".encode()) == "é\n😀"
-    with pytest.raises(BadRequest, match="UTF-8"):
-        OCTETS(b"\xff")
-    with pytest.raises(BadRequest, match=r"U\+0000"):
-        OCTETS(b"a\0b")
-
-
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.booleans())
 def test_any_text_is_read_and_written_unchanged(text: str, escaped: bool) -> None:
     body = json.dumps({"input": text}, ensure_ascii=escaped).encode()
@@ -133,62 +97,35 @@ def test_any_text_is_read_and_written_unchanged(text: str, escaped: bool) -> Non
     assert json.loads(INFERENCE.write("req_1", text, 1.5, "v", None))["output"] == text
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_are_taken_or_refused(noise: bytes) -> None:
-    for codec in CODECS:
-        for body in (noise, b'{"input": "' + noise + b'"}', b'{"input": "a", "parameters": ' + noise + b"}"):
-            try:
-                codec.read(body)
-            except BadRequest as exc:
-                assert exc.message
-
-
 def test_answers_of_all_three_shapes_are_written() -> None:
-    assert json.loads(INFERENCE.write("req_1", "A", 1.5, "7", None)) == {
-        "request_id": "req_1",
-        "output": "A",
-        "metadata": {"tokens_used": None, "latency_ms": 1.5, "model_version": "7"},
-    }
-    assert json.loads(PLAIN.write("req_1", "A", 1.5, "7", None)) == {
-        "output": "A",
-        "request_id": "req_1",
-        "latency_ms": 1.5,
-    }
-    assert json.loads(PREDICT.write("req_1", "A", 1.5, "7", None)) == {
-        "request_id": "req_1",
-        "output": "A",
-        "latency_ms": 1.5,
-    }
+    metadata = {"tokens_used": None, "latency_ms": 1.5, "model_version": "7"}
+    shapes: list[dict[str, object]] = [{"metadata": metadata}, {"latency_ms": 1.5}, {"latency_ms": 1.5}]
+    for codec, more in zip(CODECS, shapes, strict=True):
+        written = json.loads(codec.write("req_1", "A", 1.5, "7", None))
+        assert written == {"request_id": "req_1", "output": "A", **more}
 
 
 @pytest.mark.parametrize("code", STATUS)
 def test_a_problem_says_everything_twice(code: str) -> None:
-    document = json.loads(problem_body(problem(Failure(code, "why"), "req_1")))
-    wait = {"retry_after_ms": 1000} if STATUS[code] in (429, 503) else {}
-    assert document == {
-        "type": f"/docs#{code.lower().replace('_', '-')}",
-        "title": TITLE[code],
-        "status": STATUS[code],
-        "detail": "why",
-        "error": SHOWN.get(code, code),
-        "message": "why",
-        "request_id": "req_1",
-        **wait,
-    }
+    document, busy = json.loads(problem_body(problem(Failure(code, "why"), "req_1"))), STATUS[code] in (429, 503)
+    about = {"type": f"/docs#{code.lower().replace('_', '-')}", "title": TITLE[code], "status": STATUS[code]}
+    said = {"detail": "why", "error": SHOWN.get(code, code), "message": "why", "request_id": "req_1"}
+    assert document == {**about, **said, **({"retry_after_ms": 1000} if busy else {})}
     header = problem_header(Failure(code, "why"))
-    assert ("retry-after" in header) == (STATUS[code] in (429, 503))
-    assert ("x-should-retry" in header) == (code in HOPELESS)
+    assert ("retry-after" in header, "x-should-retry" in header) == (busy, code in HOPELESS)
     assert not (code in HOPELESS and STATUS[code] in (429, 500, 502, 503, 504))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "whole", "milliseconds"),
-    [(0.0, "1", "0"), (0.25, "1", "250"), (1.0, "1", "1000"), (2.0004, "3", "2001")],
-)
-def test_retry_after_is_rounded_up(seconds: float, whole: str, milliseconds: str) -> None:
-    header = problem_header(Failure("SHED", "why", seconds, "queue"))
-    assert (header["retry-after"], header["retry-after-ms"]) == (whole, milliseconds)
-    assert header["x-headway-dropped-reason"] == "queue"
+def test_retry_after_is_rounded_up() -> None:
+    for seconds, whole, milliseconds in (
+        (0.0, "1", "0"),
+        (0.25, "1", "250"),
+        (1.0, "1", "1000"),
+        (2.0004, "3", "2001"),
+    ):
+        header = problem_header(Failure("SHED", "why", seconds, "queue"))
+        assert (header["retry-after"], header["retry-after-ms"]) == (whole, milliseconds)
+        assert header["x-headway-dropped-reason"] == "queue"
 
 
 def test_a_reason_that_could_break_the_header_is_left_out_and_a_message_is_escaped() -> None:
@@ -197,30 +134,24 @@ def test_a_reason_that_could_break_the_header_is_left_out_and_a_message_is_escap
     assert json.loads(body)["message"] == "bad \\ud800"
 
 
-def reading() -> Callable[[str], str]:
-    """Input as the model gets it, whichever way it comes."""
-    natives = native(Settings())
-
-    def read(text: str) -> str:
-        bodies = [{"input": text}, {"input": text}, {"model_id": "m", "input_data": text}]
-        inputs = {codec.read(json.dumps(body).encode())[1] for codec, body in zip(natives, bodies, strict=True)}
-        inputs.add(read_text(text.encode()))
-        (input,) = inputs
-        return input
-
-    return read
-
-
 TEXT = "a\tb\r\nc\u00a0\u200d\u2028é😀\u202e\x01\x7f"
 
 
 def test_no_character_but_nul_is_touched() -> None:
-    read = reading()
+    def read(text: str) -> str:
+        """The input as the model gets it, whichever way it comes."""
+        bodies = [{"input": text}, {"input": text}, {"model_id": "m", "input_data": text}]
+        inputs = {codec.read(json.dumps(body).encode())[1] for codec, body in zip(CODECS, bodies, strict=True)}
+        (input,) = inputs | {read_text(text.encode())}
+        return input
+
     assert read(TEXT) == TEXT
     assert read("") == ""
-    assert len(read("x" * 100_000)) == 100_000
     with pytest.raises(BadRequest, match=r"U\+0000"):
         read("a\0b")
+    for octets, says in ((b"\xff", "UTF-8"), (b"a\0b", r"U\+0000")):
+        with pytest.raises(BadRequest, match=says):
+            read_text(octets)
 
 
 def test_of_a_member_that_is_there_twice_the_last_counts_and_unknown_ones_are_skipped() -> None:
@@ -316,8 +247,6 @@ def test_what_is_no_template_stops_the_start(tmp_path: Path, monkeypatch: pytest
         load_template(template(tmp_path, "{% frob %}"))
     with pytest.raises(SettingError, match=r"'break' outside loop\. Fix the file\.$"):
         load_template(template(tmp_path, "{% for m in messages %}{% macro x() %}{% break %}{% endmacro %}{% endfor %}"))
-    with pytest.raises(SettingError, match="too many nested parentheses"):
-        load_template(template(tmp_path, "{{ " + "x + " * 250 + "x }}"))
 
 
 def test_a_chat_is_rendered_by_the_template_that_is_set(tmp_path: Path) -> None:

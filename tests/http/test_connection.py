@@ -1,8 +1,5 @@
 """Cost of a connection: limits, framing, deadlines, slow and departing clients."""
 
-import asyncio
-import gzip
-
 import pytest
 import structlog
 
@@ -23,23 +20,18 @@ BODY = b'{"input": "abc"}'
         (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 405, "METHOD_NOT_ALLOWED"),
         (b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400, "BAD_REQUEST"),
         (b"GET /livez HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431, "HEADERS_TOO_LARGE"),
-        (b"GET /" + b"x" * 20_000, 431, "HEADERS_TOO_LARGE"),
         (b"GET /livez HTTP/1.1\r\nHost: a\r\n" + b"a: b\r\n" * 4000, 431, "HEADERS_TOO_LARGE"),
         (post("", length=2_000_000), 413, "PAYLOAD_TOO_LARGE"),
-        (post("", length=2**63), 413, "PAYLOAD_TOO_LARGE"),
         (CHUNKED + b"200000\r\n" + b"x" * 1_100_000, 413, "PAYLOAD_TOO_LARGE"),
         (CHUNKED + b"zz\r\n", 400, "BAD_REQUEST"),
         (CHUNKED + b"1;" + b"x" * 20_000, 431, "HEADERS_TOO_LARGE"),
-        (CHUNKED.replace(b"/v1/inference", b"/livez") + b"zz\r\n", 400, "BAD_REQUEST"),
-        (CHUNKED + b"0\r\n" + b"a: b\r\n" * 4000 + b"\r\n", 431, "HEADERS_TOO_LARGE"),
         (b"GET /livez?" + b"a=1&" * 100 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 400, "BAD_REQUEST"),
         (b"GET http:///%% HTTP/1.1\r\nHost: a\r\n\r\n", 400, "BAD_REQUEST"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_served_ends_the_connection(stand: Stand, request_: bytes, status: int, code: str) -> None:
     client = await stand.connect()
-    await client.send(request_)
-    answer = await client.answer()
+    answer = await client.ask(request_)
     assert (answer.status, answer.error) == (status, code)
     assert answer.header["connection"] == "close"
     assert answer.header["x-should-retry"] == "false"
@@ -47,33 +39,23 @@ async def test_what_cannot_be_served_ends_the_connection(stand: Stand, request_:
     assert stand.gateway.asked == []
 
 
-async def test_tls_on_a_plain_port_is_logged_once_a_minute(stand: Stand) -> None:
+@pytest.mark.parametrize(
+    ("begin", "says", "event"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "plain HTTP", "a client speaks TLS to a plain port"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "gRPC has a port of its own", "a client speaks HTTP/2 to the HTTP port"),
+    ],
+    ids=["TLS", "HTTP/2"],
+)
+async def test_another_protocol_is_told_so_and_logged_once_a_minute(
+    stand: Stand, begin: bytes, says: str, event: str
+) -> None:
     with structlog.testing.capture_logs() as lines:
         for _ in range(3):
-            answer = await stand.ask(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
-            assert (answer.status, "plain HTTP" in answer.json["message"]) == (400, True)
+            answer = await stand.ask(begin)
+            assert (answer.status, says in answer.json["message"]) == (400, True)
     [line] = lines
-    assert (line["event"], line["port"], line["times"]) == ("a client speaks TLS to a plain port", "public", 1)
-
-
-async def test_http2_on_the_http_port_is_logged_and_told_where_grpc_is(stand: Stand) -> None:
-    with structlog.testing.capture_logs() as lines:
-        for _ in range(2):
-            answer = await stand.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-            assert (answer.status, "gRPC has a port of its own" in answer.json["message"]) == (400, True)
-    [line] = lines
-    assert (line["event"], line["port"]) == ("a client speaks HTTP/2 to the HTTP port", "public")
-    assert "--grpc-port" in line["hint"]
-
-
-async def test_blanks_after_a_value_are_no_part_of_it(stand: Stand) -> None:
-    """Though the head is remembered with them."""
-    id = "0190a0c0-0000-7000-8000-000000000000"
-    client = await stand.connect()
-    for _ in range(2):
-        await client.send(post(BODY, "/v1/inference", f"X-Request-Id:\t {id} \t", "X-Request-Timeout-Ms: 900\t "))
-        answer = await client.answer()
-        assert (answer.status, answer.header["x-request-id"]) == (200, f"req_{id}")
+    assert (line["event"], line["port"], line["times"]) == (event, "public", 1)
 
 
 @on_stand(max_body_bytes=100)
@@ -103,115 +85,64 @@ async def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending(stan
             await client.send(b"x" * 65_536)
 
 
-async def test_a_gzip_bomb_is_not_inflated(stand: Stand) -> None:
-    bomb = gzip.compress(b" " * 10_000_000)
-    answer = await stand.ask(post(bomb, "/v1/inference", "Content-Encoding: gzip"))
-    assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-
-
 @pytest.mark.parametrize(
     ("request_", "closes"),
     [
-        (post(BODY), False),
         (post(BODY, "/v1/inference", "Connection: close"), True),
         (post(BODY, version="1.0"), True),
-        (post(BODY, "/v1/inference", "Connection: keep-alive", version="1.0"), True),
-        (get("/livez"), False),
         (get("/livez", "Connection: close"), True),
-        (b"GET /livez HTTP/1.0\r\n\r\n", True),
         (post("{}", "/v1/inference", "Connection: close"), True),
         (post(BODY, "/v1/inference", "Connection: Upgrade", "Upgrade: h2c"), False),
         (get("/livez", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x"), False),
         (CHUNKED + b"10\r\n" + BODY + b"\r\n0\r\nX-Trailer: 1\r\n\r\n", False),
-        (b"\r\n\r\n" + post(BODY), False),
     ],
 )
 async def test_connections_are_kept_or_closed_as_asked(stand: Stand, request_: bytes, closes: bool) -> None:
     client = await stand.connect()
-    await client.send(request_)
-    answer = await client.answer()
+    answer = await client.ask(request_)
     assert answer.header.get("connection") == ("close" if closes else None)
     if closes:
         assert await client.ended()
     else:
-        await client.send(post('{"input": "next"}'))
-        assert (await client.answer()).json["output"] == "NEXT"
+        assert (await client.ask(post('{"input": "next"}'))).json["output"] == "NEXT"
 
 
 async def test_blank_lines_between_requests_in_any_pieces(stand: Stand) -> None:
     client = await stand.connect()
     for blank in ([b"\r\n"], [b"\r", b"\n"], [b"\r\n\r", b"\n"], [b"\r", b"\n\r", b"\n"]):
-        await client.send(*blank[:-1], blank[-1] + post(BODY))
-        assert (await client.answer()).status == 200
-    await client.send(b"\r", post(BODY))
-    assert (await client.answer()).status == 400
+        assert (await client.ask(*blank[:-1], blank[-1] + post(BODY))).status == 200
+    assert (await client.ask(b"\r", post(BODY))).status == 400
     assert len(stand.gateway.asked) == 4
 
 
 async def test_a_client_that_expects_100_continue_gets_it_before_its_body(stand: Stand) -> None:
     client = await stand.connect()
     for path in ("/v1/inference", "/v1/inference"):
-        await client.send(post(BODY, path, "Expect: 100-continue")[: -len(BODY)])
-        assert (await client.answer()).status == 100
-        await client.send(BODY)
-        assert (await client.answer()).json["output"] == "ABC"
+        assert (await client.ask(post(BODY, path, "Expect: 100-continue")[: -len(BODY)])).status == 100
+        assert (await client.ask(BODY)).json["output"] == "ABC"
     await client.send(post(BODY, "/v1/inference", "Expect: 100-continue"))
     assert (await client.answer()).status == 200, "the body came along: no 100 is needed"
-    await client.send(post("", "/nowhere", "Expect: 100-continue", length=5))
-    answer = await client.answer()
+    answer = await client.ask(post("", "/nowhere", "Expect: 100-continue", length=5))
     assert (answer.status, answer.header["connection"]) == (404, "close")
     assert await client.ended(), "whether the body still comes is not known"
-
-
-async def test_a_refusal_takes_the_place_of_100_continue(stand: Stand) -> None:
-    client = await stand.connect()
-    await client.send(post("", "/v1/inference", "Expect: 100-continue", length=5_000_000))
-    assert (await client.answer()).status == 413
-    assert await client.ended()
+    assert (await stand.ask(post("", "/v1/inference", "Expect: 100-continue", length=5_000_000))).status == 413
 
 
 async def test_a_body_nobody_waits_for_is_read_past_when_it_is_short(stand: Stand) -> None:
     client = await stand.connect()
     for path, status in (("/nowhere", 404), ("/livez", 405)):
-        await client.send(post("", path, length=100))
-        answer = await client.answer()
+        answer = await client.ask(post("", path, length=100))
         assert (answer.status, "connection" in answer.header) == (status, False)
-        await client.send(b"x" * 100 + post(BODY))
-        assert (await client.answer()).json["output"] == "ABC"
+        assert (await client.ask(b"x" * 100 + post(BODY))).json["output"] == "ABC"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/livez"])
 @pytest.mark.parametrize("framing", [f"Content-Length: {MOST_BUFFERED + 1}", "Transfer-Encoding: chunked"])
-async def test_an_answer_before_a_long_body_says_that_it_is_the_last(stand: Stand, path: str, framing: str) -> None:
-    client = await stand.connect()
-    await client.send(f"GET {path} HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n".encode())
-    answer = await client.answer()
-    assert (answer.status, answer.header["connection"]) == (404 if path == "/nowhere" else 200, "close")
-    assert await client.ended()
-
-
-async def test_a_client_may_not_send_far_ahead_of_its_answers(stand: Stand) -> None:
-    stand.gateway.hold = True
-    client = await stand.connect()
-    large = post(b" " * 60_000 + BODY)
-    await client.send(large)
-    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-    (connection,) = stand.door._connections()
-    sent = 1
-    while not connection.gate.paused:
-        client.writer.write(large)
-        sent += 1
-        await asyncio.sleep(0)
-    buffer = len(connection.reader.buffer)
-    assert buffer < MOST_BUFFERED + 300_000
-    for _ in range(100):
-        client.writer.write(large)
-        await asyncio.sleep(0)
-    assert len(connection.reader.buffer) == buffer
-    stand.gateway.hold = False
-    stand.gateway.release()
-    for _ in range(sent + 100):
-        assert (await client.answer()).status == 200
+async def test_an_answer_before_a_long_body_says_that_it_is_the_last(stand: Stand, framing: str) -> None:
+    for path, status in (("/nowhere", 404), ("/livez", 200)):
+        client = await stand.connect()
+        answer = await client.ask(f"GET {path} HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n".encode())
+        assert (answer.status, answer.header["connection"]) == (status, "close")
+        assert await client.ended()
 
 
 async def _stuck(stand: Stand) -> Client:
@@ -220,24 +151,24 @@ async def _stuck(stand: Stand) -> Client:
     client = await stand.connect_deaf()
     await client.send(post(BODY) * 3)
     await stand.gateway.until(lambda: bool(stand.gateway.asked))
-    (connection,) = stand.door._connections()
+    connection = stand.connection
     await settled(lambda: bool(connection.unread.since))
     return client
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_asks_nothing_meanwhile(stand: Stand) -> None:
     await _stuck(stand)
-    (connection,) = stand.door._connections()
-    stand.later(stand.settings.read_timeout_ms / 1000 - 1)
-    assert not connection.transport.is_closing()
-    stand.later(stand.settings.read_timeout_ms / 1000 + 1)
-    assert connection.transport.is_closing()
+    transport, limit = stand.connection.transport, stand.settings.read_timeout_ms / 1000
+    stand.later(limit - 1)
+    assert not transport.is_closing()
+    stand.later(limit + 1)
+    assert transport.is_closing()
     assert len(stand.gateway.asked) == 1
 
 
 async def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer(stand: Stand) -> None:
     await _stuck(stand)
-    (connection,) = stand.door._connections()
+    connection = stand.connection
     limit = stand.settings.read_timeout_ms / 1000
     connection.unread._left += 1  # As if a byte had been taken since the last look.
     stand.later(limit + 1)
@@ -247,41 +178,32 @@ async def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer(sta
     assert connection.transport.is_closing()
 
 
-async def test_a_client_that_reads_late_gets_everything(stand: Stand) -> None:
-    client = await _stuck(stand)
-    assert len(stand.gateway.asked) == 1
-    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-    for _ in range(3):
-        assert len((await client.answer()).json["output"]) == 8_000_000
-
-
 @pytest.mark.parametrize(
-    ("start", "setting", "code"),
+    ("start", "status"),
     [
-        (b"", "read_timeout_ms", None),
-        (b"POST /v1/infer", "read_timeout_ms", "REQUEST_TIMEOUT"),
-        (b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Slow: ", "read_timeout_ms", "REQUEST_TIMEOUT"),
-        (post(BODY)[:-3], "read_timeout_ms", "REQUEST_TIMEOUT"),
-        (post(BODY, "/livez", "X: y")[:-3], "read_timeout_ms", None),
-        (CHUNKED + b"10\r\n" + BODY[:3], "read_timeout_ms", "REQUEST_TIMEOUT"),
+        (b"", None),
+        (b"POST /v1/infer", 408),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Slow: ", 408),
+        (post(BODY)[:-3], 408),
+        (post(BODY, "/livez", "X: y")[:-3], 405),
+        (CHUNKED + b"10\r\n" + BODY[:3], 408),
     ],
 )
-async def test_what_is_late_is_given_up(stand: Stand, start: bytes, setting: str, code: str | None) -> None:
+async def test_what_is_late_is_given_up(stand: Stand, start: bytes, status: int | None) -> None:
     client = await stand.connect()
     await client.send(start)
-    limit = getattr(stand.settings, setting) / 1000
-    if b"/livez" in start and code is None:
+    if status == 405:
         assert (await client.answer()).status == 405
     else:
         await _arrived(stand, start)
+    limit = stand.settings.read_timeout_ms / 1000
     stand.later(limit - 1)
-    (connection,) = stand.door._connections()
-    assert not connection.transport.is_closing()
+    assert not stand.connection.transport.is_closing()
     stand.later(limit + 1)
-    if code is not None:
+    if status == 408:
         answer = await client.answer()
         assert (answer.status, answer.error) == (408, "REQUEST_TIMEOUT")
-        assert setting in answer.json["message"]
+        assert "read_timeout_ms" in answer.json["message"]
     assert await client.ended()
 
 
@@ -297,7 +219,7 @@ async def test_trickling_a_header_does_not_extend_its_deadline(stand: Stand) -> 
     client = await stand.connect()
     await client.send(b"GET / HTTP/1.1\r\n")
     await _arrived(stand, b"G")
-    (connection,) = stand.door._connections()
+    connection = stand.connection
     begun = connection.since
     for _ in range(3):
         before = len(connection.reader.buffer)
@@ -309,20 +231,15 @@ async def test_trickling_a_header_does_not_extend_its_deadline(stand: Stand) -> 
 async def test_an_idle_connection_is_kept_for_its_time_and_then_closed(stand: Stand) -> None:
     client = await stand.connect()
     for request in (post(BODY), get("/livez")):
-        await client.send(request)
-        await client.answer()
+        await client.ask(request)
         stand.later(29.0)
-        await client.send(request)
-        await client.answer()
+        await client.ask(request)
     stand.later(31.0)
     assert await client.ended()
 
 
 async def test_waiting_for_an_answer_is_not_idleness(stand: Stand) -> None:
-    stand.gateway.hold = True
-    client = await stand.connect()
-    await client.send(post(BODY))
-    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+    client = await stand.hold(post(BODY))
     stand.later(1000.0)
     stand.gateway.release()
     assert (await client.answer()).status == 200
@@ -332,8 +249,7 @@ async def test_waiting_for_an_answer_is_not_idleness(stand: Stand) -> None:
 async def test_too_many_connections_are_told_so(stand: Stand) -> None:
     first, second = await stand.connect(), await stand.connect()
     await first.send(get("/livez"))
-    await second.send(get("/livez"))
-    assert (await first.answer()).status == (await second.answer()).status == 200
+    assert (await first.answer()).status == (await second.ask(get("/livez"))).status == 200
     third = await stand.connect()
     answer = await third.answer()
     assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
@@ -343,9 +259,3 @@ async def test_too_many_connections_are_told_so(stand: Stand) -> None:
     first.leave()
     await settled(lambda: len(stand.door._connections()) == 1)
     assert (await stand.ask(get("/livez"))).status == 200
-
-
-async def test_a_body_that_is_not_encoded_may_say_so(stand: Stand) -> None:
-    for coding in ("identity", "Identity", ""):
-        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"Content-Encoding: {coding}"))
-        assert answer.status == 200

@@ -14,7 +14,7 @@ from headway.doors.exchange import CodecContext, Exchange
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
-from headway.grpc.predict import PREDICT_READER
+from headway.grpc.methods import PREDICT_READER
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.openapi import document

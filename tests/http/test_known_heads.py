@@ -4,11 +4,9 @@ import json
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway.doors.exchange import Usual
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
 from headway.model import Principal
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served, settled
@@ -23,16 +21,13 @@ def asked(body: Any, path: str = "/v1/inference", *fields: str, key: str = "a") 
 
 REQUESTS = {
     "text": asked({"input": "hello"}),
-    "another": asked({"input": "something longer", "parameters": {"p": 1}}),
     "named": asked({"input": "hello", "model": "default"}),
     "unknown": asked({"input": "hello", "model": "other"}),
     "list": asked({"inputs": ["a", "b"]}),
     "value": asked({"input": {"a": 1}}),
     "bad": asked({"input": "bad one"}),
     "broken": asked('{"input": "hello"'),
-    "wrong": asked({"inptu": "hello"}),
     "large": asked({"input": "x" * 5000}),
-    "larger": asked({"input": "x" * 70_000}),
     "largest": asked({"input": "x" * 700_000}),
     "wrong and large": asked({"inptu": "x" * 300_000}),
     "larger, other key": asked({"input": "x" * 70_000}, key="b"),
@@ -42,21 +37,16 @@ REQUESTS = {
     "tier": asked({"input": "hello"}, "/v1/inference", "X-Request-Tier: free"),
     "kept": asked({"input": "hello"}, "/v1/inference", "Idempotency-Key: k"),
     "misused": asked({"input": "other"}, "/v1/inference", "Idempotency-Key: k"),
-    "task": asked({"input": "hello"}, "/v1/inference", "Prefer: respond-async"),
     "awaited task": asked({"input": "hello"}, "/v1/inference", "Prefer: respond-async, wait=9"),
     "list as task": asked({"inputs": ["a", "b"]}, "/v1/inference", "Prefer: respond-async"),
     "plain": asked({"input": "hello"}, "/api/inference"),
     "predict": asked({"model_id": "default", "input_data": "hello"}, "/v1/predict"),
-    "chat": asked(
-        {"model": "default", "messages": [{"role": "user", "content": "hello"}]}, "/v1/chat/completions"
-    ),
     "alive": get("/livez"),
     "nowhere": get("/nowhere"),
 }  # fmt: skip
 CHAT, PROMPT = [{"role": "user", "content": "hello"}], {"model": "default", "prompt": "hello"}
 OPENAI_BODIES: dict[str, dict[str, Any] | str] = {
     "chat": {"model": "default", "messages": CHAT},
-    "of the default model": {"messages": CHAT, "stream": False},
     "stream": {"model": "default", "messages": CHAT, "stream": True},
     "stream with usage": {"messages": CHAT, "stream": True, "stream_options": {"include_usage": True}},
     "unknown model": {"model": "other", "messages": CHAT},
@@ -64,21 +54,16 @@ OPENAI_BODIES: dict[str, dict[str, Any] | str] = {
     "warm": {"messages": CHAT, "temperature": 0.5, "max_tokens": 9},
     "named": {"messages": [{"role": "system", "content": "é{role}"}, {**CHAT[0], "name": "ann"}], "stream": None},
     "in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]},
-    "with more": {"messages": [{**CHAT[0], "more": 10**400}]},
     "nobody": {"messages": []},
-    "no text": {"messages": [{"role": "user", "content": None}]},
     "U+0000": {"messages": [{"role": "user", "content": "\0"}]},
     "broken": '{"messages": [',
-    "lone": '{"messages": [{"role": "user", "content": "\\ud800"}]}',
     "format": {"messages": CHAT, "response_format": {"type": "json_object"}},
     "long": {"messages": [{"role": "user", "content": "x" * 70_000}]},
     "prompt": PROMPT,
     "prompt of the default model": {"prompt": "bad one"},
     "prompt as stream": {**PROMPT, "stream": True},
-    "prompt with more": {**PROMPT, "max_tokens": 5},
     "prompts": {"prompt": ["a", "b"]},
     "prompt that is none": {"prompt": 7},
-    "prompt with U+0000": {"prompt": "\0"},
 }
 OPENAI = {
     name: asked(body, "/v1/completions" if "prompt" in body else "/v1/chat/completions")
@@ -104,7 +89,7 @@ def seen(answer: Answer) -> tuple[int, dict[str, str], Any]:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from([REQUESTS, OPENAI]))
+@given(st.data(), st.sampled_from([REQUESTS, OPENAI, REQUESTS | OPENAI]))
 def test_what_came_before_on_a_connection_changes_no_answer(data: st.DataObject, requests: dict[str, bytes]) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(requests)), min_size=2, max_size=24))
 
@@ -113,8 +98,7 @@ def test_what_came_before_on_a_connection_changes_no_answer(data: st.DataObject,
         alone = {name: seen(await stand.ask(requests[name])) for name in sorted(set(names))}
         client = await stand.connect()
         for name in names:
-            await client.send(requests[name])
-            assert (name, seen(await client.answer())) == (name, alone[name])
+            assert (name, seen(await client.ask(requests[name]))) == (name, alone[name])
             if alone[name][1].get("connection") == "close":
                 client = await stand.connect()
 
@@ -126,8 +110,7 @@ async def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way(st
     stand.go.set()
     client = await stand.connect()
     for _ in range(3):
-        await client.send(REQUESTS["text"])
-        assert "connection" not in (await client.answer()).header
+        assert "connection" not in (await client.ask(REQUESTS["text"])).header
     stand.go.clear()
     await client.send(REQUESTS["text"])
     await settled(lambda: stand.real.pending == 1)
@@ -145,8 +128,7 @@ async def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way(st
 )
 @on_stand(KEYS, whole=True, user_rate=0.0)
 async def test_an_ending_credential_is_told(stand: Stand, error: RequestError, status: int, wait: str | None) -> None:
-    context: Any = stand.door._context
-    entrance, has_ended = context.entrance, False
+    entrance, has_ended = stand.context.entrance, False
     knows = entrance._identify
 
     def identify(authorization: bytes) -> Principal | None:
@@ -158,26 +140,7 @@ async def test_an_ending_credential_is_told(stand: Stand, error: RequestError, s
     entrance._identify = identify
     client = await stand.connect()
     for has_ended in (False, False, True, True, False):
-        await client.send(REQUESTS["text"])
-        answer = await client.answer()
+        answer = await client.ask(REQUESTS["text"])
         expected = (status, wait) if has_ended else (200, None)
         assert (answer.status, answer.header.get("retry-after")) == expected
     assert stand.counters.gateway.refusals == {(error.code.lower(), "none", ""): 2}
-
-
-@on_stand(KEYS, whole=True, user_rate=0.0)
-async def test_a_fault_on_a_short_way_has_an_id_of_its_own(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Usual, body: bytes) -> None:
-        raise ZeroDivisionError
-
-    client = await stand.connect()
-    told = []
-    for _ in range(3):
-        await client.send(REQUESTS["text"])
-        told.append((await client.answer()).header["x-request-id"])
-    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-        patch.setattr(Usual, "read", fails)
-        await client.send(REQUESTS["text"])
-        answer = await client.answer()
-    assert (answer.status, answer.header["x-request-id"] in told) == (500, False)
-    assert [line["request_id"] for line in logs] == [answer.header["x-request-id"]]

@@ -1,11 +1,13 @@
-"""Long bodies are read in steps, none of which holds the event loop for long, whatever they are made of."""
+"""Long bodies are read in steps, none of which holds the event loop for long, and nothing nested is built, whatever they hold."""
 
 import contextlib
 import functools
+import gc
 import json
 import re
 import sys
 import tracemalloc
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,26 +16,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.config import Settings
 from headway.core import json_pages
 from headway.core.json_pages import MAX_LEVELS, SHORT, Pages, Steps, TooDeep, drop_strings, finish, members, split
 from headway.core.values import NoValue, read, read_in_steps
 from headway.doors.entrance import CHARGED
-from headway.errors import RequestError
+from headway.errors import BadRequest, RequestError
+from headway.http.inference import codecs
 from headway.http.openai.chat import MOST_PARTS
-from headway.http.openai.members import MOST_MESSAGES, MOST_VALUES
+from headway.http.openai.members import MOST_MESSAGES, MOST_VALUES, parameters_reader, read_members
+from headway.oip.parameters import KNOWN
+from headway.oip.rest import bodies as oip_bodies
 from tests.fuzz.dearest import MOST_AT_ONCE, Dear, at_once, bodies, steps_of
 from tests.http.stand import Stand, on_stand, post
 
-SIZE = 200_000
+SIZE = 80_000
 MOST_BYTECODES = 100_000
 """Most bytecodes of one step: some two milliseconds."""
 SMALL = {f"{one.name} at {one.path}": one for one in bodies(SIZE // 10)}
 
 
 @functools.cache
-def dear_bodies() -> dict[str, Dear]:
+def dear_bodies(size: int = SIZE) -> dict[str, Dear]:
     """Bodies by their names; they are made by the process that reads them."""
-    return {f"{one.name} at {one.path}": one for one in bodies(SIZE)}
+    return {f"{one.name} at {one.path}": one for one in bodies(size)}
 
 
 class Steppings:
@@ -88,7 +94,7 @@ LONG_TEXTS = [
 @pytest.mark.parametrize("name", LONG_TEXTS)
 def test_no_step_goes_through_a_long_text_twice(name: str) -> None:
     """Counted by what each step makes: of four bytes for a character beyond the plane, one text and its JSON."""
-    dear = dear_bodies()[name]
+    dear = dear_bodies(200_000)[name]
     steps, most = steps_of(dear), 0
     tracemalloc.start()
     try:
@@ -129,7 +135,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_pages, "PAGE", 16)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(_TREES, st.sampled_from([(",", ":"), (" , ", " : ")]), st.data())
 def test_pages_of_a_text_are_valid_as_the_whole_is(tree: Any, separators: tuple[str, str], data: st.DataObject) -> None:
     text = json.dumps(tree, separators=separators).encode()
@@ -218,55 +224,31 @@ def _listed(before: str, one: str, count: int, after: str) -> bytes:
 _MESSAGE = '{"role":"user","content":"a"}'
 _PART = '{"type":"text","text":""}'
 _CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
-BOUNDS = {
-    "messages": (
-        _CHAT,
-        _listed('{"messages":[', _MESSAGE, MOST_MESSAGES + 1, "]}"),
-        f"more than {MOST_MESSAGES} messages",
-    ),
-    "items": (
-        _RESPONSES,
-        _listed('{"input":[', _MESSAGE, MOST_MESSAGES + 1, "]}"),
-        f"more than {MOST_MESSAGES} messages",
-    ),
-    "values": (
-        _RESPONSES,
-        _listed('{"input":[{"role":"user","content":"a","x":[', "0", MOST_VALUES + 2, "]}]}"),
-        f"more than {MOST_VALUES} values",
-    ),
-    "parts": (
-        _CHAT,
-        _listed('{"messages":[{"role":"user","content":[', _PART, MOST_PARTS + 1, "]}]}"),
-        f"at most {MOST_PARTS} are allowed, so join some - at `$.messages[0].content`",
-    ),
-    "metadata": (
-        _RESPONSES,
-        _listed('{"input":"a","metadata":{"a":"', "b", SHORT, '"}}'),
-        f"at most {SHORT} are allowed - at `$.metadata`",
-    ),
-    "texts": ("/v1/embeddings", _listed('{"input":[', '"aaa"', 2049, "]}"), "more than 2048 texts"),
-    "inputs": ("/v1/inference", _listed('{"inputs":[', '"aaaaaaaaa"', 1025, "]}"), "more than 1024 members"),
-}
+_MESSAGES, _TOO_MANY = '{"messages":[', f"more than {MOST_MESSAGES} messages"
+_PARTS = f"at most {MOST_PARTS} are allowed, so join some - at `$.messages[0].content`"
+BOUNDS = [
+    (_CHAT, _MESSAGES, _MESSAGE, MOST_MESSAGES + 1, "]}", _TOO_MANY),
+    (_RESPONSES, '{"input":[', _MESSAGE, MOST_MESSAGES + 1, "]}", _TOO_MANY),
+    (_RESPONSES, '{"input":[{"role":"user","x":[', "0", MOST_VALUES + 2, "]}]}", f"more than {MOST_VALUES} values"),
+    (_CHAT, _MESSAGES + '{"role":"user","content":[', _PART, MOST_PARTS + 1, "]}]}", _PARTS),
+    (_RESPONSES, '{"input":"a","metadata":{"a":"', "b", SHORT, '"}}', f"at most {SHORT} are allowed - at `$.metadata`"),
+    ("/v1/embeddings", '{"input":[', '"aaa"', 2049, "]}", "more than 2048 texts"),
+    ("/v1/inference", '{"inputs":[', '"aaaaaaaaa"', 1025, "]}", "more than 1024 members"),
+]
 
 
 async def test_bounds_of_long_bodies_are_told(stand: Stand) -> None:
-    for name, (path, body, why) in BOUNDS.items():
-        answer = await stand.ask(post(body, path))
-        assert answer.status == 413, name
-        assert why in json.dumps(json.loads(answer.body), ensure_ascii=False), (name, answer.body)
-    answer = await stand.ask(post(_listed('{"input":[', "1000", 3000, "]}"), "/v1/embeddings"))
-    assert answer.status == 400
-    assert b"token arrays are not taken" in answer.body
+    for path, before, one, count, after, why in BOUNDS:
+        answer = await stand.ask(post(_listed(before, one, count, after), path))
+        assert answer.status == 413, (path, before)
+        assert why in json.dumps(json.loads(answer.body), ensure_ascii=False), answer.body
     members = ",".join(f'"{one}":"{one}"' for one in range(1100))
-    answer = await stand.ask(post(f'{{"input":"a",{members}}}'))
-    assert answer.status == 400
-    assert b"more than 1024 members" in answer.body
-
-
-@on_stand(whole=True)
-async def test_a_chat_of_thousands_of_messages_is_answered(stand: Stand) -> None:
-    assert (await stand.ask(post(_listed('{"messages":[', _MESSAGE, 3000, "]}"), _CHAT))).status == 200
-    assert stand.runs == ["user: a\n" * 3000 + "assistant:"]
+    for body, path, says in (
+        (_listed('{"input":[', "1000", 3000, "]}"), "/v1/embeddings", b"token arrays are not taken"),
+        (f'{{"input":"a",{members}}}', "/v1/inference", b"more than 1024 members"),
+    ):
+        answer = await stand.ask(post(body, path))
+        assert (answer.status, says in answer.body) == (400, True)
 
 
 @on_stand(keys={"k": {"rate": 60.0, "burst": 20.0}}, whole=True)
@@ -292,3 +274,48 @@ def test_a_long_text_without_commas_is_given_up_before_it_is_read(between: bytes
     with pytest.raises(msgspec.DecodeError, match="more than 131072 bytes without a comma"):
         finish(read_in_steps(b"[" + between * 200_000 + b"]"))
     assert finish(read_in_steps(b"[" + b" " * 100_000 + b"]")) == b"[" + b" " * 100_000 + b"]"
+
+
+TREES = {
+    "lists": b"[" + b",".join([b"[" * 20 + b"]" * 20] * 4_000) + b"]",
+    "objects": b"[" + b",".join([b"{}"] * 40_000) + b"]",
+}
+READERS: dict[str, Callable[[bytes], object]] = {
+    "native": lambda tree: codecs.inference(Settings()).read(b'{"input":"x","parameters":{"x":' + tree + b"}}"),
+    "values": lambda tree: codecs.inference(Settings()).read_value(b'{"input":[],"parameters":{"x":' + tree + b"}}"),
+    "OpenAI": lambda tree: parameters_reader(Settings())(read_members(b'{"tools":' + tree + b',"logit_bias":{}}')),
+    "OIP": lambda tree: oip_bodies.parameters_of(msgspec.Raw(b'{"x":' + tree + b',"timeout":0}'), 64, 3),
+}
+
+
+@functools.cache
+def built(tree: bytes) -> int:
+    return peak(lambda: json.loads(tree))
+
+
+def peak(act: Callable[[], object]) -> int:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("door", READERS)
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_of_parameters_nothing_is_built(door: str, tree: bytes) -> None:
+    assert built(tree) > 8 * len(tree), "what is not to be built"
+    assert peak(lambda: READERS[door](tree)) < 5 * len(tree)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_of_a_parameter_of_the_protocol_nothing_is_built(name: str) -> None:
+    raw = msgspec.Raw(b'{"' + name.encode() + b'":' + TREES["lists"] + b"}")
+
+    def read() -> None:
+        with pytest.raises(BadRequest, match=r"not an integer|not a boolean"):
+            oip_bodies.parameters_of(raw, 64, 3)
+
+    assert peak(read) < 5 * len(bytes(raw))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.model import Failure, Octets, WorkerInfo, WorkerStatus
+from headway.model import Failure, Octets
 from headway.oip.tensors import pack, unpack
 from tests.http.stand import Answer, Stand, on_stand, post
 
@@ -45,11 +45,6 @@ def outputs(answer: Answer) -> list[bytes]:
     return unpack("OUTPUT", answer.body[length:], output["shape"][0])
 
 
-def learn(stand: Stand, takes: str, gives: str) -> None:
-    worker = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes=takes, gives=gives)
-    stand.gateway.served.learn([worker])
-
-
 async def test_the_answer_to_several_inputs_tells_each_version_that_ran_one(stand: Stand) -> None:
     stand.gateway.versions = {"a": "3", "b": "3", "c": "4"}
     for texts, version in (("ab", "3"), ("abc", "3,4")):
@@ -58,7 +53,7 @@ async def test_the_answer_to_several_inputs_tells_each_version_that_ran_one(stan
 
 @pytest.mark.parametrize(
     ("data", "shape"),
-    [(["a é"], [1]), (["a é"], [1, 1]), ([["a é"]], [1, 1]), (["a é", "b"], [2]), ([["x"], [""]], [2, 1])],
+    [(["a é"], [1]), (["a é"], [1, 1]), ([["x"], [""]], [2, 1])],
 )
 async def test_texts_in_json_are_answered_in_json_and_in_their_shape(stand: Stand, data: Any, shape: list[int]) -> None:
     answer = await stand.ask(infer(data, shape=shape))
@@ -72,28 +67,24 @@ async def test_texts_in_json_are_answered_in_json_and_in_their_shape(stand: Stan
     }
 
 
-@pytest.mark.parametrize("id", ["", "42", "é"])
-async def test_an_id_is_echoed(stand: Stand, id: str) -> None:
-    assert (await stand.ask(infer(["a"], id=id))).json["id"] == id
-    answer = await stand.ask(binary(pack([b"a"]), id=id, parameters={"binary_data_output": True}))
-    assert json.loads(answer.body[: int(answer.header[LENGTH.lower()])])["id"] == id
-
-
-async def test_members_that_are_null_are_none(stand: Stand) -> None:
+async def test_an_id_is_echoed_and_members_that_are_null_are_none(stand: Stand) -> None:
+    for id in ("", "42", "é"):
+        assert (await stand.ask(infer(["a"], id=id))).json["id"] == id
+        answer = await stand.ask(binary(pack([b"a"]), id=id, parameters={"binary_data_output": True}))
+        assert json.loads(answer.body[: int(answer.header[LENGTH.lower()])])["id"] == id
     answer = await stand.ask(infer(["a"], id=None, outputs=None, parameters=None))
-    assert answer.json["outputs"][0]["data"] == ["A"]
-    assert "id" not in answer.json
+    assert (answer.json["outputs"][0]["data"], "id" in answer.json) == (["A"], False)
 
 
-@pytest.mark.parametrize("count", [1, 2, 70])
-async def test_binary_data_go_in_and_out(stand: Stand, count: int) -> None:
-    elements = [f"text {number}".encode() for number in range(count)]
-    client = await stand.connect()
-    for way in ({"parameters": {"binary_data_output": True}}, {"outputs": [wanted(True)]}):
-        await client.send(binary(pack(elements), shape=[count], **way))
-        assert outputs(await client.answer()) == [one.upper() for one in elements]
-    await client.send(binary(pack(elements), shape=[count, 1]))
-    assert (await client.answer()).json["outputs"][0]["data"] == [one.decode().upper() for one in elements]
+async def test_binary_data_go_in_and_out(stand: Stand) -> None:
+    client, elements = await stand.connect(), [f"text {number}".encode() for number in range(70)]
+    for count in (1, 70):
+        sent, upper = pack(elements[:count]), [one.upper() for one in elements[:count]]
+        for way in ({"parameters": {"binary_data_output": True}}, {"outputs": [wanted(True)]}):
+            assert outputs(await client.ask(binary(sent, shape=[count], **way))) == upper
+        answer = await client.ask(binary(sent, shape=[count, 1]))
+        assert answer.json["outputs"][0]["data"] == [one.decode() for one in upper]
+    assert outputs(await client.ask(post("{no JSON", PATH, f"{LENGTH}: 0"))) == [b"{NO JSON"], "one element and no JSON"
 
 
 def wanted(binary: bool | None = None, name: str = "OUTPUT", **parameters: Any) -> dict[str, Any]:
@@ -107,58 +98,46 @@ async def test_what_is_said_of_the_output_goes_before_what_is_said_of_all(stand:
     assert outputs(await stand.ask(infer(["a"], parameters={"binary_data_output": True}, outputs=[wanted()])))
 
 
-async def test_a_length_of_0_means_that_the_body_is_one_element(stand: Stand) -> None:
-    assert outputs(await stand.ask(post("{no JSON", PATH, f"{LENGTH}: 0"))) == [b"{NO JSON"]
-
-
 async def test_octets_and_json_texts_are_elements_for_models_that_take_them(stand: Stand) -> None:
     stand.gateway.output = Octets(b"\xff\x00")
-    learn(stand, "bytes", "bytes")
+    stand.learn("bytes")
     asked = binary(pack([b"\xff\x00"]), parameters={"binary_data_output": True})
     assert outputs(await stand.ask(asked)) == [b"\xff\x00"]
     assert [one.input for one in stand.gateway.asked] == [Octets(b"\xff\x00")]
     answer = await stand.ask(binary(pack([b"a"])))
     assert (answer.status, "ask for it with `binary_data`" in answer.json["error"]) == (400, True)
     stand.gateway.output = None
-    learn(stand, "json", "json")
+    stand.learn("json")
     answer = await stand.ask(infer(['{"a": [1]}', '"text"', "null"]))
     assert answer.json["outputs"][0]["data"] == ['{"a": [1]}', '"TEXT"', "null"]
     assert (await stand.ask(infer(["no json"]))).json["error"].startswith("element 0 of the input is not a JSON text")
 
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes, "": bytes,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "GZIP", "deflate", "identity", ""])
-async def test_a_compressed_body_is_unpacked(stand: Stand, coding: str) -> None:
-    plain = infer(["hello"]).split(b"\r\n\r\n", 1)[1]
-    compress = COMPRESS[coding.lower()]
-    client = await stand.connect()
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [("gzip", gzip.compress), ("x-GZIP", gzip.compress), ("deflate", zlib.compress), ("identity", bytes), ("", bytes)],
+)
+async def test_a_compressed_body_is_unpacked(stand: Stand, coding: str, compress: Callable[[bytes], bytes]) -> None:
+    _, _, plain = infer(["hello"]).partition(b"\r\n\r\n")
+    client, encoding = await stand.connect(), f"Content-Encoding: {coding}"
     for _ in range(2):
-        await client.send(post(compress(plain), PATH, f"Content-Encoding: {coding}"))
-        assert (await client.answer()).json["outputs"][0]["data"] == ["HELLO"]
-    asked = binary(pack([b"a"]))
-    head, body = asked.split(b"\r\n\r\n", 1)
+        assert (await client.ask(post(compress(plain), PATH, encoding))).json["outputs"][0]["data"] == ["HELLO"]
+    head, _, body = binary(pack([b"a"])).partition(b"\r\n\r\n")
     length = next(line for line in head.decode().split("\r\n") if line.startswith(LENGTH))
-    await client.send(post(compress(body), PATH, f"Content-Encoding: {coding}", length))
-    assert (await client.answer()).json["outputs"][0]["data"] == ["A"]
+    assert (await client.ask(post(compress(body), PATH, encoding, length))).json["outputs"][0]["data"] == ["A"]
 
 
 @pytest.mark.parametrize(
     ("body", "coding", "status", "says"),
     [
         (gzip.compress(bytes(5_000_000)), "gzip", 413, "larger than 1048576 bytes (max_body_bytes)"),
-        (zlib.compress(bytes(5_000_000)), "deflate", 413, "larger than 1048576 bytes (max_body_bytes)"),
         (gzip.compress(b"{}")[:-1], "gzip", 400, "the gzip body is cut off after"),
         (gzip.compress(b"{}") + b"x", "gzip", 400, "1 bytes follow the end of the gzip body"),
         (b"{}", "gzip", 400, "is not gzip, as Content-Encoding says"),
         (gzip.compress(b"{}"), "deflate", 400, "is not deflate"),
         (b"{}", "br", 400, "Content-Encoding 'br' is not accepted; expected gzip, deflate or none"),
-        (b"{}", "gzip, gzip", 400, "is not accepted"),
     ],
-    ids=["gzip bomb", "deflate bomb", "cut off", "too long", "not gzip", "not deflate", "br", "twice"],
+    ids=["gzip bomb", "cut off", "too long", "not gzip", "not deflate", "br"],
 )
 async def test_a_wrong_compressed_body_is_named(stand: Stand, body: bytes, coding: str, status: int, says: str) -> None:
     answer = await stand.ask(post(body, PATH, f"Content-Encoding: {coding}"))
@@ -173,38 +152,28 @@ def request(**members: Any) -> str:
 
 WRONG = [
     ("", "the body is empty"),
-    ("[]", "Expected `object`, got `array`"),
     ('{"inputs": [', "not JSON"),
     ("{}", "missing required field `inputs`"),
     ('{"inputs": []}', "the request has no input"),
-    ('{"inputs": {}}', "Expected `array`, got `object` - at `$.inputs`"),
     (json.dumps({"inputs": [tensor(["a"]), tensor(["b"])]}), "more than one input; expected one of datatype BYTES"),
     (json.dumps({"inputs": [tensor(["a"])] * 10_000}), "more than one input"),
     (request(name=None), "missing required field `name` - at `$.inputs[0]`"),
-    (request(datatype="FP32"), "datatype `FP32`; expected BYTES"),
     (request(shape=[1.5]), "Expected `int`, got `float` - at `$.inputs[0].shape[0]`"),
-    (request(shape=[2**100]), "at `$.inputs[0].shape[0]`"),
     (request(shape="1"), "Expected `array`, got `str` - at `$.inputs[0].shape`"),
     (request(shape=[1] * 1000), "the `shape` field is"),
     (request(shape=[2]), "the data of the input have 1 elements, and its shape says 2"),
-    (request(data=["a", "b"], shape=[1]), "the data of the input have 2 elements, and its shape says 1"),
     (request(data=["a"] * 100_000, shape=[1]), "or more elements, and its shape says 1"),
     (request(data=[["a"]] * 100_000, shape=[1]), "or more elements, and its shape says 1"),
     (request(data=[1]), "Expected `str`, got `int` - at `$.inputs[0].data[0]`"),
-    (request(data=[["a", "b"]]), "at `$.inputs[0].data[0]`"),
     (request(data=[[["a"]]]), "Expected `str`, got `array` - at `$.inputs[0].data[0][0]`"),
     (request(data=[["a"], "b"], shape=[2]), "Expected `array`, got `str` - at `$.inputs[0].data[1]`"),
-    (request(data="a"), "Expected `array`, got `str` - at `$.inputs[0].data`"),
-    (request(data=["a\0"]), "element 0 of the input contains U+0000"),
     (request(data=None), "the input has no data; expected `data`, or `binary_data_size`"),
     (request(parameters={"binary_data_size": 5}), "both `data` and `binary_data_size`"),
     (request(data=None, parameters={"binary_data_size": 5}), f"the header field {LENGTH} is missing"),
     (request(data=None, parameters={"shared_memory_region": "x"}), "shared memory is not served here"),
     (json.dumps({"inputs": [tensor(["a"])], "id": 7}), "Expected `str | null`, got `int` - at `$.id`"),
-    (json.dumps({"inputs": [tensor(["a"])], "outputs": [{"name": "x"}]}), "no output `x`; the only one is `OUTPUT`"),
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(classification=3)]}), "`classification` is not served"),
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(shared_memory_region="x")]}), "shared memory is not"),
-    (json.dumps({"inputs": [tensor(["a"])], "parameters": {"priority": 9}}), "`priority` is out of range"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": [1]}), "Expected `object | null` - at `$.parameters`"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": {f"p{n}": 1 for n in range(65)}}), "has 65 members"),
     ('{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["\\ud800"]}]}', "surrogate"),
@@ -224,13 +193,9 @@ async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: st
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (binary(pack([b"a", b"b"])), "5 bytes of binary data are left after the 1 elements"),
         (binary(pack([b"a"]), size=4), "`binary_data_size` is 4, and 5 bytes follow the JSON object"),
         (binary(pack([b"a"]), size=-1), "`int` >= 0 - at `$.inputs[0].parameters.binary_data_size`"),
-        (binary(pack([b"a"]), size=10**1000), "at `$.inputs[0].parameters.binary_data_size`"),
         (binary(pack([b"a"]), length=100_000), f"{LENGTH} is 100000, and the body has"),
-        (binary(pack([b"a"]), length=3), "not JSON"),
-        (binary(pack([b"\xff"])), "element 0 of the input is not UTF-8"),
         (post(request() + "abc", PATH, f"{LENGTH}: {len(request())}"), "3 bytes follow the JSON object, and the input"),
         (post(request(), PATH, f"{LENGTH}: -1"), f"{LENGTH} is '-1'; expected the length"),
         (post(request(), PATH, f"{LENGTH}: {'9' * 30}"), "expected the length"),
@@ -251,20 +216,14 @@ async def test_too_many_elements_are_refused_before_they_are_made(stand: Stand) 
 
 
 async def test_a_priority_lowers_the_tier_and_a_timeout_shortens_the_deadline(stand: Stand) -> None:
-    client = await stand.connect()
+    client, fields = await stand.connect(), ("X-Request-Tier: free", "X-Request-Timeout-Ms: 1")
     for parameters in ({}, {"priority": 1, "timeout": 10**12}, {"priority": 3, "timeout": 1500, "heat": 0.5}):
-        await client.send(infer(["a"], parameters=parameters))
-        assert (await client.answer()).status == 200
-    usual, same, lower = stand.gateway.asked
+        assert (await client.ask(infer(["a"], parameters=parameters))).status == 200
+    assert (await client.ask(infer(["a"], *fields, parameters={"priority": 2, "x": "é"}))).status == 200
+    usual, same, lower, last = stand.gateway.asked
     assert usual.options == same.options
-    assert (lower.options.tier, lower.options.timeout) == (2, 0.0015)
+    assert [(one.options.tier, one.options.timeout) for one in (lower, last)] == [(2, 0.0015), (2, 0.001)]
     assert (usual.parameters, same.parameters, lower.parameters) == (b"", b"", b'{"heat":0.5}')
-    await client.send(
-        infer(["a"], "X-Request-Tier: free", "X-Request-Timeout-Ms: 1", parameters={"priority": 2, "x": "é"})
-    )
-    assert (await client.answer()).status == 200
-    last = stand.gateway.asked[-1]
-    assert (last.options.tier, last.options.timeout) == (2, 0.001)
     assert json.loads(last.parameters) == {"x": "é"}
 
 
@@ -288,8 +247,7 @@ async def test_an_output_with_a_lone_surrogate_is_an_error(stand: Stand) -> None
     stand.gateway.output = "\ud800"
     for asked in (infer(["a"]), infer(["a"], parameters={"binary_data_output": True}), infer(["a", "b"])):
         answer = await stand.ask(asked)
-        assert answer.status == 502
-        assert "lone surrogate" in answer.json["error"]
+        assert (answer.status, "lone surrogate" in answer.json["error"]) == (502, True)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +257,8 @@ async def test_an_output_with_a_lone_surrogate_is_an_error(stand: Stand) -> None
         ("/v2/models/default/versions/2/infer", 404, "'default' has no version '2' that takes requests; there is: 1"),
         ("/v2/models/other/infer", 404, "no model named 'other'"),
         ("/v2/models/a/b%2Fc/infer", 404, "no model named 'a/b/c'"),
+        ("/v2/models/a%20b/infer", 404, "no model named 'a b'"),
+        ("/v2/models/%C3%A9/infer", 404, "no model named 'é'"),
         ("/v2/models//infer", 404, "nothing is served"),
         ("/v2/models/default/infer?version=1", 400, "the query names `version`"),
         ("/v2/infer", 200, ""),
@@ -307,27 +267,13 @@ async def test_an_output_with_a_lone_surrogate_is_an_error(stand: Stand) -> None
 @on_stand(whole=True)
 async def test_a_path_names_the_model_and_its_version(stand: Stand, path: str, status: int, says: str) -> None:
     answer = await stand.ask(infer(["a"], path=path))
-    assert answer.status == status
-    assert says in answer.json.get("error", "")
+    assert (answer.status, says in answer.json.get("error", "")) == (status, True)
+    if "no model" in says:
+        assert says in (await stand.ask(post("[", path))).json["error"], "before a fault of the body"
     assert answer.header.get("x-headway-error") == {200: None, 400: "BAD_REQUEST", 404: "NOT_FOUND"}[status]
-
-
-@on_stand(whole=True)
-async def test_a_model_that_is_not_there_is_told_of_before_a_fault_of_the_body(stand: Stand) -> None:
-    for body in (b"{}", b"["):
-        answer = await stand.ask(post(body, "/v2/models/other/infer"))
-        assert answer.status == 404
-        assert "no model named 'other'" in answer.json["error"]
 
 
 @on_stand(whole=True, model="org/name")
 async def test_a_model_may_have_a_slash_in_its_name(stand: Stand) -> None:
     for path in ("/v2/models/org/name/infer", "/v2/models/org%2Fname/infer", "/v2/models/org/name/versions/1/infer"):
         assert (await stand.ask(infer(["a"], path=path))).json["model_name"] == "org/name"
-
-
-@on_stand(keys={"good": {}})
-async def test_a_request_without_a_key_is_refused_in_the_protocol_s_form(stand: Stand) -> None:
-    answer = await stand.ask(infer(["a"]))
-    assert (answer.status, list(answer.json)) == (401, ["error"])
-    assert (await stand.ask(infer(["a"], "Authorization: Bearer good"))).status == 200

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from headway.config import Settings
 from headway.core.tensors import Tensor, TensorHead, join_elements, pack, rows_of, unpack
 from headway.doors.exchange import Outcome
-from headway.errors import RequestError
 from headway.gateway.served_model import ServedModel
-from headway.model import Octets, Tensors, TensorSpec, TokenCount, Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Tensors, TensorSpec, TokenCount, Value, ValueKind
 from headway.oip.rest.answers import Answerer
 from headway.oip.rest.requests import request_reader
 from headway.oip.rest.tensor_requests import TensorsRequest
@@ -27,18 +26,11 @@ LENGTH = "Inference-Header-Content-Length"
 X, IDS, NAMES = TensorSpec("x", "FP32", (2,)), TensorSpec("ids", "INT64", (-1,)), TensorSpec("names", "BYTES", ())
 
 
-def learn(stand: Stand, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec] = (), takes: str = "") -> None:
+def learn(
+    stand: Stand, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec] = (), takes: str = "tensors"
+) -> None:
     """Have the model take and give tensors; or take values of another kind."""
-    worker = WorkerInfo(
-        worker_id="gpu-0",
-        model="default",
-        status=WorkerStatus.HEALTHY,
-        takes=takes or "tensors",
-        gives="tensors",
-        inputs=tuple(inputs),
-        outputs=tuple(outputs or inputs),
-    )
-    stand.gateway.served.learn([worker])
+    stand.learn(takes, "tensors", inputs=tuple(inputs), outputs=tuple(outputs or inputs))
 
 
 def tensor(spec: TensorSpec, shape: Sequence[int], data: Any = None, **more: Any) -> dict[str, Any]:
@@ -77,13 +69,10 @@ def told(answer: Answer) -> tuple[dict[str, Any], bytes]:
 @pytest.mark.parametrize("data", [[1, 2.5, -3, 0], [[1, 2.5], [-3, 0]]])
 async def test_numbers_in_json_are_one_entry_and_are_answered_flat(stand: Stand, data: Any) -> None:
     learn(stand, [X])
-    answer, _ = told(await stand.ask(infer(tensor(X, [2, 2], data), id="7", parameters={"heat": 1})))
-    assert answer == {
-        "model_name": "default",
-        "model_version": "1",
-        "outputs": [{"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1.0, 2.5, -3.0, 0.0]}],
-        "id": "7",
-    }
+    named = tensor(X, [2, 2], data, name="the only one has any name")
+    answer, _ = told(await stand.ask(infer(named, id="7", parameters={"heat": 1})))
+    output = {"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1.0, 2.5, -3.0, 0.0]}
+    assert answer == {"model_name": "default", "model_version": "1", "outputs": [output], "id": "7"}
     [asked] = stand.gateway.asked
     assert isinstance(asked.input, Tensors)
     assert (rows_of(asked.input), asked.parameters) == (2, b'{"heat": 1}')
@@ -108,20 +97,11 @@ async def test_inputs_of_several_datatypes_come_in_json_and_behind_it(stand: Sta
     [entry] = stand.gateway.asked
     assert isinstance(entry.input, Tensors)
     assert [bytes(one.data) for one in unpack(entry.input)] == [elements, floats(1, 2, 3, 4), numbers]
-
-
-async def test_all_outputs_are_binary_where_the_request_says_so(stand: Stand) -> None:
     learn(stand, [X, IDS])
     asked = infer(tensor(X, [1, 2], [1, 2]), tensor(IDS, [1, 1], [3]), parameters={"binary_data_output": True})
     answer, data = told(await stand.ask(asked))
     assert [one["parameters"] for one in answer["outputs"]] == [{"binary_data_size": 8}] * 2
     assert data == floats(1, 2) + integers(3)
-
-
-async def test_the_only_input_may_have_any_name(stand: Stand) -> None:
-    learn(stand, [X])
-    answer, _ = told(await stand.ask(infer(tensor(X, [1, 2], [1, 2], name="input-0"))))
-    assert answer["outputs"][0]["name"] == "x"
 
 
 async def test_a_narrower_datatype_travels_as_it_is(stand: Stand) -> None:
@@ -234,63 +214,27 @@ async def test_a_large_tensor_is_packed_as_any_other(stand: Stand, count: int) -
         assert stand.gateway.asked[-1].input == pack([Tensor(TensorHead("x", "UINT8", (1, count)), data)])
 
 
-@pytest.mark.parametrize("binary", [True, False])
 @on_stand(max_body_bytes=4_000_000)
-async def test_large_tensors_go_in_and_out(stand: Stand, binary: bool) -> None:
-    spec = TensorSpec("image", "FP32", (-1, 3))
+async def test_large_tensors_go_in_and_out(stand: Stand) -> None:
+    spec, count = TensorSpec("image", "FP32", (-1, 3)), 150_000
     learn(stand, [spec])
-    count = 150_000
-    data = floats(*(number / 8 for number in range(count)))
-    asked = infer(
-        behind(spec, [1, count // 3, 3], len(data)),
-        binary=data,
-        outputs=[{"name": "image", "parameters": {"binary_data": binary}}],
-    )
-    answer, packed = told(await stand.ask(asked))
-    if binary:
-        assert packed == data
-    else:
-        assert answer["outputs"][0]["data"] == [number / 8 for number in range(count)]
+    numbers = [number / 8 for number in range(count)]
+    given, data = behind(spec, [1, count // 3, 3], 4 * count), floats(*numbers)
+    assert told(await stand.ask(infer(given, binary=data, parameters={"binary_data_output": True})))[1] == data
+    assert told(await stand.ask(infer(given, binary=data)))[0]["outputs"][0]["data"] == numbers
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-async def test_numbers_that_json_has_not_travel_in_binary_alone(stand: Stand, number: float) -> None:
+async def test_what_json_has_not_travels_in_binary_alone(stand: Stand) -> None:
     learn(stand, [X])
-    data = floats(1, number)
+    data = floats(1, float("nan"))
     answer = await stand.ask(infer(behind(X, [1, 2], 8), binary=data))
     assert answer.status == 502
-    assert (
-        "`x` holds NaN or an infinity, which JSON has not; ask for it in binary, with `binary_data`"
-        in answer.json["error"]
-    )
+    assert "`x` holds NaN or an infinity, which JSON has not; ask for it in binary" in answer.json["error"]
     asked = infer(behind(X, [1, 2], 8), binary=data, parameters={"binary_data_output": True})
     assert told(await stand.ask(asked))[1] == data
-
-
-async def test_octets_that_are_no_text_travel_in_binary_alone(stand: Stand) -> None:
     learn(stand, [NAMES])
     answer = await stand.ask(infer(behind(NAMES, [1], 5), binary=join_elements([b"\xff"])))
     assert (answer.status, "ask for it in binary, with `binary_data`" in answer.json["error"]) == (400, True)
-
-
-async def test_json_values_are_told_as_texts(stand: Stand) -> None:
-    learn(stand, [X], [TensorSpec("labels", "JSON", ())])
-    texts = ['{"a":[1]}', '"b"']
-    stand.gateway.output = pack(
-        [Tensor(TensorHead("labels", "JSON", (2,)), join_elements(one.encode() for one in texts))]
-    )
-    [output] = told(await stand.ask(infer(tensor(X, [1, 2], [1, 2]))))[0]["outputs"]
-    assert (output["datatype"], output["data"]) == ("BYTES", texts)
-
-
-async def test_a_damaged_output_is_the_model_s_fault(stand: Stand) -> None:
-    learn(stand, [X])
-    for wrong in (Tensors(b"abc"), Tensors(pack([Tensor(TensorHead("x", "FP32", (1,)), floats(1))]).content[:-5])):
-        stand.gateway.output = wrong
-        answer = await stand.ask(infer(tensor(X, [1, 2], [1, 2])))
-        assert (answer.status, "the model's output is damaged" in answer.json["error"]) == (502, True)
-    stand.gateway.output = Octets(b"abc")
-    assert (await stand.ask(infer(tensor(X, [1, 2], [1, 2])))).status == 200
 
 
 GOOD = tensor(X, [1, 2], [1, 2])
@@ -299,27 +243,14 @@ WRONG: list[tuple[Any, str]] = [
     ([GOOD], "the input `ids` is missing; the model takes `x`, FP32 of shape [-1, 2]; `ids`, INT64 of shape [-1, -1]"),
     ([GOOD] * 10_000, "expected 1 to 64"),
     ([GOOD, NUMBERS | {"datatype": "UINT64"}], "the model takes `ids`, INT64 of shape [-1, -1]. Send INT64: in numpy use `.astype('int64')`"),
-    ([GOOD, NUMBERS | {"datatype": "JSON"}], "has the datatype `JSON`"),
-    ([GOOD, NUMBERS | {"shape": [3]}], "the model takes `ids`, INT64 of shape [-1, -1]. The first axis is the rows: send shape [1, 3]"),
     ([GOOD, NUMBERS | {"shape": [1, 4]}], "the data of the input `ids` are of shape [3]; expected shape [1, 4]"),
-    ([GOOD, NUMBERS | {"shape": []}], "the input `ids` has the shape []"),
-    ([GOOD, NUMBERS | {"shape": [1, -3]}], "has the shape [1, -3]; expected the number of rows"),
-    ([GOOD, NUMBERS | {"shape": [1, 2**62]}], "expected the number of rows"),
     ([GOOD, NUMBERS | {"shape": [1, 2**63]}], "at `$.inputs[1].shape[1]`"),
-    ([GOOD, NUMBERS | {"shape": ["1"]}], "Expected `int`, got `str` - at `$.inputs[1].shape[0]`"),
     ([GOOD, NUMBERS | {"shape": [1] * 1000}], "the `shape` field is"),
-    ([GOOD, NUMBERS | {"shape": [1] * 40}], "the input `ids` has 40 axes; at most 32"),
-    ([GOOD | {"shape": [1, 3], "data": [1, 2, 3]}, NUMBERS], "is FP32 of shape [1, 3]; the model takes `x`, FP32 of shape [-1, 2]"),
     ([GOOD, NUMBERS | {"data": [1, 2, 3.5]}], "the data of the input `ids` are not INT64: Expected `int`, got `float`, at element 2"),
-    ([GOOD, NUMBERS | {"data": [1, 2, 2**64]}], "element 2 of the input `ids` is 18446744073709551616, which is out of"),
-    ([GOOD | {"data": [1, 1e39]}, NUMBERS], "element 1 of the input `x` is 1e39, which is out of the range of FP32"),
-    ([GOOD, NUMBERS | {"data": [[1, 2], [3]]}], "expected shape [1, 3]"),
-    ([GOOD, NUMBERS | {"data": "abc"}], "are not an array of numbers"),
     ([GOOD, {name: one for name, one in NUMBERS.items() if name != "data"}], "the input `ids` has no data; expected `data`, or"),
     ([GOOD, NUMBERS | {"parameters": {"binary_data_size": 24}}], "the input `ids` has both `data` and `binary_data_size`"),
     ([GOOD, behind(IDS, [1, 3], 24)], f"the input `ids` has `binary_data_size`, and the header field {LENGTH} is missing"),
     ([GOOD, behind(IDS, [1, 3], 24) | {"parameters": {"shared_memory_region": "x"}}], "shared memory is not served here"),
-    ([{**GOOD, "name": 5}, NUMBERS], "Expected `str`, got `int` - at `$.inputs[0].name`"),
 ]  # fmt: skip
 
 
@@ -338,10 +269,7 @@ async def test_a_wrong_input_is_told_which_and_what_was_expected(stand: Stand, i
     [
         ((8, 24), bytes(31), "the `binary_data_size` of the input `ids` is 24, and 23 bytes are left behind the JSON object"),
         ((8, 24), bytes(33), "33 bytes follow the JSON object, and the inputs have a `binary_data_size` of 32 in all"),
-        ((12, 20), bytes(32), "the input `x` has 12 bytes; FP32 of shape [1, 2] takes 8"),
-        ((8, 16), bytes(24), "the input `ids` has 16 bytes; INT64 of shape [1, 3] takes 24"),
         ((None, 24), bytes(32), "32 bytes follow the JSON object, and the inputs have a `binary_data_size` of 24"),
-        ((None, None), bytes(1), "1 bytes follow the JSON object, and the inputs have a `binary_data_size` of 0"),
         ((-1, 24), bytes(32), "`int` >= 0 - at `$.inputs[0].parameters.binary_data_size`"),
     ],
 )  # fmt: skip
@@ -358,14 +286,10 @@ async def test_binary_data_that_do_not_fit_are_told(stand: Stand, sizes: Any, da
     ("outputs", "says"),
     [
         ([{"name": "y"}], "there is no output `y`; the model gives `x`, `ids`"),
-        ([{"name": "x"}, {"name": "ids"}, {"name": "x"}], "the output `x` is asked for 2 times; name it once"),
         ([{"name": "x"}] * 70, "asks for more than 64 outputs"),
         ([{"name": "x", "parameters": {"classification": 3}}], "`classification` is not served here"),
         ([{"name": "x", "parameters": {"shared_memory_region": "a"}}], "shared memory is not served here"),
-        ([{}], "missing required field `name` - at `$.outputs[0]`"),
         ([{"name": "x"}, {"name": 5}], "Expected `str`, got `int` - at `$.outputs[1].name`"),
-        ({}, "Expected `array | null`, got `object` - at `$.outputs`"),
-        ([{"name": "x", "parameters": {"binary_data": 1}}], "Expected `bool | null`, got `int`"),
     ],
 )
 async def test_wrong_outputs_are_told_before_anything_is_queued(stand: Stand, outputs: Any, says: str) -> None:
@@ -447,27 +371,3 @@ def test_any_tensors_go_in_and_out_byte_for_byte(drawn: list[Drawn], data: st.Da
     assert read_back(length, answer) == {
         one.tensor.head.name: bytes(one.tensor.data) * copies for one in wanted or drawn
     }
-
-
-@given(several(), st.data())
-def test_damaged_tensors_are_refused_or_read_and_nothing_else(drawn: list[Drawn], data: st.DataObject) -> None:
-    ways = [data.draw(st.sampled_from(WAYS)) for _ in drawn]
-    body, length = body_of(drawn, ways, outputs=[{"name": drawn[0].tensor.head.name}])
-    damaged = bytearray(body)
-    for _ in range(data.draw(st.integers(1, 3))):
-        at, piece = data.draw(st.integers(0, len(damaged))), data.draw(PIECES)
-        damaged[at : at + data.draw(st.integers(0, 3))] = piece
-    if length is not None:
-        length = max(0, length + data.draw(st.integers(-2, 2)))
-    served = model(drawn, data.draw(st.sampled_from([ValueKind.TENSORS, None])))
-    try:
-        asked = READ(bytes(damaged), length, served)
-        if isinstance(asked, TensorsRequest):
-            assert isinstance(asked.value, Tensors)
-            written(asked, [asked.value])
-    except RequestError as exc:
-        assert len(exc.message) < 2000
-        exc.message.encode()
-
-
-PIECES = st.sampled_from([b"", b"[", b"]", b",", b"null", b"1e999", b"-1", b'"', b"{}", b"0", b"true", b"\xff", b"\0", b"FP16", b"JSON", b"99999999999999999999"])  # fmt: skip

@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import jsonschema_rs
@@ -23,23 +22,22 @@ MODELS = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
 ELEMENT = '{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["a"]}], "id": "1"}'
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
-async def test_health_routes_answer_ok_and_list_their_checks(stand: Stand, path: str) -> None:
-    answer = await stand.ask(get(path))
-    assert (answer.status, answer.json) == (200, {"status": "ok"})
-    assert answer.header["cache-control"] == "no-store"
-    verbose = await stand.ask(get(f"{path}?verbose"))
-    assert verbose.json["status"] == "ok"
-    assert verbose.json["checks"]
+async def test_health_routes_answer_ok_and_list_their_checks(stand: Stand) -> None:
+    for path in ("/livez", "/readyz", "/healthz"):
+        answer = await stand.ask(get(path))
+        assert (answer.status, answer.json) == (200, {"status": "ok"})
+        assert answer.header["cache-control"] == "no-store"
+        verbose = (await stand.ask(get(f"{path}?verbose"))).json
+        assert verbose["status"] == "ok" and verbose["checks"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/metrics", "/dashboard", "/internal/health", "/nothing"])
-async def test_what_the_admin_port_has_is_told_to_be_there(stand: Stand, path: str) -> None:
-    answer = await stand.ask(get(path))
-    assert answer.status == 404
-    there = "/docs lists what is" if path == "/nothing" else "the admin port, --admin-port, 9000 unless set"
-    assert answer.json["message"].startswith(f"nothing is served at {path}; ")
-    assert answer.json["message"].endswith(there)
+async def test_what_the_admin_port_has_is_told_to_be_there(stand: Stand) -> None:
+    for path in ("/health", "/metrics", "/dashboard", "/internal/health", "/nothing"):
+        answer = await stand.ask(get(path))
+        there = "/docs lists what is" if path == "/nothing" else "the admin port, --admin-port, 9000 unless set"
+        assert answer.status == 404
+        assert answer.json["message"].startswith(f"nothing is served at {path}; ")
+        assert answer.json["message"].endswith(there)
 
 
 async def test_ready_means_a_warm_worker_and_not_draining(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +63,8 @@ async def test_a_failed_model_is_told_without_the_reason(stand: Stand, monkeypat
     monkeypatch.setattr(readiness, "AGE", -1.0)
     failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="s3cret", retry_in=9.0)
     before = (await stand.ask(get("/v1/models"))).json["data"]
+    keyed = post('{"input": "a"}', "/v1/inference", "Idempotency-Key: k")
+    first = await stand.ask(keyed)
     await stand.broker.heartbeat(failed)
     stand.real.served.learn([failed])
     ready = await stand.ask(get("/readyz?verbose"))
@@ -76,35 +76,23 @@ async def test_a_failed_model_is_told_without_the_reason(stand: Stand, monkeypat
     refused = await stand.ask(post('{"input": "a"}'))
     assert (refused.status, refused.error, refused.header["retry-after"]) == (503, "NO_WORKERS", "9")
     assert "s3cret" not in ready.body.decode() + refused.body.decode()
-
-
-@on_stand(whole=True)
-async def test_a_kept_answer_is_given_again_while_its_model_does_not_load(stand: Stand) -> None:
-    failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="broken", retry_in=1e6)
-    keyed = post('{"input": "a"}', "/v1/inference", "Idempotency-Key: k")
-    first = await stand.ask(keyed)
-    stand.real.served.learn([failed])
-    again, other = await stand.ask(keyed), await stand.ask(post('{"input": "b"}'))
-    assert (first.status, again.status, again.json["output"]) == (200, 200, first.json["output"])
-    assert (other.status, other.error) == (503, "NO_WORKERS")
+    again = await stand.ask(keyed)
+    assert (again.status, again.json["output"]) == (200, first.json["output"]), "what is kept is there all the same"
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "allow"),
     [
         ("GET", "/nowhere", 404, None),
-        ("POST", "/nowhere", 404, None),
         ("GET", "/", 404, None),
         ("GET", "//evil.example/..", 404, None),
         ("GET", "/docs/", 404, None),
+        ("GET", "/v2x", 404, None),
         ("DELETE", "/livez", 405, "GET, HEAD, OPTIONS"),
         ("PUT", "/v1/inference", 405, "OPTIONS, POST"),
-        ("GET", "/api/inference", 405, "OPTIONS, POST"),
-        ("TRACE", "/v1/predict", 405, "OPTIONS, POST"),
         ("OPTIONS", "/v1/predict", 204, "OPTIONS, POST"),
         ("OPTIONS", "/docs", 204, "GET, HEAD, OPTIONS"),
         ("PUT", "/v1/result/x", 405, "DELETE, GET, HEAD, OPTIONS"),
-        ("GET", "/v1/result/", 404, None),
         ("GET", "/v1/result/x/y", 404, None),
         ("OPTIONS", "/nowhere", 404, None),
     ],
@@ -127,28 +115,13 @@ async def test_head_has_the_header_and_no_body(stand: Stand, path: str, status: 
     answer = await client.answer(bodiless=True)
     assert (answer.status, answer.body) == (status, b"")
     assert int(answer.header["content-length"]) > 0
-    await client.send(post('{"input": "a"}'))
-    assert (await client.answer()).status == 200
-
-
-class _Outside(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.loaded: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("src", "srcset", "action", "data", "poster") or (name == "href" and tag != "a"):
-                self.loaded.append(str(value))
+    assert (await client.ask(post('{"input": "a"}'))).status == 200
 
 
 async def test_the_page_needs_nothing_but_this_server(stand: Stand) -> None:
     answer = await stand.ask(get("/docs"))
-    page = answer.body.decode()
-    parser = _Outside()
-    parser.feed(page)
-    assert parser.loaded == []
-    assert not re.search(r"https?://|@import|url\(|innerHTML", page)
+    outside = r"<[^>]*\s(src|srcset|action|data|poster)=|<link|https?://|@import|url\(|innerHTML"
+    assert not re.search(outside, answer.body.decode())
     policy = answer.header["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -190,7 +163,9 @@ def _answers(contract: dict[str, Any], path: str, answer: Answer) -> tuple[dict[
     if "$ref" in found:
         found = contract["components"]["responses"][found["$ref"].rpartition("/")[2]]
     content = found["content"][answer.header["content-type"].partition(";")[0]]
-    return {**content["schema"], "components": contract["components"]}, {name.lower() for name in found["headers"]}
+    return {**content["schema"], "components": contract["components"]}, {
+        name.lower() for name in found.get("headers", ())
+    }
 
 
 TOLD = frozenset((
@@ -205,40 +180,29 @@ RESULT = "/v1/result/{task_id}"
     ("request_", "path"),
     [
         (post('{"input": "a"}'), "/v1/inference"),
-        (post('{"input": "a"}', "/api/inference"), "/api/inference"),
         (post('{"model_id": "m", "input_data": "a"}', "/v1/predict"), "/v1/predict"),
-        (post("{}", "/v1/predict"), "/v1/predict"),
         (post("", length=5_000_000), "/v1/inference"),
-        (post('{"input": "a"}', "/v1/inference", ADA), "/v1/inference"),
         (post('{"input": "a"}', "/v1/inference", ADA, "Idempotency-Key: k"), "/v1/inference"),
         (post('{"input": "b"}', "/v1/inference", ADA, "Idempotency-Key: k"), "/v1/inference"),
         (post('{"input": "a"}', "/api/inference", ADA, "Prefer: respond-async, wait=0"), "/api/inference"),
         (post(ELEMENT, "/v2/models/default/infer", ADA), f"{MODELS[0]}/infer"),
         (post(ELEMENT, "/v2/models/default/versions/1/infer", ADA), f"{MODELS[1]}/infer"),
-        (post(ELEMENT, "/v2/models/default/infer"), f"{MODELS[0]}/infer"),
         (post("{}", "/v2/models/default/infer", ADA), f"{MODELS[0]}/infer"),
+        (get("/livez"), "/livez"),
+        (get("/readyz?verbose"), "/readyz"),
         (get("/v2"), "/v2"),
-        (get("/v2/health/live"), "/v2/health/live"),
         (get("/v2/health/ready"), "/v2/health/ready"),
         (get("/v2/models/stats", ADA), "/v2/models/stats"),
         (get("/v2/models/default", ADA), MODELS[0]),
-        (get("/v2/models/default/ready", ADA), f"{MODELS[0]}/ready"),
         (get("/v2/models/default/config", ADA), f"{MODELS[0]}/config"),
         (get("/v2/models/default/versions/1/stats", ADA), f"{MODELS[1]}/stats"),
-        (get("/v2/models/default"), MODELS[0]),
         (post("", "/v2/repository/index", ADA), "/v2/repository/index"),
         (get("/v1/result/x", ADA), RESULT),
-        (get("/v1/result/x?wait=x", ADA), RESULT),
-        (get("/v1/result/x"), RESULT),
         (post('{"prompt": ["a", "b"]}', "/v1/completions", ADA), "/v1/completions"),
-        (post('{"prompt": [1]}', "/v1/completions", ADA), "/v1/completions"),
         (post('{"messages": [{"role": "user", "content": "a"}]}', "/v1/chat/completions", ADA), "/v1/chat/completions"),
-        (post('{"messages": [{"role": "user", "content": "a"}]}', "/v1/chat/completions"), "/v1/chat/completions"),
         (post('{"input": "[1]"}', "/v1/embeddings", ADA), "/v1/embeddings"),
         (post('{"input": "a", "instructions": "b"}', "/v1/responses", ADA), "/v1/responses"),
         (post('{"input": "a", "tools": [1]}', "/v1/responses", ADA), "/v1/responses"),
-        (post('{"input": "[1]", "encoding_format": "base64"}', "/v1/embeddings", ADA), "/v1/embeddings"),
-        (post('{"input": "a"}', "/v1/embeddings", ADA), "/v1/embeddings"),
         (get("/v1/models", ADA), "/v1/models"),
         (get("/v1/models/default", ADA), "/v1/models/{id}"),
         (get("/v1/models/other", ADA), "/v1/models/{id}"),
@@ -254,26 +218,18 @@ async def test_answers_keep_the_contract(stand: Stand, request_: bytes, path: st
     assert TOLD & set(answer.header) <= fields
 
 
-@pytest.mark.parametrize("input", ["a", "bad"])
 @on_stand(whole=True)
-async def test_a_task_keeps_the_contract_in_all_its_states(stand: Stand, input: str) -> None:
-    contract = _contract()
-    stand.go.clear()
-    task = await stand.ask(post(f'{{"input": "{input}"}}', "/v1/inference", "Prefer: respond-async"))
-    pending = await stand.ask(get(task.header["location"]))
-    stand.go.set()
-    ended = await stand.ask(get(f"{task.header['location']}?wait=25"))
-    assert {pending.json["status"], ended.json["status"]} < {"PENDING", "SUCCESS", "FAILED"}
-    for answer in (pending, ended):
-        jsonschema_rs.validate(_answers(contract, RESULT, answer)[0], answer.json)
-
-
-@pytest.mark.parametrize("path", ["/livez", "/readyz?verbose"])
-async def test_probes_keep_the_contract(stand: Stand, path: str) -> None:
-    contract = _contract()
-    answer = await stand.ask(get(path))
-    found = contract["paths"][path.partition("?")[0]]["get"]["responses"]["200"]["content"]["application/json"]
-    jsonschema_rs.validate({**found["schema"], "components": contract["components"]}, answer.json)
+async def test_a_task_keeps_the_contract_in_all_its_states(stand: Stand) -> None:
+    contract, states = _contract(), set()
+    for input in ("a", "bad"):
+        stand.go.clear()
+        task = await stand.ask(post(f'{{"input": "{input}"}}', "/v1/inference", "Prefer: respond-async"))
+        pending = await stand.ask(get(task.header["location"]))
+        stand.go.set()
+        for answer in (pending, await stand.ask(get(f"{task.header['location']}?wait=25"))):
+            jsonschema_rs.validate(_answers(contract, RESULT, answer)[0], answer.json)
+            states.add(answer.json["status"])
+    assert states == {"PENDING", "SUCCESS", "FAILED"}
 
 
 def test_the_contract_tells_of_the_checks_in_force() -> None:
@@ -310,24 +266,12 @@ def test_the_contract_is_valid_openapi() -> None:
 
 APP = "https://app.example"
 ALLOWED = "access-control-allow-origin"
-PATHS = (
-    "/v1/inference",
-    "/v1/predict",
-    "/v1/result/x",
-    "/v1/models",
-    "/v2/models/default/infer",
-    "/readyz",
-    "/openapi.json",
-)
+PATHS = "/v1/inference", "/v1/result/x", "/v1/models", "/v2/models/default/infer", "/readyz", "/openapi.json"
 
 
-def preflight(path: str, origin: str = APP, method: str = "POST") -> bytes:
-    fields = (
-        f"Origin: {origin}",
-        f"Access-Control-Request-Method: {method}",
-        "Access-Control-Request-Headers: authorization,x",
-    )
-    return get(path, *fields).replace(b"GET", b"OPTIONS", 1)
+def preflight(path: str, origin: str = APP) -> bytes:
+    asked = "Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,x"
+    return get(path, f"Origin: {origin}", *asked, method="OPTIONS")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -345,50 +289,38 @@ async def test_a_browser_is_told_that_it_may_ask_without_a_credential(stand: Sta
 
 
 @on_stand(keys={"ada": {}}, whole=True, cors_origins=APP)
-async def test_every_answer_to_a_page_that_may_ask_says_so_also_under_a_head_that_is_remembered(stand: Stand) -> None:
-    ada = "Authorization: Bearer ada"
-    asked = post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}")
-    plain = post('{"input": "a"}', "/v1/inference", ada)
-    for request in (asked, asked, plain, plain, asked, asked):
-        answer = await stand.ask(request)
-        assert answer.status == 200
-        assert answer.header.get(ALLOWED) == (APP if request is asked else None)
+async def test_every_answer_to_a_page_that_may_ask_says_so(stand: Stand) -> None:
+    page = f"Origin: {APP}"
     for request, status in (
-        (post("{}", "/v1/inference", ada, f"Origin: {APP}"), 400),
-        (post("{}", "/v1/inference", f"Origin: {APP}"), 401),
-        (get("/nowhere", f"Origin: {APP}"), 404),
-        (get("/v1/models", ada, f"Origin: {APP}"), 200),
-        (post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}", "Prefer: respond-async"), 202),
+        (post("{}", "/v1/inference", ADA, page), 400),
+        (post("{}", "/v1/inference", page), 401),
+        (get("/nowhere", page), 404),
+        (get("/v1/models", ADA, page), 200),
+        (post('{"input": "a"}', "/v1/inference", ADA, page, "Prefer: respond-async"), 202),
     ):
         answer = await stand.ask(request)
         assert (answer.status, answer.header[ALLOWED]) == (status, APP)
         assert "x-request-id" in answer.header["access-control-expose-headers"]
     large = json.dumps({"input": "HTTP/1.1 200 OK " * 20_000})
-    answer = await stand.ask(post(large, "/v1/inference", ada, f"Origin: {APP}"))
-    assert (answer.status, answer.header[ALLOWED]) == (200, APP)
-    assert len(answer.json["output"]) == 320_000
-    assert (
-        ALLOWED
-        not in (await stand.ask(post('{"input": "a"}', "/v1/inference", ada, "Origin: https://evil.example"))).header
-    )
+    answer = await stand.ask(post(large, "/v1/inference", ADA, page))
+    assert (answer.status, answer.header[ALLOWED], len(answer.json["output"])) == (200, APP, 320_000)
+    evil = await stand.ask(post('{"input": "a"}', "/v1/inference", ADA, "Origin: https://evil.example"))
+    assert ALLOWED not in evil.header
 
 
 @on_stand(keys={"ada": {}}, whole=True, cors_origins=APP)
 async def test_what_comes_after_a_page_on_its_connection_gets_none_of_its_lines(stand: Stand) -> None:
-    ada = "Authorization: Bearer ada"
-    asked = post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}")
-    head = post('{"input": "a"}', "/v1/inference", ada)
+    asked = post('{"input": "a"}', "/v1/inference", ADA, f"Origin: {APP}")
+    head = post('{"input": "a"}', "/v1/inference", ADA)
     for other in (get("/livez"), head, get("/nowhere"), b"GET / HTTP/9\r\n\r\n"):
         client = await stand.connect()
         for request in (asked, asked, other):
-            await client.send(request)
-            assert (await client.answer()).header.get(ALLOWED) == (APP if request is asked else None)
+            assert (await client.ask(request)).header.get(ALLOWED) == (APP if request is asked else None)
     client = await stand.connect()
     await client.send(asked + asked + head + asked)
     assert [(await client.answer()).header.get(ALLOWED) for _ in range(4)] == [APP, APP, None, APP]
     await client.send(asked[:20])
-    await client.send(asked[20:])
-    assert (await client.answer()).header.get(ALLOWED) == APP
+    assert (await client.ask(asked[20:])).header.get(ALLOWED) == APP
 
 
 @on_stand(cors_origins="*")
@@ -402,20 +334,16 @@ async def test_where_no_page_may_ask_nothing_is_said(stand: Stand) -> None:
     assert ALLOWED not in (await stand.ask(post('{"input": "a"}', "/v1/inference", f"Origin: {APP}"))).header
 
 
-@pytest.mark.parametrize("origins", ["app.example", "https://app.example/", "https://a,*", "ftp://a", "https://a b"])
-def test_what_is_no_origin_is_refused_as_a_setting(origins: str) -> None:
-    with pytest.raises(SettingError, match="must be origins"):
-        Settings(cors_origins=origins)
+def test_what_is_no_origin_is_refused_as_a_setting() -> None:
+    for origins in ("app.example", "https://app.example/", "https://a,*", "ftp://a", "https://a b"):
+        with pytest.raises(SettingError, match="must be origins"):
+            Settings(cors_origins=origins)
 
 
 def test_an_origin_is_told_whatever_its_case() -> None:
     origins = Origins("https://app.example")
-    assert origins.marks(head_of(b"HTTPS://APP.EXAMPLE"))
-    assert not origins.marks(head_of(b"https://app.example.evil"))
-
-
-def head_of(origin: bytes) -> Head:
-    return Head(b"GET", b"/", "1.1", [(b"origin", origin)])
+    for origin, known in ((b"HTTPS://APP.EXAMPLE", True), (b"https://app.example.evil", False)):
+        assert bool(origins.marks(Head(b"GET", b"/", "1.1", [(b"origin", origin)]))) is known
 
 
 @on_stand(whole=True, cors_origins=APP)

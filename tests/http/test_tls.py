@@ -14,7 +14,6 @@ import structlog
 
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import TlsCounts
-from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.tls_transport import TlsPort, TlsTransport
 from tests.authority import Authority
 from tests.http.stand import Client, Stand, get, post, served, settled
@@ -77,21 +76,13 @@ async def test_requests_are_answered_over_tls(stand: Stand, issued: Issued, vers
     client = await connected(stand, issued.trust)
     assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
     for request in (post(BODY), post(BODY), get("/livez"), post(BODY)):
-        await client.send(request)
-        assert (await client.answer()).status == 200
-    await client.send(*(bytes([octet]) for octet in post(BODY)))
-    assert (await client.answer()).json["output"] == "ABC"
+        assert (await client.ask(request)).status == 200
+    assert (await client.ask(*(bytes([octet]) for octet in post(BODY)))).json["output"] == "ABC"
     await client.send(post(BODY) * 20)
     for _ in range(20):
         assert (await client.answer()).status == 200
-
-
-@over_tls()
-async def test_large_bodies_and_answers_pass(stand: Stand, issued: Issued) -> None:
-    text = b"x" * 900_000
-    client = await connected(stand, issued.trust)
-    await client.send(post(b'{"input": "%b"}' % text))
-    assert (await client.answer()).json["output"] == text.decode().upper()
+    large = "x" * 900_000
+    assert (await client.ask(post(f'{{"input": "{large}"}}'))).json["output"] == large.upper()
 
 
 @over_tls()
@@ -130,18 +121,15 @@ async def test_a_client_that_takes_no_answer_is_cut(stand: Stand, issued: Issued
         await client.answer()
 
 
-@pytest.mark.parametrize(
-    ("begin", "status"), [(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n", 400), (b"\r\n", 400), (post(BODY), 400)]
-)
 @over_tls()
-async def test_plain_http_is_told_to_speak_tls(stand: Stand, issued: Issued, begin: bytes, status: int) -> None:
-    client = await stand.connect()
-    await client.send(begin)
-    answer = await client.answer()
-    assert (answer.status, answer.error) == (status, "BAD_REQUEST")
-    assert "https://" in answer.json["message"]
-    assert await client.ended()
-    assert issued.certificates.counts.failures["public", "plain"] == 1
+async def test_plain_http_is_told_to_speak_tls(stand: Stand, issued: Issued) -> None:
+    for begin in (get("/livez"), b"\r\n", post(BODY)):
+        client = await stand.connect()
+        answer = await client.ask(begin)
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert "https://" in answer.json["message"]
+        assert await client.ended()
+    assert issued.certificates.counts.failures["public", "plain"] == 3
 
 
 @over_tls()
@@ -169,9 +157,6 @@ def test_old_versions_are_refused(issued: Issued) -> None:
         issued.serve(main)
 
 
-# Certificates of clients.
-
-
 def test_clients_have_to_show_a_certificate(tmp_path: Path) -> None:
     clients = Authority(tmp_path, "clients")
     issued = Issued(tmp_path, clients.file)
@@ -180,13 +165,11 @@ def test_clients_have_to_show_a_certificate(tmp_path: Path) -> None:
 
     async def main(stand: Stand) -> None:
         client = await connected(stand, shown)
-        await client.send(post(BODY))
-        assert (await client.answer()).status == 200
+        assert (await client.ask(post(BODY))).status == 200
         for trust, reason in ((issued.trust, "no_certificate"), (other, "bad_certificate")):
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 client = await connected(stand, trust)
-                await client.send(post(BODY))
-                await client.answer()
+                await client.ask(post(BODY))
             assert issued.certificates.counts.failures["public", reason] == 1
         assert len(stand.gateway.asked) == 1
 
@@ -207,9 +190,6 @@ def test_a_refused_client_gets_to_read_why(tmp_path: Path) -> None:
             await client.answer()
 
     issued.serve(main)
-
-
-# Handshakes that hang.
 
 
 @over_tls()
@@ -234,75 +214,18 @@ async def test_handshakes_count_as_connections_and_make_room_for_others(stand: S
         await client.send(hello(issued.trust))
     for _ in range(3):
         client = await connected(stand, issued.trust)
-        await client.send(post(BODY, "/v1/inference", "Authorization: Bearer k"))
-        assert (await client.answer()).status == 200
+        assert (await client.ask(post(BODY, "/v1/inference", "Authorization: Bearer k"))).status == 200
     assert len(stand.door._connections()) <= 21
 
 
 @over_tls(max_connections=1)
 async def test_a_connection_too_many_is_told_so_in_tls(stand: Stand, issued: Issued) -> None:
     first = await connected(stand, issued.trust)
-    await first.send(post(BODY))
-    assert (await first.answer()).status == 200
+    assert (await first.ask(post(BODY))).status == 200
     client = await connected(stand, issued.trust)
     answer = await client.answer()
     assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
     assert await client.ended()
-
-
-async def test_addresses_take_turns_at_handshakes() -> None:
-    served_: list[str] = []
-
-    class Waiting:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def take_turn(self) -> None:
-            served_.append(self.name)
-
-    line = FairTurns(budget=MILLISECOND, rests=False)
-    for number in range(5):
-        line.wait("10.0.0.1", Waiting(f"flood {number}").take_turn)
-    line.wait("10.0.0.2", Waiting("other").take_turn)
-    await settled(lambda: len(served_) == 6)
-    assert served_ == ["flood 0", "other", "flood 1", "flood 2", "flood 3", "flood 4"]
-
-
-@pytest.mark.parametrize(("milliseconds", "each"), [(5.0, 1), (0.4, 3), (0.1, 10)])
-async def test_a_turn_of_the_loop_is_given_to_handshakes_for_a_millisecond(milliseconds: float, each: int) -> None:
-    now, turns = [0.0], list[int]()
-
-    class Waiting:
-        def take_turn(self) -> None:
-            now[0] += milliseconds / 1000
-            turns[-1] += 1
-
-    line = FairTurns(lambda: now[0], budget=MILLISECOND, rests=False)
-    for number in range(20):
-        line.wait(f"10.0.0.{number}", Waiting().take_turn)
-    while sum(turns) < 20:
-        turns.append(0)
-        await asyncio.sleep(0)
-    served = [one for one in turns if one]
-    assert max(served) <= each + 1
-    assert served[0] in (each, each + 1), "the last one begins before the millisecond is over"
-
-
-async def test_who_comes_to_the_line_in_a_turn_waits_for_the_next() -> None:
-    served: list[int] = []
-    line = FairTurns(lambda: 0.0, budget=MILLISECOND, rests=False)
-
-    class Again:
-        def take_turn(self) -> None:
-            served[-1] += 1
-            if sum(served) < 5:
-                line.wait("10.0.0.1", self.take_turn)
-
-    line.wait("10.0.0.1", Again().take_turn)
-    while sum(served) < 5:
-        served.append(0)
-        await asyncio.sleep(0)
-    assert max(served) == 1
 
 
 def test_a_client_that_resets_its_failed_handshake_holds_up_no_other(issued: Issued) -> None:
@@ -340,40 +263,17 @@ async def test_a_drain_lets_requests_over_tls_end(stand: Stand, issued: Issued) 
     await draining
 
 
-# New certificates.
-
-
-async def _ask_on(stand: Stand, trust: ssl.SSLContext, seen: list[str], stop: asyncio.Event, keep: bool) -> int:
-    """Ask again and again, over one connection or a new one each time; every answer must be right."""
-    count, client = 0, await connected(stand, trust)
-    while not stop.is_set():
-        await client.send(post(BODY))
-        answer = await client.answer()
-        assert (answer.status, answer.json["output"]) == (200, "ABC")
-        seen.append(serial(client))
-        count += 1
-        if not keep:
-            client.leave()
-            client = await connected(stand, trust)
-    return count
-
-
 @over_tls()
-async def test_certificates_change_under_load_without_a_failed_request(stand: Stand, issued: Issued) -> None:
-    stop, kept, fresh = asyncio.Event(), [], []  # type: ignore[var-annotated]
-    load = [asyncio.create_task(_ask_on(stand, issued.trust, kept, stop, True)) for _ in range(3)]
-    load += [asyncio.create_task(_ask_on(stand, issued.trust, fresh, stop, False)) for _ in range(3)]
-    await settled(lambda: bool(fresh))
-    for number in range(1, 5):
-        issued.authority.issue()  # The certificate first, then its key: for a moment they do not fit.
-        await settled_look(issued.certificates)
-        await settled(lambda: len(set(fresh)) > number)  # noqa: B023 - awaited here
-    stop.set()
-    assert all(await asyncio.gather(*load))
-    assert len(set(fresh)) == 5
-    assert len(set(kept)) == 3 or len(set(kept)) == 1  # Each kept connection has the one that it began with.
-
-
-async def settled_look(certificates: Certificates) -> None:
+async def test_new_certificates_are_for_new_connections_and_fail_no_request(stand: Stand, issued: Issued) -> None:
+    kept = await connected(stand, issued.trust)
+    seen = [serial(kept)]
     for _ in range(2):
-        await certificates.look()
+        issued.authority.issue()
+        for _ in range(2):
+            await issued.certificates.look()
+        fresh = await connected(stand, issued.trust)
+        for client in (kept, fresh):
+            assert (await client.ask(post(BODY))).json["output"] == "ABC"
+        seen.append(serial(fresh))
+    assert len(set(seen)) == 3
+    assert serial(kept) == seen[0], "a connection has the one that it began with"

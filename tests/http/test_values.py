@@ -13,9 +13,10 @@ from headway.http import openapi
 from headway.http.inference.octets import Form, read_accept
 from headway.http.openapi import Kinds
 from headway.http.server.connection_context import LARGE
-from headway.model import Octets, PerCall, ValueKind, WorkerInfo, WorkerStatus
-from tests.http.stand import Stand, get, on_stand, post, served
+from headway.model import Octets, PerCall, ValueKind
+from tests.http.stand import Stand, get, on_stand, post
 
+RAW, ASYNC = "Content-Type: application/octet-stream", "Prefer: respond-async"
 BODIES = {
     "/v1/inference": '{{"input": {}}}',
     "/api/inference": '{{"input": {}}}',
@@ -23,44 +24,34 @@ BODIES = {
 }
 
 
-def workers(takes: str, gives: str = "") -> list[WorkerInfo]:
-    return [
-        WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes=takes, gives=gives or takes)
-    ]
-
-
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_model_of_json_takes_any_value_and_answers_with_one(stand: Stand, path: str, known: bool) -> None:
-    served = stand.gateway.served
-    served["default"].takes = served["default"].gives = None
-    served.learn(workers("json") if known else [])
+    if known:
+        stand.learn("json")
+    else:
+        stand.gateway.served["default"].takes = stand.gateway.served["default"].gives = None
     client = await stand.connect()
     for value in ({"a": [1, None, "é\n"]}, [0.5, 2], 3, True, None, [], "text"):
-        await client.send(post(BODIES[path].format(json.dumps(value)), path))
-        answer = await client.answer()
+        answer = await client.ask(post(BODIES[path].format(json.dumps(value)), path))
         assert answer.status == 200, answer.body
         assert answer.json["output"] == ("TEXT" if value == "text" else value)
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize(("value", "got"), [("{}", "object"), ("[1]", "array"), ("1", "int"), ("null", "null")])
-async def test_a_model_of_texts_says_what_it_expected(stand: Stand, path: str, value: str, got: str) -> None:
-    stand.gateway.served.learn(workers("text"))
-    answer = await stand.ask(post(BODIES[path].format(value), path))
-    assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-    assert answer.json["message"].startswith(f"Expected `str`, got `{got}` - at `$.input")
+async def test_a_model_of_texts_says_what_it_expected(stand: Stand, path: str) -> None:
+    stand.learn("text")
+    for value, got in (("{}", "object"), ("[1]", "array"), ("1", "int"), ("null", "null")):
+        answer = await stand.ask(post(BODIES[path].format(value), path))
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert answer.json["message"].startswith(f"Expected `str`, got `{got}` - at `$.input")
     assert stand.gateway.asked == []
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ('{"input": [1}', "not JSON"),
-        ("{}", "missing required field `input`"),
-        ('{"input": {}, "model": 3}', "Expected `str | null`, got `int` - at `$.model`"),
         ('{"input": ["\\u0000"]}', "the input holds U+0000"),
-        ('{"input": ["\\ud800"]}', "lone surrogate"),
         ('{"input": ' + "[" * 101 + "]" * 101 + "}", "the input is nested deeper than 100 levels"),
         ('{"input": ' + "[" * 50_000, "nested too deeply"),
         (b'{"input": ["\xff"]}', "not UTF-8"),
@@ -68,7 +59,7 @@ async def test_a_model_of_texts_says_what_it_expected(stand: Stand, path: str, v
     ],
 )
 async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: str | bytes, says: str) -> None:
-    stand.gateway.served.learn(workers("json"))
+    stand.learn("json")
     answer = await stand.ask(post(body))
     assert (answer.status, answer.error) == (400, "BAD_REQUEST")
     assert says in answer.json["message"]
@@ -76,7 +67,7 @@ async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: st
 
 @on_stand(whole=True)
 async def test_octets_that_are_no_base64_are_refused_and_counted(stand: Stand) -> None:
-    stand.real.served.learn(workers("bytes"))
+    stand.learn("bytes")
     for body in ('{"input": "no base64"}', '{"input": [1]}'):
         answer = await stand.ask(post(body))
         assert (answer.status, answer.error) == (400, "BAD_REQUEST")
@@ -88,20 +79,16 @@ async def test_octets_that_are_no_base64_are_refused_and_counted(stand: Stand) -
 
 @on_stand(whole=True, cache=True)
 async def test_a_json_answer_is_kept_for_a_task_a_key_and_the_cache(stand: Stand) -> None:
-    stand.real.served.learn(workers("json"))
-    body = '{"input": {"a": [1, "é"]}}'
-    task = await stand.ask(post(body, "/v1/inference", "Prefer: respond-async"))
+    stand.learn("json")
+    body, value = '{"input": {"a": [1, "é"]}}', {"a": [1, "é"]}
+    task = await stand.ask(post(body, "/v1/inference", ASYNC))
     answer = await stand.ask(get(f"{task.header['location']}?wait=25"))
-    assert (answer.json["status"], answer.json["output"]) == ("SUCCESS", {"a": [1, "é"]})
+    assert (answer.json["status"], answer.json["output"]) == ("SUCCESS", value)
     for replayed in (False, True):
         kept = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k", "Cache-Control: no-cache"))
-        assert kept.json["output"] == {"a": [1, "é"]}
-        assert ("idempotency-replayed" in kept.header) == replayed
+        assert (kept.json["output"], "idempotency-replayed" in kept.header) == (value, replayed)
     same = await stand.ask(post('{"input": {  "a": [1, "\\u00e9"] }}'))
-    assert same.header["x-headway-cache"] == "hit"
-    assert same.json["output"] == {"a": [1, "é"]}
-    other = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k").replace(b"[1,", b"[2,"))
-    assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
+    assert (same.header["x-headway-cache"], same.json["output"]) == ("hit", value)
 
 
 def ref(name: str) -> dict[str, str]:
@@ -125,63 +112,61 @@ def test_the_contract_tells_parameters_of_a_call(per_call: list[PerCall], words:
 
 def test_the_contract_of_several_models_has_the_union_of_their_kinds() -> None:
     """Each kind has one name; a text is a JSON value, too."""
+
+    def kinds(*models: Kinds) -> list[Any]:
+        schemas = openapi.document(Settings(), *models)["components"]["schemas"]
+        asked, answer = schemas["PredictRequest"]["properties"], schemas["PredictAnswer"]["properties"]
+        return [asked["input_data"], answer["output"]]
+
     text, octets, json = ValueKind.TEXT, ValueKind.BYTES, ValueKind.JSON
-    told = openapi.document(Settings(), Kinds(text, octets), Kinds(octets, text), Kinds(text, octets))["components"][
-        "schemas"
-    ]
-    assert told["PredictRequest"]["properties"]["input_data"] == {"anyOf": [ref("Octets"), ref("TextInput")]}
-    assert told["PredictAnswer"]["properties"]["output"] == {"anyOf": [ref("Octets"), ref("TextOutput")]}
-    told = openapi.document(Settings(), Kinds(text, text), Kinds(json, text))["components"]["schemas"]
-    assert told["PredictRequest"]["properties"]["input_data"] == ref("JsonValue")
+    both = [{"anyOf": [ref("Octets"), ref(name)]} for name in ("TextInput", "TextOutput")]
+    assert kinds(Kinds(text, octets), Kinds(octets, text), Kinds(text, octets)) == both
+    assert kinds(Kinds(text, text), Kinds(json, text)) == [ref("JsonValue"), ref("TextOutput")]
 
 
-def test_the_contract_tells_what_the_model_takes_and_gives() -> None:
-    async def main(stand: Stand) -> None:
-        async def schemas() -> Any:
-            return (await stand.ask(get("/openapi.json"))).json["components"]["schemas"]
+@on_stand(whole=True)
+async def test_the_contract_tells_what_the_model_takes_and_gives(stand: Stand) -> None:
+    async def kinds() -> Any:
+        schemas = (await stand.ask(get("/openapi.json"))).json["components"]["schemas"]
+        asked, answer = schemas["InferenceRequest"]["properties"], schemas["InferenceAnswer"]["properties"]
+        return schemas, (asked["input"], answer["output"])
 
-        def asked(told: Any) -> Any:
-            return told["InferenceRequest"]["properties"]["input"], told["InferenceAnswer"]["properties"]["output"]
-
-        assert asked(await schemas()) == (ref("TextInput"), ref("TextOutput"))
-        stand.real.served.learn(workers("json", "bytes"))
-        told = await schemas()
-        assert asked(told) == (ref("JsonValue"), ref("Octets"))
-        jsonschema_rs.validate(told["JsonValue"], {"a": 1})
-        assert told["Octets"]["contentEncoding"] == "base64"
-        assert "TextInput" not in told
-
-    served(main, whole=True)
+    assert (await kinds())[1] == (ref("TextInput"), ref("TextOutput"))
+    stand.learn("json", "bytes")
+    schemas, found = await kinds()
+    assert found == (ref("JsonValue"), ref("Octets"))
+    jsonschema_rs.validate(schemas["JsonValue"], {"a": 1})
+    assert schemas["Octets"]["contentEncoding"] == "base64"
+    assert "TextInput" not in schemas
     octets = openapi.document(Settings(), Kinds(ValueKind.BYTES, ValueKind.JSON))
     content = octets["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
     assert content["application/octet-stream"]["schema"]["format"] == "binary"
 
 
-@pytest.mark.parametrize("field", ["Idempotency-Key: k", "Prefer: respond-async", "X-Request-Id: 1"])
-@pytest.mark.parametrize("number", ["1e999", f"[{'9' * 400}.0]", "9" * 4301])
 @on_stand(whole=True, cache=True, collapse=True)
-async def test_a_number_out_of_range_is_a_bad_request_everywhere(stand: Stand, number: str, field: str) -> None:
-    bodies = [(path, body.format(number)) for path, body in BODIES.items()]
-    bodies.append(("/v1/inference", f'{{"inputs": [1, {number}]}}'))
-    bodies.append(("/v1/inference", f'{{"model": "none", "input": {number}}}'))
-    stand.real.served.learn(workers("json"))
-    for path, body in bodies:
-        answer = await stand.ask(post(body, path, field))
-        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-        assert f"holds a number out of range: {number.strip('[')[:24]}" in answer.json["message"]
+async def test_a_number_out_of_range_is_a_bad_request_everywhere(stand: Stand) -> None:
+    stand.learn("json")
+    for number in ("1e999", f"[{'9' * 400}.0]", "9" * 4301):
+        bodies = [(path, body.format(number)) for path, body in BODIES.items()]
+        bodies.append(("/v1/inference", f'{{"inputs": [1, {number}]}}'))
+        bodies.append(("/v1/inference", f'{{"model": "none", "input": {number}}}'))
+        for path, body in bodies:
+            for field in ("Idempotency-Key: k", "Prefer: respond-async", "X-Request-Id: 1"):
+                answer = await stand.ask(post(body, path, field))
+                assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+                assert f"holds a number out of range: {number.strip('[')[:24]}" in answer.json["message"]
     assert stand.runs == []
 
 
 @on_stand(whole=True, cache=True)
 async def test_a_number_that_was_let_in_unseen_is_still_no_fault_of_the_server(stand: Stand) -> None:
     unseen = "[" + "1e308," * 1000 + "1e309]"
-    stand.real.served.learn(workers("json"))
+    stand.learn("json")
     answer = await stand.ask(post(f'{{"input": {unseen}}}', "/v1/inference", "Idempotency-Key: k"))
     assert answer.status == 200
     assert len(stand.runs) == 1
 
 
-RAW = "Content-Type: application/octet-stream"
 ALL = bytes(range(256))
 
 
@@ -189,45 +174,27 @@ def octets(body: bytes, *fields: str) -> bytes:
     return post(body, "/v1/predict?model_id=default", RAW, *fields)
 
 
-async def test_octets_go_to_the_model_and_come_back_as_they_are(stand: Stand) -> None:
-    stand.gateway.served.learn(workers("bytes"))
+async def test_octets_go_to_the_model_and_come_back_as_they_are_or_in_the_form_that_is_accepted(stand: Stand) -> None:
+    stand.learn("bytes")
     client = await stand.connect()
     for body in (ALL, b"", os.urandom(LARGE + 1)):
-        await client.send(octets(body))
-        answer = await client.answer()
+        answer = await client.ask(octets(body))
         assert (answer.status, answer.header["content-type"]) == (200, "application/octet-stream")
         assert answer.body == body
-        assert answer.header["x-request-id"].startswith("req_")
     assert [one.input for one in stand.gateway.asked][:2] == [Octets(ALL), Octets(b"")]
-
-
-@pytest.mark.parametrize(
-    ("accept", "raw"),
-    [
-        ("", True),
-        ("Accept: */*", True),
-        ("Accept: application/octet-stream", True),
-        ("Accept: application/json", False),
-        ("Accept: application/json;q=0.5, application/octet-stream;q=0.4", False),
-    ],
-)
-async def test_accept_says_in_which_form_octets_are_answered(stand: Stand, accept: str, raw: bool) -> None:
-    stand.gateway.served.learn(workers("bytes"))
-    answer = await stand.ask(octets(ALL, *filter(None, [accept])))
-    if raw:
-        assert answer.body == ALL
-    else:
-        assert base64.b64decode(answer.json["output"]) == ALL
+    assert (await client.ask(octets(ALL, "Accept: */*"))).body == ALL
+    answer = await client.ask(octets(ALL, "Accept: application/json"))
+    assert base64.b64decode(answer.json["output"]) == ALL
 
 
 async def test_a_text_is_answered_in_json_unless_octets_are_asked_for(stand: Stand) -> None:
-    stand.gateway.served.learn(workers("text"))
+    stand.learn("text")
     assert (await stand.ask(octets(b"hello"))).json["output"] == "HELLO"
     assert (await stand.ask(octets("é".encode(), "Accept: application/octet-stream"))).body == "É".encode()
     body = json.dumps({"model_id": "default", "input_data": "hello"})
     asked = post(body, "/v1/predict", "Accept: application/octet-stream")
     assert (await stand.ask(asked)).body == b"HELLO"
-    stand.gateway.served.learn(workers("json"))
+    stand.learn("json")
     value = post(body.replace('"hello"', '{"a": 1}'), "/v1/predict", "Accept: application/octet-stream")
     assert (await stand.ask(value)).body == b'{"a": 1}'
     wrong = await stand.ask(value.replace(b'{"a": 1}', b'{"a":  }'))
@@ -236,17 +203,16 @@ async def test_a_text_is_answered_in_json_unless_octets_are_asked_for(stand: Sta
 
 @on_stand(whole=True, cache=True)
 async def test_octets_pass_every_kind_of_answer_that_is_kept(stand: Stand) -> None:
-    stand.real.served.learn(workers("bytes"))
+    stand.learn("bytes")
     shown = base64.b64encode(ALL).decode()
-    task = await stand.ask(octets(ALL, "Prefer: respond-async"))
-    result = await stand.ask(get(f"{task.header['location']}?wait=25"))
+    location = (await stand.ask(octets(ALL, ASYNC))).header["location"]
+    result = await stand.ask(get(f"{location}?wait=25"))
     assert (result.json["status"], result.json["output"]) == ("SUCCESS", shown)
-    raw = await stand.ask(get(task.header["location"], "Accept: application/octet-stream"))
+    raw = await stand.ask(get(location, "Accept: application/octet-stream"))
     assert (raw.status, raw.body, raw.header["content-type"]) == (200, ALL, "application/octet-stream")
     for replayed in (False, True):
         kept = await stand.ask(octets(ALL, "Idempotency-Key: k", "Cache-Control: no-cache"))
-        assert kept.body == ALL
-        assert ("idempotency-replayed" in kept.header) == replayed
+        assert (kept.body, "idempotency-replayed" in kept.header) == (ALL, replayed)
     same = await stand.ask(post(json.dumps({"input": shown})))
     assert (same.header["x-headway-cache"], same.json["output"]) == ("hit", shown)
     other = await stand.ask(octets(ALL[1:], "Idempotency-Key: k"))

@@ -1,8 +1,9 @@
 """An issuer of tokens: real keys, real signatures, and a server that publishes the keys."""
 
+import asyncio
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -13,6 +14,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from headway.identity.jwt.issuers import Issuer
+from headway.identity.jwt.sources import Unreadable
 
 ISSUER = "https://login.example.com/"
 NOW = 1_800_000_000.0
@@ -63,6 +65,25 @@ def bearer(text: bytes) -> bytes:
 
 def issuer(algorithm: str = "ES256", jwks: str = "https://login.example.com/jwks", **more: Any) -> Issuer:
     return Issuer(issuer=ISSUER, audience="headway", jwks=jwks, algorithm=algorithm, **more)
+
+
+class Shelf:
+    """A source of key sets that says what it is told to, or why it cannot, and remembers when it was asked."""
+
+    every = 300.0
+
+    def __init__(self, content: bytes | str, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self.content, self.clock = content, clock
+        self.asked: list[float] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def read(self) -> bytes | None:
+        self.asked.append(self.clock())
+        await self.gate.wait()
+        if isinstance(self.content, str):
+            raise Unreadable(self.content)
+        return self.content
 
 
 class Publisher:

@@ -47,7 +47,6 @@ def test_an_issuer_that_sets_nothing_has_defaults_and_its_keys_are_beside_the_fi
     ("text", "setting", "says"),
     [
         (b"\xff", "jwt", "not valid TOML"),
-        ("[[issuers]", "jwt", "not valid TOML"),
         ("", "jwt", "issuers"),
         ("issuers = []", "jwt", "no issuer"),
         ("issuers = 3", "jwt", "Expected `array`"),
@@ -57,16 +56,12 @@ def test_an_issuer_that_sets_nothing_has_defaults_and_its_keys_are_beside_the_fi
         (row(algorithm='["RS256", "ES256"]'), "issuers[1]", "algorithm"),
         (row(algorithm='"HS256"'), "issuers[1].algorithm", "not taken"),
         (row(algorithm='"none"'), "issuers[1].algorithm", "not taken"),
-        (row(algorithm='"rs256"'), "issuers[1].algorithm", "not taken"),
         (row(issuer='""'), "issuers[1].issuer", "printable"),
-        (row(audience='""'), "issuers[1].audience", "printable"),
         (row(audience='"a\\nb"'), "issuers[1].audience", "printable"),
         (row(jwks='""'), "issuers[1].jwks", "empty"),
         (row(jwks='"ftp://a.example/jwks"'), "issuers[1].jwks", "no URL"),
-        (row(jwks='"https://"'), "issuers[1].jwks", "no URL"),
         (row(jwks='"https://a.example:x/"'), "issuers[1].jwks", "no URL"),
         (row(more="leeway_s = 301"), "issuers[1].leeway_s", "between"),
-        (row(more="leeway_s = -1"), "issuers[1].leeway_s", "between"),
         (row(more="leeway_s = nan"), "issuers[1].leeway_s", "between"),
         (row(more='leeway_s = "30"'), "issuers[1]", "leeway_s"),
         (row(more='user_claim = ""'), "issuers[1].user_claim", "printable"),
@@ -85,12 +80,9 @@ def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: 
     assert caught.value.hint
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_and_a_password_in_a_url_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="cannot be read"):
         read_issuers(tmp_path, TIERS)
-
-
-def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(SettingError) as caught:
         read(tmp_path, row(jwks='"https://ada:canary@a.example/jwks"'))
     assert "canary" not in str(caught.value)
@@ -139,17 +131,12 @@ def issuers(tmp_path: Path) -> str:
     return str(path)
 
 
-async def test_issuers_without_keys_make_an_identity_of_tokens(issuers: str) -> None:
+async def test_issuers_make_an_identity_of_tokens_and_beside_keys_one_of_both(issuers: str, tmp_path: Path) -> None:
     identity, resources = stores.make_identity(Settings(jwt=issuers), StoreCounts())
     assert isinstance(identity, Tokens)
     assert list(resources) == [identity]
-    for resource in resources:
-        await resource.open()
-    for resource in resources:
-        await resource.close()
-
-
-async def test_issuers_beside_keys_make_an_identity_of_both(issuers: str, tmp_path: Path) -> None:
+    await identity.open()
+    await identity.close()
     keys = tmp_path / "keys.toml"
     keys.write_text("keys = []\n")
     identity, resources = stores.make_identity(Settings(jwt=issuers, keys=str(keys)), StoreCounts())

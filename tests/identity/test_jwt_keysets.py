@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,28 +16,8 @@ from headway.identity.jwt import sources
 from headway.identity.jwt.issuers import ALGORITHMS
 from headway.identity.jwt.keysets import AGAIN, MAX_KEYS, KeySet, read_keys
 from headway.identity.jwt.sources import MAX_BYTES, MAX_REDIRECTS, FileSource, Unreadable, UrlSource
-from tests.identity.issuing import Publisher, issuer, jwk, jwks, publishing
+from tests.identity.issuing import Publisher, Shelf, issuer, jwk, jwks, publishing
 from tests.virtual_time import VirtualLoop, run
-
-
-class Shelf:
-    """A source that says what it is told to, and remembers when it was asked."""
-
-    every = 300.0
-
-    def __init__(self, clock: Callable[[], float], content: bytes | str) -> None:
-        self.clock = clock
-        self.content = content
-        self.asked: list[float] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    async def read(self) -> bytes | None:
-        self.asked.append(self.clock())
-        await self.gate.wait()
-        if isinstance(self.content, str):
-            raise Unreadable(self.content)
-        return self.content
 
 
 async def settle() -> None:
@@ -63,19 +42,13 @@ def test_only_keys_for_the_algorithm_are_taken(algorithm: str) -> None:
         ({}, True),
         ({"use": "sig", "alg": "ES256", "key_ops": ["verify"]}, True),
         ({"use": "enc"}, False),
-        ({"use": None}, False),
         ({"alg": "ES384"}, False),
-        ({"alg": ["ES256"]}, False),
         ({"key_ops": ["sign"]}, False),
-        ({"key_ops": "verify"}, False),
         ({"crv": "P-384"}, False),
         ({"kty": "RSA"}, False),
         ({"kid": 7}, False),
         ({"x": "AAAA"}, False),
-        ({"x": "?"}, False),
-        ({"x": 3}, False),
         ({"y": jwk("ES256", "another")["y"]}, False),
-        ({"y": None}, False),
     ],
 )
 def test_what_a_key_must_be(members: dict[str, Any], taken: bool) -> None:
@@ -96,9 +69,10 @@ def test_of_a_private_key_only_the_public_part_is_read_and_of_one_id_the_first()
     assert found["one"].material == read_keys(jwks(jwk("ES256", "one")), "ES256")["one"].material
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_key_set() -> None:
+    too_many = json.dumps({"keys": [{}] * (MAX_KEYS + 1)}).encode()
+    nested, number = b"[" * 100_000, b'{"keys": ' + b"1" * 5000 + b"}"
+    for text in (
         b"",
         b"\xff",
         b"{",
@@ -106,20 +80,17 @@ def test_of_a_private_key_only_the_public_part_is_read_and_of_one_id_the_first()
         b"null",
         b"{}",
         b'{"keys": {}}',
-        b'{"keys": "x"}',
-        b"[" * 100_000,
-        b'{"keys": ' + b"1" * 5000 + b"}",
         b"<html>502</html>",
-        json.dumps({"keys": [{}] * (MAX_KEYS + 1)}).encode(),
-    ],
-)
-def test_what_is_no_key_set(text: bytes) -> None:
-    with pytest.raises(Unreadable):
-        read_keys(text, "ES256")
+        nested,
+        number,
+        too_many,
+    ):
+        with pytest.raises(Unreadable):
+            read_keys(text, "ES256")
 
 
 async def test_an_issuers_keys_are_read_every_few_minutes_or_after_a_failure(clock: Callable[[], float]) -> None:
-    shelf = Shelf(clock, jwks(jwk("ES256")))
+    shelf = Shelf(jwks(jwk("ES256")), clock)
     keyset = KeySet(issuer(), shelf, clock)
     await keyset.open()
     loop = asyncio.create_task(keyset.run())
@@ -134,7 +105,7 @@ async def test_an_issuers_keys_are_read_every_few_minutes_or_after_a_failure(clo
 
 @pytest.mark.parametrize("garbage", ["no answer", b"<html>", b"{}"])
 async def test_a_wrong_file_changes_nothing_and_logs_once(garbage: bytes | str, clock: Callable[[], float]) -> None:
-    shelf = Shelf(clock, jwks(jwk("ES256")))
+    shelf = Shelf(jwks(jwk("ES256")), clock)
     keyset = KeySet(issuer(), shelf, clock)
     await keyset.open()
     key = keyset.find("first")
@@ -155,7 +126,7 @@ async def test_a_wrong_file_changes_nothing_and_logs_once(garbage: bytes | str, 
 
 
 async def test_a_key_that_has_left_is_dead_and_a_new_one_is_found(clock: Callable[[], float]) -> None:
-    shelf = Shelf(clock, jwks(jwk("ES256", "old")))
+    shelf = Shelf(jwks(jwk("ES256", "old")), clock)
     keyset = KeySet(issuer(), shelf, clock)
     await keyset.open()
     old = keyset.find("old")
@@ -178,7 +149,7 @@ async def test_a_key_that_has_left_is_dead_and_a_new_one_is_found(clock: Callabl
 
 
 async def test_who_wants_an_unknown_key_has_it_read_once_in_a_while(clock: Callable[[], float]) -> None:
-    shelf = Shelf(clock, jwks(jwk("ES256")))
+    shelf = Shelf(jwks(jwk("ES256")), clock)
     keyset = KeySet(issuer(), shelf, clock)
     await keyset.open()
     loop = asyncio.create_task(keyset.run())
@@ -198,7 +169,7 @@ async def test_who_wants_an_unknown_key_has_it_read_once_in_a_while(clock: Calla
 
 
 async def test_without_an_id_only_an_only_key_is_meant(clock: Callable[[], float]) -> None:
-    shelf = Shelf(clock, jwks(jwk("ES256", "one")))
+    shelf = Shelf(jwks(jwk("ES256", "one")), clock)
     keyset = KeySet(issuer(), shelf, clock)
     assert keyset.find(None) is None
     await keyset.open()
@@ -247,7 +218,7 @@ def test_a_file_without_a_key_set_is_an_error_at_the_start(content: bytes | None
 )
 async def test_keys_that_come_in_the_clear_are_warned_of(url: str, warned: bool, clock: Callable[[], float]) -> None:
     with capture_logs() as logs:
-        await KeySet(issuer(jwks=url), Shelf(clock, jwks(jwk("ES256"))), clock).open()
+        await KeySet(issuer(jwks=url), Shelf(jwks(jwk("ES256")), clock), clock).open()
     assert [line["log_level"] for line in logs] == ["warning"] * warned
 
 
@@ -262,9 +233,6 @@ def read(publisher: Publisher) -> bytes | None:
 
 def test_what_is_published_is_read_up_to_the_largest_key_set() -> None:
     with publishing() as publisher:
-        publisher.body = jwks(jwk("ES256"))
-        assert read(publisher) == publisher.body
-    with publishing() as publisher:
         publisher.body = b" " * MAX_BYTES
         assert read(publisher) == publisher.body
         publisher.body += b" "
@@ -272,28 +240,22 @@ def test_what_is_published_is_read_up_to_the_largest_key_set() -> None:
             read(publisher)
 
 
-@pytest.mark.parametrize("status", [203, 401, 404, 500, 503])
-def test_only_an_answer_with_status_200_counts(status: int) -> None:
-    with publishing() as publisher:
-        publisher.status = status
-        with pytest.raises(Unreadable, match=str(status)):
-            read(publisher)
-
-
-def test_a_redirect_is_followed_within_the_scheme() -> None:
+def test_only_an_answer_with_status_200_counts_and_redirects_within_the_scheme_are_followed() -> None:
     with publishing() as first, publishing() as second:
         second.body = jwks(jwk("ES256"))
         first.status, first.header = 302, {"Location": second.url}
         assert read(first) == second.body
-
-
-@pytest.mark.parametrize("location", ["https://127.0.0.1:1/jwks", "file:///etc/passwd", "//[", "data:,x", ""])
-def test_a_redirect_that_leads_elsewhere_is_not_followed(location: str) -> None:
-    with publishing() as publisher:
-        publisher.status, publisher.header = 307, {"Location": location}
-        with pytest.raises(Unreadable):
-            read(publisher)
-        assert len(publisher.asked) == (1 if location else MAX_REDIRECTS + 1)
+        for first.status in (203, 401, 404, 503):
+            with pytest.raises(Unreadable, match=str(first.status)):
+                read(first)
+        first.status = 307
+        elsewhere = dict.fromkeys(("https://127.0.0.1:1/jwks", "file:///etc/passwd", "data:,x"), "another scheme")
+        for location, why in (elsewhere | {"//[": "cannot be fetched", "": "more than"}).items():
+            first.header = {"Location": location}
+            first.asked.clear()
+            with pytest.raises(Unreadable, match=why):
+                read(first)
+            assert len(first.asked) == (1 if location else MAX_REDIRECTS + 1)
 
 
 def test_nobody_is_waited_for_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,14 +266,7 @@ def test_nobody_is_waited_for_longer_than_the_timeout(monkeypatch: pytest.Monkey
             read(publisher)
 
 
-def test_keys_of_an_address_where_nobody_listens_are_unreadable() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
-        with pytest.raises(Unreadable, match="cannot be fetched"):
-            asyncio.run(UrlSource(f"http://127.0.0.1:{taken.getsockname()[1]}/").read())
-
-
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", b"\x00" * 100])
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", b"\x00" * 100])
 async def test_keys_in_an_answer_that_is_not_http_or_is_cut_short_are_unreadable(answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -323,3 +278,5 @@ async def test_keys_in_an_answer_that_is_not_http_or_is_cut_short_are_unreadable
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(Unreadable, match="cannot be fetched"):
             await UrlSource(f"http://127.0.0.1:{port}/").read()
+    with pytest.raises(Unreadable, match="cannot be fetched"):
+        await UrlSource(f"http://127.0.0.1:{port}/").read()  # Nobody listens there any more.

@@ -18,31 +18,18 @@ from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
 from headway.identity.jwt import tokens
 from headway.identity.jwt.issuers import ALGORITHMS, Issuer
 from headway.identity.jwt.keysets import AGAIN, KeySet
-from headway.identity.jwt.sources import Unreadable, UrlSource
 from headway.identity.jwt.tokens import MAX_TOKEN, Tokens
 from headway.identity.principals import CombinedIdentity
 from headway.model import Principal
-from tests.identity.issuing import ISSUER, NOW, bearer, claims, issuer, jwk, jwks, private_key, publishing, token
+from tests.identity.issuing import ISSUER, NOW, Shelf, bearer, claims, issuer, jwk, jwks, private_key, token
 
 SETTINGS = Settings()
-
-
-class Shelf:
-    every = 300.0
-
-    def __init__(self, content: bytes | None) -> None:
-        self.content = content
-
-    async def read(self) -> bytes | None:
-        if self.content is None:
-            raise Unreadable("down")
-        return self.content
 
 
 class World:
     """Tokens of issuers whose keys are on shelves, and a clock."""
 
-    def __init__(self, *issuers: Issuer, keys: bytes | None = None, most: int = 100) -> None:
+    def __init__(self, *issuers: Issuer, keys: bytes | str = "down", most: int = 100) -> None:
         self.now = NOW
         self.monotonic = 0.0
         self.shelf = Shelf(keys)
@@ -92,13 +79,8 @@ def test_a_good_token_says_who_asks(algorithm: str) -> None:
     world = World(issuer(algorithm), keys=jwks(jwk(algorithm)))
     principal = world.principal(token(algorithm))
     assert principal is not None
-    assert (principal.user, principal.tenant, principal.tier, principal.key, principal.models) == (
-        "ada",
-        "acme",
-        1,
-        "",
-        frozenset(),
-    )
+    assert (principal.user, principal.tenant, principal.tier) == ("ada", "acme", 1)
+    assert (principal.key, principal.models) == ("", frozenset())
     assert [limit.name for limit in principal.limits] == ["user"]
     assert world.principal(token(algorithm, aud=["other", "headway"])) == principal
     assert world.principal(token(algorithm, header={})) == principal, "the only key needs no id"
@@ -150,13 +132,9 @@ def test_a_key_that_a_token_brings_along_is_not_used(world: World) -> None:
     ("text", "reason"),
     [
         (b"", "form"),
-        (b"x", "form"),
-        (b"a.b", "form"),
-        (b"a.b.c.d.e", "form"),
         (b"a..c", "form"),
         (token() + b"=", "form"),
         (token().replace(b".", b" ."), "form"),
-        (token().replace(b".", b"\x00."), "form"),
         (b"\xff.\xff.\xff", "form"),
         (b"A.AA.AA", "header is not JSON"),
         (signed(b"{", claims()), "header is not JSON"),
@@ -165,51 +143,39 @@ def test_a_key_that_a_token_brings_along_is_not_used(world: World) -> None:
         (signed('{"alg": "ES256"}'.encode("utf-16"), claims()), "header is not JSON"),
         (signed(GOOD, b"null"), "payload is no object"),
         (signed(GOOD, b"[" * 5000), "payload is not JSON"),
-        (signed(GOOD, b'{"a":' * 1000), "payload is not JSON"),
         (signed(GOOD, b"\xef\xbb\xbf{}"), "payload is not JSON"),
         (signed(GOOD, b'{"exp": ' + b"9" * 5000 + b"}"), "payload is not JSON"),
         (signed(GOOD, json.dumps(claims()).encode().replace(b'"exp"', b'"sub": "eve", "exp"')), "payload is not JSON"),
         (signed(GOOD, json.dumps(claims(exp=float("nan"))).encode()), "payload is not JSON"),
-        (signed(GOOD, json.dumps(claims(exp=float("inf"))).encode()), "payload is not JSON"),
         (signed(GOOD, json.dumps(claims()).encode().replace(b"1800000600", b"1e999")), "exp"),
         (signed(GOOD, json.dumps(claims()).encode().replace(b"1800000600", b"1" + b"0" * 400)), "exp"),
         (signed({**GOOD, "crit": ["exp"]}, claims()), "critical"),
-        (signed({**GOOD, "crit": None}, claims()), "critical"),
         (signed({**GOOD, "b64": False}, claims()), "signature"),
         (signed({**GOOD, "kid": 7}, claims()), "id of its key"),
-        (signed({**GOOD, "kid": {}}, claims()), "id of its key"),
         (signed({**GOOD, "kid": ""}, claims()), "not its issuer's"),
         (signed({**GOOD, "kid": "rsa"}, claims()), "not its issuer's"),
         (token(iss=None), "issuer"),
         (token(iss="https://evil.example/"), "issuer"),
         (token(iss=ISSUER.rstrip("/")), "issuer"),
         (signed(GOOD, claims(iss=[ISSUER])), "issuer"),
-        (signed(GOOD, claims(iss={"x": 1})), "issuer"),
         (token(aud=None), "audience"),
         (token(aud="headway2"), "audience"),
-        (token(aud=[]), "audience"),
         (token(aud=[["headway"]]), "audience"),
-        (signed(GOOD, claims(aud={"headway": 1})), "audience"),
         (token(sub=None), "sub"),
         (signed(GOOD, claims(sub=7)), "sub"),
-        (signed(GOOD, claims(sub="")), "sub"),
         (token(exp=None), "exp"),
         (signed(GOOD, claims(exp="1800000600")), "exp"),
-        (signed(GOOD, claims(exp=True)), "exp"),
         (signed(GOOD, claims(exp=[1])), "exp"),
         (signed(GOOD, claims(nbf="soon")), "nbf"),
         (signed(GOOD, claims(iat=[])), "iat"),
         (token(tenant=None), "tenant"),
-        (token(tenant=""), "tenant"),
         (token(tenant="a\x00b"), "tenant"),
-        (token(tenant="a\nb"), "tenant"),
         (token(tenant="x" * 129), "tenant"),
         (token(tenant=["acme"]), "tenant"),
         (signed(GOOD, json.dumps(claims(tenant="\ud800")).encode()), "tenant"),
         (token(sub="a\x1b[31mb"), "sub"),
         (token(tier=None), "tier"),
         (token(tier="gold"), "there is no such tier"),
-        (token(tier=1), "tier"),
         (token(tier=["paid"]), "tier"),
     ],
 )
@@ -224,7 +190,7 @@ def test_what_is_too_long_is_not_looked_into(world: World) -> None:
     assert logs == []
 
 
-@pytest.mark.parametrize("leeway", [0, 30, 300])
+@pytest.mark.parametrize("leeway", [0, 30])
 def test_a_token_lives_to_the_second(leeway: float) -> None:
     world = World(issuer(leeway_s=leeway), keys=jwks(jwk("ES256")))
     text, fresh = token(exp=NOW + 60), token(exp=NOW + 60, jti="not seen before")
@@ -275,7 +241,7 @@ def test_claims_are_mapped_as_configured() -> None:
     assert "tier" in world.why_not(token(plan="gold", **said))
     assert "plan" in world.why_not(token(plan=[], **said))
     assert "tenant" in world.why_not(token(**{**said, "https://example.com/org": "x" * 123}))
-    for models in (None, [], "a", {"a": 1}, ["a", 1], ["a", ""], [["a"]]):
+    for models in (None, [], "a", ["a", 1], ["a", ""]):
         assert "models" in world.why_not(token(**{**said, "models": models}))
 
 
@@ -291,27 +257,15 @@ def test_a_claim_of_model_limits_bounds_the_user_for_these_models() -> None:
     empty = world.principal(token(limits={}))
     assert empty is not None
     assert not empty.of_models
-    limit = {"rate": 1}
-    wrong: tuple[Any, ...] = (
-        None,
-        [],
-        3,
-        {"big": 60},
-        {"big": {"burst": 1}},
-        {"big": {"rate": 0}},
-        {"big": {"rate": True}},
-        {"": limit},
-    )
+    wrong: tuple[Any, ...] = (None, [], {"big": 60}, {"big": {"burst": 1}}, {"big": {"rate": 0}}, {"": {"rate": 1}})
     for limits in wrong:
         assert "model limits" in world.why_not(token(limits=limits))
 
 
 def test_a_fixed_tenant_is_not_asked_for() -> None:
     world = World(issuer(tenant="acme"), keys=jwks(jwk("ES256")))
-    for claimed in ("globex", None):
-        principal = world.principal(token(tenant=claimed))
-        assert principal is not None
-        assert principal.tenant == "acme"
+    principals = [world.principal(token(tenant=claimed)) for claimed in ("globex", None)]
+    assert [principal and principal.tenant for principal in principals] == ["acme", "acme"]
 
 
 def test_an_issuer_speaks_only_for_itself() -> None:
@@ -380,36 +334,8 @@ def test_an_unknown_key_is_asked_for_and_then_refused(world: World) -> None:
     assert world.principal(token("ES256", "new")) is not None
 
 
-def test_a_key_is_rotated_at_a_real_server() -> None:
-    async def main() -> None:
-        keyset = KeySet(issuer(jwks=publisher.url), UrlSource(publisher.url), lambda: NOW)
-        tokens = Tokens([keyset], SETTINGS, lambda: NOW)
-        old, new = bearer(token()), bearer(token("ES256", "new"))
-        publisher.body = jwks(jwk("ES256"))
-        await tokens.open()
-        assert tokens.identify(old) is not None
-        assert tokens.identify(new) is None
-        publisher.body = jwks(jwk("ES256"), jwk("ES256", "new"))
-        await keyset.refresh()
-        assert tokens.identify(old) is tokens.identify(old) is not None
-        assert tokens.identify(new) is not None
-        publisher.body, publisher.status = b"<html>", 502
-        await keyset.refresh()
-        publisher.status = 200
-        await keyset.refresh()
-        assert tokens.identify(old) is not None, "what is no key set changes nothing"
-        publisher.body = jwks(jwk("ES256", "new"))
-        await keyset.refresh()
-        assert tokens.identify(old) is None
-        assert tokens.identify(new) is not None
-        await tokens.close()
-
-    with publishing() as publisher:
-        asyncio.run(main())
-
-
 def test_while_an_issuer_was_never_there_its_tokens_cannot_be_told() -> None:
-    world = World(issuer(), keys=None)
+    world = World(issuer(), keys="down")
     with pytest.raises(RequestError) as caught:
         world.principal(token())
     assert caught.value.code == SERVICE_OVERLOADED

@@ -5,7 +5,6 @@ import fcntl
 import itertools
 import os
 import string
-import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,30 +62,24 @@ def test_a_file_written_by_hand(tmp_path: Path) -> None:
     ("text", "setting", "says"),
     [
         (b"\xff", "keys", "not valid TOML"),
-        ("[[keys]", "keys", "not valid TOML"),
         ("key = 3", "keys", "key"),
         ("keys = 3", "keys", "Expected `array`"),
         (entry("a") + '[[keys]]\nuser = "x"', "keys[2]", "missing"),
         (entry("a") + entry("b", more="admin = true"), "keys[2]", "admin"),
         (entry("a", more='rate = "fast"'), "keys[1]", "rate"),
         (entry("a", more="rate = -1"), "keys[1].rate", "between"),
-        (entry("a", more="rate = nan"), "keys[1].rate", "between"),
         (entry("a", more="burst = inf"), "keys[1].burst", "between"),
         (entry("a", more="expires_at = 2026-11-01T12:00:00"), "keys[1].expires_at", "time zone"),
-        (entry("a", more="expires_at = -1"), "keys[1].expires_at", "Unix time"),
         (entry("a", more="created_at = nan"), "keys[1].created_at", "Unix time"),
         (entry("a", more='models = [""]'), "keys[1].models", "names of models"),
         (entry("a", more='models = ["a"]\n[keys.model_limits.b]\nrate = 1'), "keys[1].model_limits", "may ask"),
         (entry("a", more="model_limits = {b = {rate = 0}}"), "keys[1].model_limits.b.rate", "above 0"),
         (entry("a", more="model_limits = {b = {rate = 1, burst = 0.5}}"), "keys[1].model_limits.b.burst", "between"),
         (entry("a", more="model_limits = {b = {burst = 1}}"), "keys[1]", "rate"),
-        (entry("a", more="model_limits = {b = 60}"), "keys[1]", "object"),
         (entry("a", more='model_limits = {"" = {rate = 1}}'), "keys[1].model_limits", "name of a model"),
         (entry("a") + entry("a", "eve"), "keys[2].id", "keys[1]"),
         (entry("a").replace(id_of("a"), "short"), "keys[1].id", "12 letters and digits"),
         (entry("a", user=""), "keys[1].user", "printable"),
-        (entry("a", user="a\\nb"), "keys[1].user", "printable"),
-        (entry("a", tier=""), "keys[1].tier", "printable"),
         (entry("a").replace('sha256 = "', 'sha256 = "x'), "keys[1].sha256", "64 hexadecimal digits"),
     ],
 )
@@ -98,14 +91,12 @@ def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: 
     assert caught.value.hint
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere.toml"):
-        with pytest.raises(SettingError, match="cannot be read"):
-            run(KeysFile(path).open())
-
-
-def test_a_misspelt_ledger_is_told_how_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_and_a_misspelt_ledger_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingError, match="cannot be read"):
+        run(KeysFile(tmp_path).open())
     with pytest.raises(SettingError, match=r"No such file or directory\. Did you mean ledger"):
         run(KeysFile(Path("ledgr")).open())
     with pytest.raises(SettingError, match=r"directory\. Name a readable file"):
@@ -128,14 +119,10 @@ def test_a_key_pasted_into_the_wrong_place_is_not_repeated(tmp_path: Path) -> No
 def test_the_first_key_makes_the_file_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     store = KeysFile(path, create=True)
-
-    async def main() -> None:
-        await store.open()
-        assert await store.keys() == []
-        assert not path.exists()
-        await store.add(key("a"))
-
-    run(main())
+    run(store.open())
+    assert run(store.keys()) == []
+    assert not path.exists()
+    run(store.add(key("a")))
     assert path.stat().st_mode & 0o777 == 0o600
     assert run(KeysFile(path).keys()) == [key("a")]
     assert [one.name for one in tmp_path.iterdir()] == ["keys.toml"], "nothing else is left"
@@ -188,18 +175,6 @@ def test_what_is_written_is_read_the_same(made: ApiKey, tmp_path: Path) -> None:
     store = KeysFile(path)
     run(store.add(made))
     assert run(store.get(made.id)) == made
-
-
-def test_keys_that_are_added_at_once_are_all_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_files, "LOCK_WITHIN", 60.0)
-    path = tmp_path / "keys.toml"
-    names = [f"key{letter}" for letter in "abcdefghijkl"]
-    threads = [threading.Thread(target=lambda name=name: run(KeysFile(path).add(key(name)))) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {one.id for one in run(KeysFile(path).keys())} == set(map(id_of, names))
 
 
 def test_a_writer_that_stays_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,12 +247,6 @@ def test_what_is_made_is_understood(noise: bytes) -> None:
     assert len(digest(secret)) == 32
 
 
-@given(noises, noises)
-def test_other_randomness_makes_another_key(first: bytes, second: bytes) -> None:
-    same = int.from_bytes(first) % 62**34 == int.from_bytes(second) % 62**34
-    assert (generate(LIVE, first) == generate(LIVE, second)) == same
-
-
 @settings(max_examples=200)
 @given(noises, st.data())
 def test_one_changed_character_is_noticed(noise: bytes, data: st.DataObject) -> None:
@@ -287,21 +256,14 @@ def test_one_changed_character_is_noticed(noise: bytes, data: st.DataObject) -> 
     assert parse(text[:position] + bytes([other]) + text[position + 1 :]) is None
 
 
-@given(noises, st.data())
-def test_two_characters_in_the_other_order_are_noticed(noise: bytes, data: st.DataObject) -> None:
-    text = bytearray(generate(LIVE, noise).encode())
-    position = data.draw(st.integers(0, len(text) - 2))
-    changed = text[position] != text[position + 1]
-    text[position], text[position + 1] = text[position + 1], text[position]
-    assert (parse(bytes(text)) is None) == changed
-
-
-@given(noises, st.integers(0, 48))
-def test_a_part_of_a_key_is_none(noise: bytes, length: int) -> None:
+@given(noises, st.integers(0, 47))
+def test_a_part_of_a_key_or_two_characters_in_the_other_order_are_no_key(noise: bytes, length: int) -> None:
     text = generate(LIVE, noise).encode()
-    assert parse(text[:length]) is None
-    assert parse(text[length + 1 :]) is None
-    assert parse(text + text[: length + 1]) is None
+    for part in (text[:length], text[: length + 1], text[length + 1 :], text + text[: length + 1]):
+        assert parse(part) is None
+    first, second = text[length : length + 1], text[length + 1 : length + 2]
+    changed = text[:length] + second + first + text[length + 2 :]
+    assert (parse(changed) is None) == (first != second)
 
 
 @settings(max_examples=200)

@@ -4,8 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from headway.load.record import Record
@@ -45,17 +43,8 @@ def test_percentiles_are_those_of_the_latencies() -> None:
     spec = order()
     latency = report_of(spec, record_of(spec, [n * MILLISECOND for n in range(1, 1001)])).total.latency_ms
     assert (latency.count, latency.max) == (1000, 1000.0)
-    found = (latency.mean, latency.p50, latency.p90, latency.p95, latency.p99, latency.p999)
-    assert found == pytest.approx((500.5, 500, 900, 950, 990, 999), rel=0.001)
-
-
-@given(st.lists(st.floats(0, 5_000), min_size=1, max_size=50))
-def test_percentiles_grow_and_end_at_the_largest(latencies: list[float]) -> None:
-    spec = order()
-    latency = report_of(spec, record_of(spec, latencies)).total.latency_ms
-    steps = [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999, latency.max]
-    assert steps == sorted(steps)
-    assert latency.max == pytest.approx(max(latencies) * 1000, abs=0.001)
+    percentiles = (latency.mean, latency.p50, latency.p90, latency.p95, latency.p99, latency.p999)
+    assert percentiles == pytest.approx((500.5, 500, 900, 950, 990, 999), rel=0.001)
 
 
 def test_goodput_counts_answers_in_time_per_second_of_load() -> None:
@@ -86,14 +75,10 @@ def test_refusals_and_failures_are_apart_and_all_add_up() -> None:
     assert "Refusals (429, 503): 3, 1 without Retry-After" in text
     assert "429 SHED" in text
     assert not report.unreached
-
-
-def test_no_answer_at_all_is_said() -> None:
-    spec = order()
-    record = record_of(spec, [])
+    record = record_of(order(), [])
     record.sent, record.dues = [2], array("d", [0.0, 1.0])
     record.streams[0].failed.update({"connect ECONNREFUSED": 2})
-    report = report_of(spec, record)
+    report = report_of(order(), record)
     assert report.unreached
     assert "No request got an answer." in shown(report)
 

@@ -1,4 +1,5 @@
-import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,12 +22,13 @@ from headway.load.spec import (
 )
 
 HERE = Target("127.0.0.1", 8000, "127.0.0.1:8000", "/v1/inference")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+order = partial(LoadSpec, target=HERE, rate=1.0, duration=1.0)
 
 
 @pytest.mark.parametrize(
     ("url", "target"),
     [
-        ("http://127.0.0.1:8000", HERE),
         ("127.0.0.1:8000", HERE),
         ("HTTP://127.0.0.1:8000/", HERE),
         ("http://gpu/api/inference?x=1", Target("gpu", 80, "gpu", "/api/inference?x=1")),
@@ -36,24 +38,6 @@ HERE = Target("127.0.0.1", 8000, "127.0.0.1:8000", "/v1/inference")
 )
 def test_a_url_says_where_to(url: str, target: Target) -> None:
     assert parse_target(url) == target
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("ftp://host/", "'ftp' is not supported"),
-        ("http://", "names no host"),
-        ("http://host:port/", "is no URL: .*[Pp]ort"),
-        ("http://host:99999/", "is no URL: .*[Pp]ort"),
-        ("http://host/a b", "characters no URL has"),
-        ("http://höst/", "characters no URL has"),
-        ("http://host/a\r\nX: y", "characters no URL has"),
-        ("http://[::1/", "is no URL"),
-    ],
-)
-def test_a_url_that_is_none_is_refused(url: str, says: str) -> None:
-    with pytest.raises(SettingError, match=says):
-        parse_target(url)
 
 
 @given(st.text())
@@ -67,56 +51,11 @@ def test_any_url_is_taken_or_refused(url: str) -> None:
     assert not any(c.isspace() for c in f"{target.authority}{target.path}")
 
 
-def test_a_mix_gives_weights_in_order() -> None:
-    assert list(parse_mix("enterprise=5, paid=25,free=70.5").items()) == [
-        ("enterprise", 5.0),
-        ("paid", 25.0),
-        ("free", 70.5),
-    ]
-    assert parse_mix("") == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("paid", "'paid' is not a new TIER=WEIGHT"),
-        ("paid=", "'paid='"),
-        ("=5", "'=5'"),
-        ("paid=x", "'paid=x'"),
-        ("paid=-1", "'paid=-1'"),
-        ("paid=nan", "'paid=nan'"),
-        ("paid=inf", "'paid=inf'"),
-        ("paid=1,paid=2", "'paid=2'"),
-        ("pa\nid=1", "is not a new TIER=WEIGHT"),
-        ("paid=0,free=0", "all weights are 0"),
-    ],
-)
-def test_a_mix_that_is_none_is_refused(text: str, says: str) -> None:
-    with pytest.raises(SettingError, match=says):
-        parse_mix(text)
-
-
-def test_keys_are_for_a_tier_or_for_all() -> None:
+def test_a_mix_gives_weights_in_order_and_keys_are_for_a_tier_or_for_all() -> None:
+    mix = parse_mix("enterprise=5, paid=25,free=70.5")
+    assert list(mix.items()) == [("enterprise", 5.0), ("paid", 25.0), ("free", 70.5)]
+    assert (order().tiers, order(mix=mix).tiers) == ((ALL,), tuple(mix))
     assert parse_keys(["paid=abc", "base64=="], ["paid", "free"]) == {"paid": "abc", "": "base64=="}
-    assert parse_keys([], []) == {}
-
-
-@pytest.mark.parametrize(
-    ("texts", "says"),
-    [
-        (["payed=secret"], "no tier 'payed'.*Use paid or free"),
-        (["paid=secret", "paid=secret2"], "is given twice"),
-        (["secret", "secret2"], "is given twice"),
-        (["paid="], "is empty"),
-        (["sec ret"], "no header can carry"),
-        (["sec\r\nret"], "no header can carry"),
-        ([""], "is empty"),
-    ],
-)
-def test_keys_that_cannot_be_are_refused_and_not_shown(texts: list[str], says: str) -> None:
-    with pytest.raises(SettingError, match=says) as caught:
-        parse_keys(texts, ["paid", "free"])
-    assert "ret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -126,170 +65,147 @@ def test_keys_that_cannot_be_are_refused_and_not_shown(texts: list[str], says: s
         ("/v1/inference", "hi", "m", None, {"input": "hi", "model": "m"}, "input"),
         ("/v1/predict?x", "hi", "m", None, {"input_data": "hi", "model_id": "m"}, "input_data"),
         ("/v1/completions", "hi", "m", None, {"prompt": "hi", "model": "m"}, "prompt"),
-        ("/v1/inference", None, None, b'{"input": "a", "parameters": {}}', {"input": "a", "parameters": {}}, "input"),
         ("/v1/inference", "hi", None, b'{"input": "a", "n": 1}', {"input": "hi", "n": 1}, "input"),
-        ("/v1/predict", None, None, b'{"model_id": "m", "input_data": "a"}', {"model_id": "m", "input_data": "a"}, "input_data"),
         ("/v2/models/m/infer", None, None, b'{"inputs": []}', {"inputs": []}, ""),
         ("/v1/embeddings", None, None, b'{"input": ["a", "b"]}', {"input": ["a", "b"]}, ""),
     ],
-)  # fmt: skip
+)
 def test_the_body_suits_the_route(
     path: str, text: str | None, model: str | None, content: bytes | None, body: dict[str, Any], member: str
 ) -> None:
     assert make_body(path, text, model, content) == (body, member)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'"text"', b"{", b'{"a": "\xff"}'])
-def test_a_body_that_is_no_object_is_refused(content: bytes) -> None:
-    with pytest.raises(SettingError, match="is not a JSON object"):
-        make_body("/v1/inference", None, None, content)
-
-
-def test_a_route_that_asks_for_a_model_gets_one() -> None:
-    with pytest.raises(SettingError, match=r"--model.*asks for a model"):
-        make_body("/v1/predict", "hi", None, None)
-
-
 def test_tensors_are_zeros_of_their_shapes_with_their_data_behind_the_body() -> None:
     body, data = make_tensors(["FP32:8,4", "ids=INT64:8", "t=BYTES:8,1"])
-    assert [(one["name"], one["datatype"], one["shape"]) for one in body["inputs"]] == [
-        ("INPUT", "FP32", [8, 4]),
-        ("ids", "INT64", [8]),
-        ("t", "BYTES", [8, 1]),
-    ]
-    sizes = [one["parameters"]["binary_data_size"] for one in body["inputs"]]
+    heads = [(each["name"], each["datatype"], each["shape"]) for each in body["inputs"]]
+    assert heads == [("INPUT", "FP32", [8, 4]), ("ids", "INT64", [8]), ("t", "BYTES", [8, 1])]
+    sizes = [each["parameters"]["binary_data_size"] for each in body["inputs"]]
     texts = data[sum(sizes[:2]) :]
     assert (data[: sum(sizes[:2])], sizes[:2]) == (bytes(128 + 64), [128, 64])
     assert texts == (len(DEFAULT_INPUT).to_bytes(4, "little") + DEFAULT_INPUT.encode()) * 8
-    assert LoadSpec(target=HERE, rate=1.0, duration=1.0, body=body, data=data, member="").rows == 8
+    assert order(body=body, data=data, member="").rows == 8
+
+
+@pytest.mark.parametrize("body", [{"inputs": [{"shape": []}]}, {"inputs": ["a", "b"]}, {"input": [[1, 2], [3, 4]]}])
+def test_what_is_no_tensor_has_no_rows(body: dict[str, Any]) -> None:
+    assert order(body=body, member="").rows is None
+
+
+keys = partial(parse_keys, tiers=["paid", "free"])
 
 
 @pytest.mark.parametrize(
-    ("texts", "says"),
+    ("make", "says"),
     [
-        (["FP32"], "is not .* For example FP32:8,4"),
-        (["FP32:"], "is not"),
-        (["FP32:8,-1"], "is not"),
-        (["FP32:0,4"], "is not"),
-        (["FP31:8,4"], "is not .* Datatypes are BOOL"),
-        (["JSON:1"], "is not"),
-        (["FP32:8,4", "b=FP32:7,4"], "has 7 rows, and the first tensor 8"),
-        (["FP32:65536,65536"], "of more than 1024 MiB"),
+        *(
+            (partial(parse_target, url), says)
+            for url, says in (
+                ("ftp://host/", "'ftp' is not supported"),
+                ("http://", "names no host"),
+                ("http://host:99999/", "is no URL: .*[Pp]ort"),
+                ("http://host/a\r\nX: y", "characters no URL has"),
+            )
+        ),
+        *(
+            (partial(parse_mix, mix), says)
+            for mix, says in (
+                ("paid", "'paid' is not a new TIER=WEIGHT"),
+                ("paid=-1", "'paid=-1'"),
+                ("paid=nan", "'paid=nan'"),
+                ("paid=1,paid=2", "'paid=2'"),
+                ("pa\nid=1", "is not a new TIER=WEIGHT"),
+                ("paid=0,free=0", "all weights are 0"),
+            )
+        ),
+        *(
+            (partial(keys, texts), says)
+            for texts, says in (
+                (["payed=secret"], "no tier 'payed'.*Use paid or free"),
+                (["secret", "secret2"], "is given twice"),
+                (["paid="], "is empty"),
+                (["sec\r\nret"], "no header can carry"),
+            )
+        ),
+        *(
+            (partial(make_body, "/v1/inference", None, None, content), "is not a JSON object")
+            for content in (b"[]", b"{", b'{"a": "\xff"}')
+        ),
+        (partial(make_body, "/v1/predict", "hi", None, None), r"--model.*asks for a model"),
+        *(
+            (partial(make_tensors, tensors), says)
+            for tensors, says in (
+                (["FP32:8,-1"], "is not .* For example FP32:8,4"),
+                (["FP31:8,4"], "is not .* Datatypes are BOOL"),
+                (["FP32:8,4", "b=FP32:7,4"], "has 7 rows, and the first tensor 8"),
+                (["FP32:65536,65536"], "of more than 1024 MiB"),
+            )
+        ),
+        (partial(order, rate=float("nan")), "--rate = nan: must lie between 0.001"),
+        (partial(order, rate=1e6, duration=600_000.0), "--duration.*600,000,000,000 requests"),
+        (partial(order, promise=0.0), r"--promise = 0.0: must lie between .* ms"),
+        (partial(order, expect="lower"), "--expect = 'lower': is not known. Use none, upper, echo"),
+        (partial(order, expect="upper", member=""), "--expect.*no text member"),
     ],
 )
-def test_tensors_that_are_none_are_refused(texts: list[str], says: str) -> None:
-    with pytest.raises(SettingError, match=says):
-        make_tensors(texts)
-
-
-@pytest.mark.parametrize(
-    ("body", "rows"),
-    [
-        ({"inputs": [{"name": "a", "shape": [3, 2], "datatype": "FP32", "data": [1] * 6}]}, 3),
-        ({"inputs": [{"shape": []}]}, None),
-        ({"inputs": ["a", "b"]}, None),
-        ({"input": [[1, 2], [3, 4]]}, None),
-    ],
-)
-def test_rows_are_told_by_the_shape_of_the_first_tensor(body: dict[str, Any], rows: int | None) -> None:
-    assert LoadSpec(target=HERE, rate=1.0, duration=1.0, body=body, member="").rows == rows
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"rate": 0.0}, "--rate = 0.0: must lie between 0.001"),
-        ({"rate": math.nan}, "--rate = nan"),
-        ({"rate": 1e9}, "--rate"),
-        ({"duration": 0.0}, "--duration"),
-        ({"duration": math.inf}, "--duration"),
-        ({"rate": 1e6, "duration": 600_000.0}, "--duration.*600,000,000,000 requests"),
-        ({"timeout": 0.0}, "--timeout"),
-        ({"promise": 0.0}, r"--promise = 0.0: must lie between .* ms"),
-        ({"connections": 0}, "--connections"),
-        ({"expect": "lower"}, "--expect = 'lower': is not known. Use none, upper, echo"),
-        ({"expect": "upper", "member": ""}, "--expect.*no text member"),
-    ],
-)
-def test_an_order_that_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingError, match=says):
-        LoadSpec(**{"target": HERE, "rate": 1.0, "duration": 1.0, **settings})
-
-
-def test_without_a_mix_there_is_one_stream() -> None:
-    assert LoadSpec(target=HERE, rate=1.0, duration=1.0).tiers == (ALL,)
-    assert LoadSpec(target=HERE, rate=1.0, duration=1.0, mix={"paid": 1.0}).tiers == ("paid",)
-
-
-TARGET = Target("h", 80, "h:80", "/v1/inference")
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+def test_what_cannot_be_is_refused_and_no_key_is_shown(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(SettingError, match=says) as refused:
+        make()
+    assert "ret" not in str(refused.value)
 
 
 def payload(**settings: Any) -> Payload:
-    return Payload(LoadSpec(**{"target": TARGET, "rate": 1.0, "duration": 1.0, **settings}), "n0")
+    return Payload(order(**settings), "n0")
 
 
-def split(request: bytes) -> tuple[dict[str, str], dict[str, Any]]:
+def split(request: bytes) -> tuple[dict[str, str], bytes]:
     head, _, body = request.partition(b"\r\n\r\n")
     first, *lines = head.decode("ascii").split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
     assert first == "POST /v1/inference HTTP/1.1"
     assert int(headers["Content-Length"]) == len(body)
-    return headers, msgspec.json.decode(body)
-
-
-@given(TEXTS, st.integers(0, 999_999_999))
-def test_any_text_is_carried_whole_after_the_prefix(text: str, number: int) -> None:
-    _, body = split(payload(body={"a": "%d", "input": text, "b": [text]}).request(number, 0))
-    assert body == {"a": "%d", "input": f"n0-{number:09d} {text}", "b": [text]}
-
-
-def test_headers_say_tier_or_key() -> None:
-    both = payload(mix={"paid": 1.0, "free": 1.0}, keys={"paid": "100%secret"})
-    paid, _ = split(both.request(1, 0))
-    free, _ = split(both.request(1, 1))
-    assert (paid["Authorization"], paid.get("X-Request-Tier")) == ("Bearer 100%secret", None)
-    assert (free.get("Authorization"), free["X-Request-Tier"]) == (None, "free")
-
-
-def test_a_key_for_all_goes_with_the_tier_and_without_a_mix_none_is_sent() -> None:
-    headers, _ = split(payload(mix={"paid": 1.0}, keys={"": "secret"}).request(1, 0))
-    assert (headers["Authorization"], headers["X-Request-Tier"]) == ("Bearer secret", "paid")
-    headers, _ = split(payload().request(1, 0))
-    assert "X-Request-Tier" not in headers
-    assert "Authorization" not in headers
-
-
-def test_a_body_with_nothing_to_vary_is_sent_as_it_is() -> None:
-    sent = payload(body={"inputs": ["100%"]}, member="")
-    assert sent.request(1, 0) == sent.request(2, 0)
-    assert split(sent.request(1, 0))[1] == {"inputs": ["100%"]}
-
-
-def test_data_follow_the_body_with_the_length_of_that_in_the_head() -> None:
-    data = b"%\0\r\n\r\n%d"
-    head, _, sent = payload(body={"inputs": []}, data=data, member="").request(1, 0).partition(b"\r\n\r\n")
-    lines = dict(line.split(": ", 1) for line in head.decode("ascii").split("\r\n")[1:])
-    length = int(lines["Inference-Header-Content-Length"])
-    assert lines["Content-Type"] == "application/octet-stream"
-    assert int(lines["Content-Length"]) == len(sent)
-    assert (msgspec.json.decode(sent[:length]), sent[length:]) == ({"inputs": []}, data)
+    return headers, body
 
 
 @given(TEXTS, st.integers(0, 999_999_999), st.sampled_from(["upper", "echo"]))
-def test_only_the_answer_to_its_own_input_is_right(text: str, number: int, expect: str) -> None:
-    asked = payload(body={"input": text}, expect=expect)
-    own = split(asked.request(number, 0))[1]["input"]
-    other = split(asked.request((number + 1) % 10**9, 0))[1]["input"]
+def test_any_text_is_carried_whole_and_only_the_answer_to_it_is_right(text: str, number: int, expect: str) -> None:
+    sent = payload(body={"a": "%d", "input": text, "b": [text]}, expect=expect)
+    own, other = (
+        msgspec.json.decode(split(sent.request(each, 0))[1]) for each in (number, (number + 1) % 1_000_000_000)
+    )
+    assert own == {"a": "%d", "input": f"n0-{number:09d} {text}", "b": [text]}
 
     def answer(said: str) -> bytes:
         return msgspec.json.encode({"output": said.upper() if expect == "upper" else said, "request_id": "req_1"})
 
-    assert asked.is_right(number, answer(own))
-    assert not asked.is_right(number, answer(other))
-    assert not asked.is_right(number, answer(own + "x"))
+    assert sent.is_right(number, answer(own["input"]))
+    assert not sent.is_right(number, answer(other["input"]))
+    assert not sent.is_right(number, answer(own["input"] + "x"))
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b'{"output": 1}', b'{"outputs": "x"}', b"\xff", b'{"output": "'])
 def test_what_is_no_answer_is_not_right(body: bytes) -> None:
     assert not payload(expect="echo").is_right(1, body)
+
+
+def test_headers_say_the_key_of_a_tier_or_its_name_and_a_key_for_all_goes_with_it() -> None:
+    both = payload(mix={"paid": 1.0, "free": 1.0}, keys={"paid": "100%secret"})
+    for sent, tier, key, name in (
+        (both, 0, "Bearer 100%secret", None),
+        (both, 1, None, "free"),
+        (payload(mix={"paid": 1.0}, keys={"": "secret"}), 0, "Bearer secret", "paid"),
+        (payload(), 0, None, None),
+    ):
+        headers, _ = split(sent.request(1, tier))
+        assert (headers.get("Authorization"), headers.get("X-Request-Tier")) == (key, name)
+
+
+def test_a_body_with_nothing_to_vary_is_sent_as_it_is_and_data_follow_it_with_its_length_in_the_head() -> None:
+    sent = payload(body={"inputs": ["100%"]}, member="")
+    assert sent.request(1, 0) == sent.request(2, 0)
+    assert msgspec.json.decode(split(sent.request(1, 0))[1]) == {"inputs": ["100%"]}
+    data = b"%\0\r\n\r\n%d"
+    headers, body = split(payload(body={"inputs": []}, data=data, member="").request(1, 0))
+    length = int(headers["Inference-Header-Content-Length"])
+    assert headers["Content-Type"] == "application/octet-stream"
+    assert (msgspec.json.decode(body[:length]), body[length:]) == ({"inputs": []}, data)

@@ -53,20 +53,6 @@ def test_what_is_packed_is_unpacked_again(elements: list[bytes]) -> None:
     assert unpack("INPUT", pack(elements), len(elements)) == elements
 
 
-@given(st.lists(st.binary(max_size=20), min_size=1), st.data())
-def test_binary_data_that_is_cut_off_is_refused(elements: list[bytes], data: st.DataObject) -> None:
-    octets = pack(elements)
-    end = data.draw(st.integers(0, len(octets) - 1))
-    with pytest.raises(BadRequest, match="element"):
-        unpack("INPUT", octets[:end], len(elements))
-
-
-@given(st.lists(st.binary(max_size=20)), st.binary(min_size=1, max_size=9))
-def test_binary_data_that_is_too_long_is_refused(elements: list[bytes], more: bytes) -> None:
-    with pytest.raises(BadRequest, match=f"{len(more)} bytes of binary data are left"):
-        unpack("INPUT", pack(elements) + more, len(elements))
-
-
 @given(st.binary(max_size=60), st.integers(1, 20))
 def test_any_octets_are_read_whole_or_refused(octets: bytes, count: int) -> None:
     try:

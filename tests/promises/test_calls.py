@@ -1,15 +1,17 @@
-"""Streams as clients of histories use them: each request gets its own answer, or is told what has ended the stream."""
+"""Answers as clients of histories read them: errors of calls and of APIs that tell no code, and streams."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
 
+from headway.core import failures
 from headway.grpc import messages
-from tests.promises.calls import Answered, Stream
-from tests.promises.ways_in import STREAM
+from tests.promises.calls import Answered, Stream, answered
+from tests.promises.ways_in import CALL, COMPLETIONS, OIP_JSON, STREAM
 
 _RESPONSE = messages.message("inference.ModelStreamInferResponse")
 
@@ -59,17 +61,17 @@ def told(answers: list[bytes], ends: BaseException | None, *texts: str) -> list[
         opened: Any = Opened(answers, ends)
         opened.most = len(texts)
         stream = Stream(opened)
-        found = list(await asyncio.gather(*(stream.ask(STREAM.write([text]), text) for text in texts)))
+        heard = list(await asyncio.gather(*(stream.ask(STREAM.write([text]), text) for text in texts)))
         await stream.close()
-        return found
+        return heard
 
     return asyncio.run(main())
 
 
-def failure(status: grpc.StatusCode, code: str) -> grpc.aio.AioRpcError:
+def failure(status: grpc.StatusCode, code: str, details: str = "over") -> grpc.aio.AioRpcError:
     """End of a call with an error."""
     trailers = grpc.aio.Metadata(*((("x-headway-error", code),) if code else ()))
-    return grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailers, "over")
+    return grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailers, details)
 
 
 def test_each_request_of_a_stream_gets_its_own_answer_or_error() -> None:
@@ -91,3 +93,47 @@ def test_of_a_stream_that_ended_or_failed_what_has_no_answer_is_told() -> None:
 def test_answers_of_a_stream_in_another_order_are_found_out() -> None:
     with pytest.raises(AssertionError, match="another order"):
         told([answer("b", "B|1.1"), answer("a", "A|1.0")], None, "a", "b")
+
+
+LATENESS = failures.lateness(0.5, attempts=0, slots=0, queue_due=True)
+
+
+@pytest.mark.parametrize(
+    ("status", "openai", "message", "code"),
+    [
+        (429, "rate_limit_exceeded", "over the limit of 240 requests a minute, 40 at once", "RATE_LIMITED"),
+        (429, "rate_limit_exceeded", "shed: this tier is held to what the fleet can carry", "SHED"),
+        *(
+            (503, "server_is_overloaded", failure.message, failure.code)
+            for failure in (failures.version_unknown("m", "9"), failures.not_here("m"), failures.lost_input(), LATENESS)
+        ),
+    ],
+)
+def test_apis_that_tell_no_code_are_understood_by_the_message(
+    status: int, openai: str, message: str, code: str
+) -> None:
+    told = json.dumps({"error": {"message": message, "code": openai}}).encode()
+    assert COMPLETIONS.read(status, {}, told).code == code
+    assert OIP_JSON.read(status, {}, json.dumps({"error": message}).encode()).code == code
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "read"),
+    [
+        (grpc.StatusCode.ABORTED, "IDEMPOTENCY_CONFLICT", 409),
+        (grpc.StatusCode.INVALID_ARGUMENT, "IDEMPOTENCY_CONFLICT", 422),
+        (grpc.StatusCode.INVALID_ARGUMENT, "REJECTED_BY_MODEL", 422),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED", 429),
+        (grpc.StatusCode.UNAVAILABLE, "SERVICE_OVERLOADED", 503),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", 504),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT", 408),
+        (grpc.StatusCode.UNAVAILABLE, "REJECTED_BY_MODEL", 500),
+        (grpc.StatusCode.UNAVAILABLE, "", 0),
+    ],
+)
+def test_the_status_of_a_call_is_read_as_https_and_fits_its_code(status: grpc.StatusCode, code: str, read: int) -> None:
+    async def fail() -> bytes:
+        raise failure(status, code, "input 3 of 5, counted from 0: no")
+
+    answer = asyncio.run(answered(CALL, fail()))
+    assert (answer.status, answer.blamed) == (read, 3 if code else -1)

@@ -1,4 +1,4 @@
-"""The checker on drains: of what a drained worker may do, and of what becomes of an order."""
+"""The checker on drains, on what gateways have counted, and on slots that are healthy and run nothing."""
 
 from typing import Any
 
@@ -7,131 +7,148 @@ import pytest
 from tests.promises.checker import check
 from tests.promises.evidence import Line, Sighting, Slot
 from tests.promises.faults import Drained
-from tests.promises.histories import ACCEPTED, LATE, LEFT, LIMITED, REJECTED, UNKNOWN, Scribe
-from tests.promises.operation import Run
+from tests.promises.histories import Scribe
+from tests.promises.operation import History, Run
 
 TIMES: dict[str, Any] = {"ended": 11.0, "told": 2.0, "undrained": 10.0, "back": 11.0}
 SLOT = Slot("worker-1/gpu-0", "worker-1", 0xA, "", "")
 
 
-def drained(**told: Any) -> Scribe:
+def drained(story: str = "", **told: Any) -> Scribe:
     """History of a drain of a worker host from 1 s on, which tells so at 2 s and is undrained at 10 s."""
-    it = Scribe()
+    it = Scribe(story)
     it.history.faults.append(Drained("worker drained", 1.0, whom="worker-1", **TIMES | told))
     return it
 
 
-def promises(it: Scribe) -> list[str]:
-    return [violation.promise for violation in check(it.history)]
+def promises(history: History) -> list[str]:
+    return [violation.promise for violation in check(history)]
 
 
-@pytest.mark.parametrize(("began", "host", "pid", "broken"), [
-    (5.0, "worker-1", 0, True), (1.9, "worker-1", 0, False), (10.1, "worker-1", 0, False), (5.0, "worker-2", 0, False),
-    (5.0, "worker-1", 0xA, True), (5.0, "worker-1", 0xB, False),
-])  # fmt: skip
-def test_what_runs_where_all_is_drained_is_found_out(began: float, host: str, pid: int, broken: bool) -> None:
-    it = drained(pid=pid)
-    it.ask((0.0, None), "x", **LEFT)
-    it.history.runs.append(Run("a.1.0", ["x"], began, began + 0.1, host=host))
-    assert promises(it) == (["a drained worker runs something"] if broken else [])
-
-
-def test_a_worker_that_was_starting_as_it_was_drained_warms_up() -> None:
-    it = drained()
-    it.history.runs.append(Run("a.1.0", ["warm-up"], 5.0, 5.1, host="worker-1"))
-    assert not promises(it)
+@pytest.mark.parametrize(
+    ("text", "began", "host", "pid", "fault", "broken"),
+    [
+        ("x", 5.0, "worker-1", 0, "", True),
+        ("x", 1.9, "worker-1", 0, "", False),
+        ("x", 10.1, "worker-1", 0, "", False),
+        ("x", 5.0, "worker-2", 0, "", False),
+        ("x", 5.0, "worker-1", 0xA, "", True),
+        ("x", 5.0, "worker-1", 0xB, "", False),
+        ("warm-up", 5.0, "worker-1", 0, "", False),  # It was starting as it was drained.
+        ("x", 5.0, "worker-1", 0, "4-4.5 fault redis killed, memory only", False),  # The broker forgot the drain.
+    ],
+)
+def test_what_runs_where_all_is_drained_is_found_out(
+    text: str, began: float, host: str, pid: int, fault: str, broken: bool
+) -> None:
+    it = drained(f"0- ask x: left; {fault}", pid=pid)
+    it.history.runs.append(Run("a.1.0", [text], began, began + 0.1, host=host))
+    assert promises(it.history) == (["a drained worker runs something"] if broken else [])
 
 
 @pytest.mark.parametrize("at", [5.0, 11.0])
 def test_a_drain_that_is_forgotten_is_found_out(at: float) -> None:
     it = drained()
     it.history.evidence.sightings.append(Sighting(at, [SLOT]))
-    assert promises(it) == (["a drain that is forgotten"] if at == 5.0 else [])
+    assert promises(it.history) == (["a drain that is forgotten"] if at == 5.0 else [])
 
 
-def test_a_broker_that_loses_its_data_loses_drains() -> None:
-    it = drained()
-    it.fault("redis killed, memory only", at=(4.0, 4.5))
-    it.ask((0.0, None), "x", **LEFT)
-    it.history.runs.append(Run("a.1.0", ["x"], 5.0, 5.1, host="worker-1"))
-    assert not promises(it)
-
-
-@pytest.mark.parametrize(("told", "broken"), [
-    ({"told": None}, "a drain that is not heard of"), ({"back": None}, "an undrained worker that does not work again"),
-])  # fmt: skip
-@pytest.mark.parametrize("killed", ["worker-1", "worker-2", "redis"])
-def test_an_order_is_carried_out_unless_its_worker_fell(told: dict[str, None], broken: str, killed: str) -> None:
-    it = drained(**told)
-    it.fault("redis paused" if killed == "redis" else "worker killed", at=(9.0, 10.5), whom=killed)
-    assert promises(it) == ([broken] if killed == "worker-2" else [])
+@pytest.mark.parametrize(
+    ("told", "broken"),
+    [
+        ({"told": None}, "a drain that is not heard of"),
+        ({"back": None}, "an undrained worker that does not work again"),
+    ],
+)
+@pytest.mark.parametrize("fault", ["worker killed of=worker-1", "worker killed of=worker-2", "redis paused of=redis"])
+def test_an_order_is_carried_out_unless_its_worker_fell(told: dict[str, None], broken: str, fault: str) -> None:
+    it = drained(f"9-10.5 fault {fault}", **told)
+    assert promises(it.history) == ([broken] if "worker-2" in fault else [])
 
 
 def test_a_drain_explains_that_others_have_no_worker_but_no_failure_and_no_second_run() -> None:
     it = drained()
     events = "batch failed", "versions of a model have a weight and no worker"
     it.history.evidence.lines += [Line("worker-1", 5.0, "warning", event) for event in events]
-    assert promises(it) == ["a warning that no fault explains"]
-    it = drained()
-    for began in (3.0, 4.0):
-        it.run("x", at=(began, began + 0.1))
-    it.ask((2.5, 5.0), "x", status=502, code="BACKEND_ERROR")
-    assert promises(it) == ["a good input failed", "second run of a request"]
+    assert promises(it.history) == ["a warning that no fault explains"]
+    it = drained("3-3.1 run x; 4-4.1 run x; 2.5-5 ask x: 502 BACKEND_ERROR")
+    assert promises(it.history) == ["a good input failed", "second run of a request"]
 
 
 MISSING = "outcomes that a gateway has not counted"
 TOO_OFTEN = "outcomes that a gateway has counted too often"
 MORE = "a gateway has counted more requests than came"
+ASKED = (
+    "1-2 run a b c; 1-2 run reject_d; 0-3 ask a: run0.0; 0-3 ask b c: run0.1 run0.2; 0-3 ask e reject_d blamed=1: rejected;"
+    "0-30 ask f: late; 0-3 ask g: limited; 0-3 ask h wanted=9: unknown; 0- ask i: left; 0-3 task j id=task: accepted"
+)
+"""Requests of which nobody knows what became of e, h, i and j."""
+COUNTED = {"ok": 3, "rejected_by_model": 1, "rate_limited": 1, "deadline_exceeded": 1}
+ROWS = "1-2 run a b; 0-3 ask a b rows=1: run0.0 run0.1"
+NO_WORKERS = "0-3 ask a{}: no-workers"
 
 
 @pytest.mark.parametrize(
-    ("counted", "wrong"),
+    ("story", "counted", "wrong"),
     [
-        ({"ok": 3, "rejected_by_model": 1, "rate_limited": 1, "deadline_exceeded": 1}, set()),
-        ({"ok": 6, "rejected_by_model": 1, "rate_limited": 1, "deadline_exceeded": 1, "not_found": 1}, set()),
-        ({"ok": 3, "rejected_by_model": 1, "rate_limited": 1, "deadline_exceeded": 1, "cancelled": 4}, set()),
-        ({"ok": 2, "rejected_by_model": 1, "rate_limited": 1, "deadline_exceeded": 1}, {MISSING}),
-        ({"ok": 3, "rejected_by_model": 1, "rate_limited": 1}, {MISSING}),
-        ({"ok": 9, "rejected_by_model": 1, "rate_limited": 1, "deadline_exceeded": 1}, {TOO_OFTEN, MORE}),
-        ({"ok": 3, "rejected_by_model": 4, "rate_limited": 4, "deadline_exceeded": 1}, {MORE}),
+        (ASKED, COUNTED, set()),
+        (ASKED, COUNTED | {"ok": 6, "not_found": 1}, set()),
+        (ASKED, COUNTED | {"cancelled": 4}, set()),
+        (ASKED, COUNTED | {"ok": 2}, {MISSING}),
+        (ASKED, COUNTED | {"deadline_exceeded": 0}, {MISSING}),
+        (ASKED, COUNTED | {"ok": 9}, {TOO_OFTEN, MORE}),
+        (ASKED, COUNTED | {"rejected_by_model": 4, "rate_limited": 4}, {MORE}),
+        # A version that is not known now is refused before there is a request.
+        (NO_WORKERS.format(""), {"ok": 0}, {MISSING}),
+        (NO_WORKERS.format(" wanted=3"), {"ok": 0}, set()),
+        # Rows of a tensor are one request.
+        (ROWS, {"ok": 1}, set()),
+        (ROWS, {"ok": 2}, {TOO_OFTEN, MORE}),
     ],
 )
-def test_a_gateway_counts_what_clients_heard_and_no_more_than_asked(counted: dict[str, int], wrong: set[str]) -> None:
-    it = Scribe()
-    a, b, c = it.run("a", "b", "c", at=(1.0, 2.0))
-    it.run("reject d", at=(1.0, 2.0))
-    it.ask((0.0, 3.0), "a", output=a)
-    it.ask((0.0, 3.0), "b\nc", inputs=("b", "c"), outputs=(b, c), output=f"{b}\n{c}")
-    it.ask((0.0, 3.0), "e\nreject d", inputs=("e", "reject d"), blamed=1, **REJECTED)  # Nobody knows of e.
-    it.ask((0.0, 30.0), "f", **LATE)
-    it.ask((0.0, 3.0), "g", **LIMITED)
-    it.ask((0.0, 3.0), "h", wanted="9", **UNKNOWN)
-    it.ask((0.0, None), "i", **LEFT)
-    it.task((0.0, 3.0), "j", "task", **ACCEPTED)
+def test_a_gateway_counts_what_its_clients_heard_and_no_more_than_they_asked(
+    story: str, counted: dict[str, int], wrong: set[str]
+) -> None:
+    it = Scribe(story)
     it.history.evidence.counted["gateway"] = counted
-    assert {violation.promise for violation in check(it.history)} == wrong
-
-
-@pytest.mark.parametrize(("wanted", "wrong"), [("", {MISSING}), ("3", set())])
-def test_a_version_that_is_not_known_now_is_refused_before_there_is_a_request(wanted: str, wrong: set[str]) -> None:
-    it = Scribe()
-    it.ask((0.0, 3.0), "a", wanted=wanted, status=503, code="NO_WORKERS")
-    it.history.evidence.counted["gateway"] = {"ok": 0}
-    assert {violation.promise for violation in check(it.history)} == wrong
-
-
-def test_what_other_gateways_were_asked_is_no_matter() -> None:
-    it = Scribe()
-    [output] = it.run("a", at=(1.0, 2.0))
-    it.ask((0.0, 3.0), "a", output=output)
     it.history.evidence.counted["another"] = {"ok": 0}
-    assert not check(it.history)
+    assert it.broken == wrong
 
 
-@pytest.mark.parametrize(("counted", "wrong"), [(1, set()), (2, {TOO_OFTEN, MORE})])
-def test_rows_of_a_tensor_are_one_request(counted: int, wrong: set[str]) -> None:
+BUSY, IDLE = Slot("a/gpu-0", "worker-1", 0xA, "", "3"), Slot("b/gpu-0", "worker-2", 0xB, "", "3")
+NOTHING = ["a healthy slot that runs nothing under load"]
+OF_TWO = [IDLE._replace(place="b", pid=pid, model=model) for pid, model in ((0xB, ""), (0xC, "second"))]
+RAISED = [Run(f"a.{number}", ["poison"], 0.1 * number, None, "3") for number in range(20)]
+HALF = [Run(f"a.{number}", ["x"], number, number + 0.5, "3") for number in range(20)]
+"""Runs of pid 0xA, which raised and keep nobody busy, or which take half of the time."""
+
+
+@pytest.mark.parametrize(
+    ("slots", "runs", "until", "fault", "broken"),
+    [
+        ([BUSY, IDLE], HALF, 20, "", NOTHING),
+        ([BUSY, IDLE], HALF, 12, "", []),
+        ([BUSY, IDLE._replace(model="second")], HALF, 20, "", []),
+        ([BUSY, IDLE._replace(version="4")], HALF, 20, "", []),
+        ([BUSY, IDLE], HALF, 20, "8-9 fault gpu killed of=worker-2", []),
+        ([BUSY, IDLE], HALF, 20, "8-9 fault redis paused of=redis", []),
+        ([BUSY, IDLE], HALF, 20, "8-9 fault gpu killed of=worker-1", NOTHING),
+        # A model of a GPU may rest while another runs there.
+        ([BUSY, *OF_TWO], [*HALF, Run("c.0", ["x"], 7.0, 8.0, "3", "second")], 20, "", []),
+        ([BUSY, *OF_TWO], HALF, 20, "", NOTHING),
+    ],
+)
+def test_a_healthy_slot_may_not_rest_while_others_are_busy(
+    slots: list[Slot], runs: list[Run], until: int, fault: str, broken: list[str]
+) -> None:
+    it = Scribe(fault)
+    it.history.runs += runs
+    it.history.evidence.sightings = [Sighting(0.5 * step, slots) for step in range(2 * until)]
+    assert promises(it.history) == broken
+
+
+def test_a_run_that_raised_keeps_no_slot_busy() -> None:
     it = Scribe()
-    a, b = it.run("a", "b", at=(1.0, 2.0))
-    it.ask((0.0, 3.0), "a\nb", inputs=("a", "b"), outputs=(a, b), output=f"{a}\n{b}", rows=True)
-    it.history.evidence.counted = {it.history.operations[0].gateway: {"ok": counted}}
-    assert {violation.promise for violation in check(it.history)} == wrong
+    it.history.runs += RAISED
+    it.history.evidence.sightings = [Sighting(0.5 * step, (BUSY, IDLE)) for step in range(40)]
+    assert NOTHING[0] not in promises(it.history)

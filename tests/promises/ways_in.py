@@ -273,18 +273,6 @@ def _write_chat(texts: Sequence[str], version: str = "", model: str = "") -> Sen
     return post("/v1/chat/completions", {"model": model or MODEL, "messages": [{"role": role, "content": content}]})
 
 
-def native_of(model: str) -> WayIn:
-    """Native way to one of several models, by texts that name it."""
-
-    def named(text: str) -> str:
-        return f"{text}, {model}"
-
-    def write(texts: Sequence[str]) -> Sent:
-        return NATIVE.write([named(text) for text in texts], model=model)
-
-    return replace(NATIVE, name=f"native to {model}", write=write, input_of=named)
-
-
 NATIVE = replace(of_one("native", "/v1/inference", "input"), version=_version_of_metadata, members_of=_native_members)
 API = replace(of_one("api", "/api/inference", "input"), versions=False, models=False)
 PREDICT = of_one("predict", "/v1/predict", "input_data", "model_id", model_id=MODEL)

@@ -14,7 +14,7 @@ import pytest
 
 from headway.brokers.redis import connection as links
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.cluster import Cluster
+from headway.brokers.redis.clients import Cluster
 from headway.brokers.redis.connection import RedisConnection
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits

@@ -28,10 +28,11 @@ from headway.model import (
     WorkerStatus,
 )
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, failed, ids, output, slot
-from tests.contracts.dedup_keys import key, sharing, task
+from tests.contracts.dedup_keys import task
 from tests.e2e.client import wait_until
 from tests.redis.stand import Steady, brokers, hasty, opened, refused, until
 from tests.servers.cluster import ClusterSetup
+from tests.servers.ports import LOOPBACK
 from tests.servers.redis import TESTED, RedisServer
 
 SHARDS = 4
@@ -79,28 +80,6 @@ async def claimed(broker: RedisBroker, worker: str) -> Lease | NoWork:
 
 def nodes_of(cluster: ClusterSetup) -> list[RedisServer]:
     return [cluster.of(f"headway:{{m:{shard}}}:") for shard in range(SHARDS)]
-
-
-async def test_keys_tasks_and_limits_are_shared_whatever_a_tenants_node(cluster: ClusterSetup, clock: Steady) -> None:
-    async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:
-        for _ in range(2):
-            for broker, workers in ((here, WORKERS[:12]), (there, WORKERS[12:])):
-                for worker in workers:
-                    await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
-        tenants = [f"tenant {number}" for number in range(8)]
-        for gateway, broker in (("g", here), ("h", there)):
-            keyed = [sharing(f"{gateway} {tenant}", key(), tenant=tenant, gateway=gateway) for tenant in tenants]
-            assert await broker.enqueue(keyed) == [None] * len(tenants)
-        assert sum(one.depth for one in await there.depths()) == len(tenants)
-        limit = Limit("user:u", "user", 60.0, 4.0)
-        verdicts = [
-            (await broker.enqueue([ask(tenant="limited", limits=(limit,))]))[0]
-            for _ in range(4)
-            for broker in (here, there)
-        ]
-        assert [verdict is None for verdict in verdicts] == [True] * 4 + [False] * 4
-        await here.enqueue([ask(id="job", tenant=tenants[0], dedup_keys=(task("job"),))])
-        assert await there.outcome(tenants[0], "job") is EntryState.QUEUED
 
 
 async def test_entries_on_all_nodes_are_run_withdrawn_and_answered(cluster: ClusterSetup, clock: Steady) -> None:
@@ -157,21 +136,10 @@ async def test_a_node_that_lost_its_functions_gets_them_again(cluster: ClusterSe
         assert sum(len(lease.entries) for lease in await drained(broker)) == 24
 
 
-async def test_a_slot_that_has_moved_is_followed(cluster: ClusterSetup, clock: Steady) -> None:
-    async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
-        await beaten(broker)
-        await broker.enqueue([ask() for _ in range(8)])
-        await drained(broker)
-        source, target = nodes_of(cluster)[2], cluster.servers[0]
-        with moved(cluster, 2, source, target):
-            await beaten(broker)
-            assert await broker.enqueue([ask() for _ in range(8)]) == [None] * 8
-            assert target.command("EXISTS", "headway:{m:2}:q") == 1
-            assert sum(len(lease.entries) for lease in await drained(broker)) == 8
-
-
-async def test_a_slot_on_its_way_is_left_alone_until_it_has_arrived(cluster: ClusterSetup, clock: Steady) -> None:
-    """A function would see half of what it needs."""
+async def test_a_slot_is_left_alone_on_its_way_and_followed_once_it_has_moved(
+    cluster: ClusterSetup, clock: Steady
+) -> None:
+    """On its way a function would see half of what it needs."""
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
         await beaten(broker)
         source, target = nodes_of(cluster)[2], cluster.servers[0]
@@ -184,6 +152,11 @@ async def test_a_slot_on_its_way_is_left_alone_until_it_has_arrived(cluster: Clu
             source.command("CLUSTER", "SETSLOT", number, "STABLE")
         assert await broker.enqueue(entries) == [None] * 8
         assert sum(len(lease.entries) for lease in await drained(broker)) == 8
+        with moved(cluster, 2, source, target):
+            await beaten(broker)
+            assert await broker.enqueue([ask() for _ in range(8)]) == [None] * 8
+            assert target.command("EXISTS", "headway:{m:2}:q") == 1
+            assert sum(len(lease.entries) for lease in await drained(broker)) == 8
 
 
 async def test_another_node_in_the_place_of_one_that_is_silent_is_found(cluster: ClusterSetup, clock: Steady) -> None:
@@ -274,7 +247,15 @@ async def test_the_others_are_reaped_while_a_node_is_silent(cluster: ClusterSetu
             away.resume()
 
 
-async def test_every_node_must_keep_what_waits(cluster: ClusterSetup) -> None:
+async def test_a_cluster_is_found_by_any_node_and_refused_where_it_would_evict_or_is_none(
+    cluster: ClusterSetup, tmp_path: Path
+) -> None:
+    there = [f"{LOOPBACK}:{server.port}" for server in cluster.servers]
+    async with opened(f"redis+cluster://{LOOPBACK}:1,{LOOPBACK}:2,{there[2]}") as link:
+        assert await RedisFleet(link).members() == []
+    with pytest.raises(BrokerUnavailable):
+        async with opened(f"redis+cluster://{LOOPBACK}:1,{LOOPBACK}:2"):
+            pass
     for server in cluster.servers:
         server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         try:
@@ -283,31 +264,21 @@ async def test_every_node_must_keep_what_waits(cluster: ClusterSetup) -> None:
                     pass
         finally:
             server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
-
-
-async def test_one_of_the_nodes_that_are_named_is_enough(cluster: ClusterSetup) -> None:
-    there = [f"127.0.0.1:{server.port}" for server in cluster.servers]
-    async with opened(f"redis+cluster://127.0.0.1:1,127.0.0.1:2,{there[2]}") as link:
-        assert await RedisFleet(link).members() == []
-    with pytest.raises(BrokerUnavailable):
-        async with opened("redis+cluster://127.0.0.1:1,127.0.0.1:2"):
-            pass
-
-
-async def test_a_cluster_and_a_server_are_told_apart(cluster: ClusterSetup, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"is a node of a cluster.*redis\+cluster://"):
         async with opened(cluster.url.replace("redis+cluster", "redis")):
             pass
     with RedisServer("valkey", tmp_path) as server, pytest.raises(SettingError, match=r"is not a cluster.*redis://"):
-        async with opened(f"redis+cluster://127.0.0.1:{server.port}"):
+        async with opened(f"redis+cluster://{LOOPBACK}:{server.port}"):
             pass
 
 
-async def test_limits_and_answers_in_common_need_no_other_node(cluster: ClusterSetup, clock: Steady) -> None:
+async def test_limits_tasks_and_answers_in_common_are_shared_whatever_a_tenants_node(
+    cluster: ClusterSetup, clock: Steady
+) -> None:
     limit, spread = Limit("key:k", "key", 0.6, 3.0), Limit("tier:1", "tier", 60.0, 400.0)
     async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:
         await beaten(there)
-        for tenant in ("one", "two", "three", "four", "five", "six"):
+        for tenant in ("red", "green", "blue", "black"):
             shares = (DedupKey(DedupKind.KEY, "k", b"", 60.0),)
             asked = [ask("text", tenant=tenant, gateway=f"g {tenant}", dedup_keys=shares) for _ in range(2)]
             assert await here.enqueue(asked[:1]) == [None]
@@ -323,8 +294,13 @@ async def test_limits_and_answers_in_common_need_no_other_node(cluster: ClusterS
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             assert found == dict.fromkeys([entry.id for entry in asked], output("text"))
+        for tenant in ("red", "green", "blue", "black"):
+            await here.enqueue([ask(id="job", tenant=tenant, dedup_keys=(task("job"),))])
+            assert await there.outcome(tenant, "job") is EntryState.QUEUED
         counted = [ask(limits=(limit, spread)) for _ in range(5)]
         assert [verdict is None for verdict in await here.enqueue(counted)] == [True] * 3 + [False] * 2
         assert 100.0 < here.rate_limit_debt(limit) <= 300.0
         assert here.rate_limit_debt(spread) > 0.0
         assert there.rate_limit_debt(limit) == 0.0
+        verdicts = await there.enqueue([ask(limits=(limit,))])
+        assert verdicts[0] is not None, "the other process counts on the same node"

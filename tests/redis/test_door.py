@@ -1,10 +1,7 @@
 """Demands of the adapter on a server before it uses it, and its words when they are not met."""
 
 import asyncio
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +12,7 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.config import load
 from headway.errors import BrokerUnavailable, SettingError
 from tests.redis.stand import opened, run, served
-from tests.servers.redis import KINDS, RedisServer
+from tests.servers.redis import RedisServer
 from tests.servers.tls import PASSWORD, Authority, TlsServer
 
 
@@ -43,11 +40,6 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
 def test_a_named_user_is_served_over_tls(tls: TlsServer) -> None:
     load({"broker": tls.url_of()}, {})
     run(served(tls.url_of()))
-
-
-def test_the_rights_that_are_asked_for_are_enough(tmp_path: Path) -> None:
-    with TlsServer(tmp_path, rules=f"~headway:* {links.NEEDED}") as server:
-        run(served(server.url_of()))
 
 
 async def test_certificates_are_read_again_for_connections_made_from_then_on(tls: TlsServer, tmp_path: Path) -> None:
@@ -86,21 +78,20 @@ def test_an_authority_that_nobody_trusts_is_refused(tls: TlsServer, tmp_path: Pa
         assert "ssl_ca_certs=FILE" in refused.hint
 
 
-def test_another_hosts_certificate_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
+def test_certificates_of_another_host_and_of_the_client(tmp_path: Path) -> None:
+    """That of another host is refused unless that is allowed, and a server that asks for one gets it."""
     with TlsServer(tmp_path) as server:
         certificate, key = server.authority.issue("other", "DNS:elsewhere.example")
         server.command("CONFIG", "SET", "tls-cert-file", str(certificate), "tls-key-file", str(key))
         assert "IP address mismatch" in refusal(server.url_of()).reason
-        run(served(f"{server.url_of()}&ssl_check_hostname=false"))
-
-
-def test_a_server_that_asks_for_a_certificate_gets_it(tmp_path: Path) -> None:
-    with TlsServer(tmp_path) as server:
-        certificate, key = server.authority.issue("client", "DNS:client.example")
+        lenient = f"{server.url_of()}&ssl_check_hostname=false"
+        run(served(lenient))
+        server.url = f"{server.url}&ssl_check_hostname=false"
         server.command("CONFIG", "SET", "tls-auth-clients", "yes")
         with pytest.raises(BrokerUnavailable):
-            run(served(server.url_of()))
-        run(served(f"{server.url_of()}&ssl_certfile={certificate}&ssl_keyfile={key}"))
+            run(served(lenient))
+        certificate, key = server.authority.issue("client", "DNS:client.example")
+        run(served(f"{lenient}&ssl_certfile={certificate}&ssl_keyfile={key}"))
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
@@ -121,97 +112,78 @@ RIGHTS = {
 }
 
 
-@pytest.mark.parametrize("case", RIGHTS)
-def test_a_user_without_the_rights_is_refused(case: str, tmp_path: Path) -> None:
-    rules, what = RIGHTS[case]
-    with TlsServer(tmp_path, rules=rules) as server:
-        refused = refusal(server.url_of())
-        assert "refuses this user" in refused.reason
-        assert what in refused.reason
-        assert f"~headway:* {links.NEEDED}" in refused.hint
+def test_a_user_needs_the_rights_that_are_asked_for_and_no_others(tmp_path: Path) -> None:
+    with TlsServer(tmp_path) as server:
+
+        def allow(rules: str) -> None:
+            server.command("ACL", "SETUSER", "headway", "reset", "on", f">{PASSWORD}", *rules.split())
+
+        for rules, what in RIGHTS.values():
+            server.command("FUNCTION", "FLUSH")
+            allow(rules)
+            refused = refusal(server.url_of())
+            assert "refuses this user" in refused.reason
+            assert what in refused.reason
+            assert f"~headway:* {links.NEEDED}" in refused.hint
+        for enough in (
+            f"~headway:* {links.NEEDED}",
+            RIGHTS["nothing to bring"][0],
+            f"~headway:* {links.NEEDED} -config",
+        ):
+            allow(enough)
+            run(served(server.url_of()))  # The first brings the library.
 
 
-def test_who_may_not_bring_the_library_or_see_the_policy_uses_what_is_there(tmp_path: Path) -> None:
-    with TlsServer(tmp_path, rules=RIGHTS["nothing to bring"][0]) as server:
-        run(served(server.url))
-        run(served(server.url_of()))
-    with TlsServer(tmp_path / "another", rules=f"~headway:* {links.NEEDED} -config") as server:
-        run(served(server.url_of()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_would_evict_is_refused(kind: str, tmp_path: Path) -> None:
-    with RedisServer(kind, tmp_path, "maxmemory-policy volatile-lru") as server:
+def test_a_server_that_would_evict_is_refused(kind: str, own: Callable[[str], RedisServer]) -> None:
+    server = own(kind)
+    server.command("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    try:
         refused = refusal(server.url)
-        assert refused.value == server.url
-        assert refused.reason.startswith("has maxmemory-policy volatile-lru: ")
-        assert "CONFIG SET maxmemory-policy noeviction" in refused.hint
+    finally:
+        server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert refused.value == server.url
+    assert refused.reason.startswith("has maxmemory-policy volatile-lru: ")
+    assert "CONFIG SET maxmemory-policy noeviction" in refused.hint
 
 
 @pytest.mark.parametrize("name", ["redis_mode", "server_mode"])
-@pytest.mark.parametrize(("mode", "says"), [("cluster", "is a node of a cluster"), ("sentinel", "is a Sentinel")])
-def test_a_server_that_is_none_is_refused_whatever_it_calls_its_mode(name: str, mode: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "mode", "says"),
+    [
+        ("7.2.4", "cluster", r"is a node of a cluster.*redis\+cluster://"),
+        ("7.2.4", "sentinel", r"is a Sentinel.*redis\+sentinel://"),
+        ("6.2.14", "standalone", r"is version 6\.2\.14, which has no functions.*Use Redis 7\.0 or later, or Valkey\."),
+        ("2.8.19", "standalone", r"is version 2\.8\.19, which has no functions"),
+    ],
+)
+def test_a_server_of_no_use_is_refused_whatever_it_calls_its_mode(
+    name: str, version: str, mode: str, says: str
+) -> None:
     link = RedisConnection("redis://127.0.0.1:1")
     link._check_server({"redis_version": "7.2.4", name: "standalone"})
-    with pytest.raises(SettingError, match=rf"{says}.*redis\+{mode}://"):
-        link._check_server({"redis_version": "7.2.4", name: mode})
+    with pytest.raises(SettingError, match=says):
+        link._check_server({"redis_version": version, name: mode})
 
 
-def test_a_blocking_read_ends_by_itself(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocking_read_ends_by_itself(
+    kind: str, own: Callable[[str], RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(links, "BLOCK", 0.01)
 
     async def act() -> None:
-        async with opened(server.url) as link, asyncio.timeout(10.0):
+        async with opened(own(kind).url) as link, asyncio.timeout(10.0):
             assert await link.pop("nothing") is None
             assert await link.stream("nothing", b"0") == []
 
-    with RedisServer(kind, tmp_path) as server:
-        run(act())
+    run(act())
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_database_that_the_server_lacks_is_refused(kind: str, own: Callable[[str], RedisServer]) -> None:
     url = own(kind).url.rpartition("/")[0]
     run(served(f"{url}/15"))
     refused = refusal(f"{url}/16")
     assert refused.reason == "names a database that the server does not have"
     assert "`databases`" in refused.hint
-
-
-@contextmanager
-def stub(version: str) -> Iterator[str]:
-    """URL of something that says it is a Redis of a version, and little else."""
-    info = f"# Server\r\nredis_version:{version}\r\nredis_mode:standalone\r\n".encode()
-
-    def serve(accepted: socket.socket) -> None:
-        with accepted, suppress(OSError):
-            while received := accepted.recv(1 << 16):
-                for _ in range(received.count(b"*")):
-                    wanted = b"INFO" in received
-                    accepted.sendall(b"$%d\r\n%s\r\n" % (len(info), info) if wanted else b"+OK\r\n")
-
-    def listen() -> None:
-        for _ in range(2):
-            try:
-                accepted, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=serve, args=[accepted], daemon=True).start()
-
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        listening = threading.Thread(target=listen)
-        listening.start()
-        yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
-        listener.shutdown(socket.SHUT_RDWR)
-        listening.join()
-
-
-@pytest.mark.parametrize("version", ["6.2.14", "2.8.19", "5.0"])
-def test_a_server_without_functions_is_refused(version: str) -> None:
-    with stub(version) as url:
-        refused = refusal(url)
-    assert refused.reason == f"is version {version}, which has no functions"
-    assert refused.hint == "Use Redis 7.0 or later, or Valkey."
 
 
 def test_a_server_that_is_not_there_may_come_yet(tmp_path: Path) -> None:

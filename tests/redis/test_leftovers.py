@@ -2,13 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Callable
 
 import pytest
 
 from headway.brokers.redis import function_library
 from headway.brokers.redis.board import RedisBoard
-from headway.core.departure import Rule
 from headway.core.departure_board import RECENT_BYTES
 from headway.core.health import DEGRADED_AFTER
 from headway.model import (
@@ -27,10 +25,9 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.model.board import BatchDeparture, Notice, RequestFlow
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, output, slot
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, drained, failed, output, slot
 from tests.contracts.dedup_keys import key, same, sharing, task
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer
 
 FIGURES = {"q", "qs"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp", "hc", "hd", "hn"}
@@ -49,11 +46,10 @@ async def acknowledged(harness: Stand, gateway: str = "g") -> int:
         _, cursor = await reading
 
 
-@pytest.mark.parametrize("kind", KINDS)
 async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stand) -> None:
     await harness.healthy("gpu-0", "gpu-1")
     listening = asyncio.create_task(harness.broker.wait_for_work(slot("gpu-1"), None))
-    for round in range(20):
+    for round in range(6):
         entries = [
             ask(tier=number % 3, tenant=f"t-{number % 4}", queue_timeout=0.2 if number % 5 == 4 else 60.0)
             for number in range(MAX_BATCH + 3)
@@ -74,7 +70,7 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
         await harness.reaping(0.5)
         while isinstance(claimed := await harness.broker.claim(slot(), AT_ONCE), Lease):
             await harness.answer(claimed)
-    assert await acknowledged(harness) > 150
+    assert await acknowledged(harness) > 45
     await harness.healthy("gpu-0", "gpu-1")
     await harness.reaping(12.0)
     listening.cancel()
@@ -167,22 +163,6 @@ async def test_a_gateway_that_asks_seldom_is_not_swept_away(harness: Stand) -> N
         assert f"id {number}" in await drained(harness)
 
 
-async def test_slots_of_a_dead_host_do_not_keep_requests_waiting(harness: Stand) -> None:
-    """Each of them would be rung for first, and waited for."""
-    dead = [f"dead-{number}" for number in range(8)]
-    for worker in (*dead, "alive"):
-        await harness.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
-        assert await harness.broker.claim(slot(worker), AT_ONCE) == NoWork(None)
-    listening = asyncio.create_task(harness.broker.wait_for_work(slot("alive"), None))
-    for _ in range(4):
-        await harness.reaping(1.0)
-        await harness.healthy("alive")
-    assert harness.idle() == 1
-    await harness.broker.enqueue([ask()])
-    await harness.settle()
-    assert listening.done()
-
-
 async def test_a_slot_that_was_only_late_with_its_heartbeat_claims_again(harness: Stand) -> None:
     await harness.healthy("late")
     assert await harness.broker.claim(slot("late"), AT_ONCE) == NoWork(None)
@@ -196,8 +176,8 @@ async def test_a_slot_that_was_only_late_with_its_heartbeat_claims_again(harness
 
 async def test_workers_that_vanished_leave_the_registry(harness: Stand) -> None:
     await harness.healthy("gone", "here")
-    for _ in range(125):
-        await harness.advance(1.0)
+    for _ in range(25):
+        await harness.advance(5.0)
         await harness.healthy("here")
     await harness.reaping(11.0)
     assert [worker.worker_id for worker in await harness.broker.workers()] == ["here"]
@@ -231,42 +211,13 @@ async def test_a_fleet_at_rest_asks_nothing_but_who_reaps(harness: Stand) -> Non
     await asyncio.gather(*listeners, *readers, return_exceptions=True)
 
 
-async def test_a_batch_that_is_held_wakes_one_slot(harness: Stand) -> None:
-    patient = Fixed(Rule(size=MAX_BATCH, window=5.0, rate=1e6))
-    await harness.broker.enqueue([ask()])
-    listeners = []
-    for number in range(5):
-        wait = await harness.broker.claim(slot(f"gpu-{number}"), patient)
-        assert isinstance(wait, NoWork)
-        listeners.append(asyncio.create_task(harness.broker.wait_for_work(slot(f"gpu-{number}"), wait.until)))
-        await harness.settle()
-    harness.server.command("CONFIG", "RESETSTAT")
-    await harness.advance(4.9)
-    assert calls(harness) == {}
-    assert not any(listener.done() for listener in listeners)
-    await harness.advance(0.11)
-    assert sum(listener.done() for listener in listeners) == 1
-    [awake] = [number for number, listener in enumerate(listeners) if listener.done()]
-    assert isinstance(await harness.broker.claim(slot(f"gpu-{awake}"), patient), Lease)
-    await harness.advance(10.0)
-    assert sum(listener.done() for listener in listeners) == 1
-    for listener in listeners:
-        listener.cancel()
-    await asyncio.gather(*listeners, return_exceptions=True)
-
-
 FLOW = RequestFlow(1.0, {"paid": 2}, ended={"m": 2}, latencies={"paid": {3: 2}})
-
-
-async def test_a_board_that_is_new_has_lost_nothing(harness: Stand) -> None:
-    for board in (harness.board, harness.board_peer):
-        await board.post(Notice("a", flow=FLOW))
-        assert (await board.history())[1].lost_at == 0.0
 
 
 @pytest.mark.parametrize("first", ["one that knew it", "a new one"])
 async def test_a_loss_of_the_brokers_data_is_told_with_its_instant(harness: Stand, first: str) -> None:
     await harness.board.post(Notice("a", flow=FLOW))
+    assert (await harness.board.history())[1].lost_at == 0.0
     await harness.advance(60)
     harness.server.command("FLUSHALL")
     posts = [harness.board, harness.board_peer]  # The peer has not known the board that was lost.
@@ -284,8 +235,8 @@ async def test_a_loss_of_the_brokers_data_is_told_with_its_instant(harness: Stan
 
 async def test_whole_notices_take_bounded_memory(harness: Stand) -> None:
     batch = BatchDeparture("host/gpu-0", "m", "1", 7.25, 3, 0.75, "headway", (1, 0, 2))
-    large = Notice("a", (batch,) * 200)
-    for _ in range(3 * RECENT_BYTES // 10_000):
+    large = Notice("a", (batch,) * 1000)
+    for _ in range(3 * RECENT_BYTES // 50_000):
         await harness.board.post(large)
     taken = int(harness.server.command("MEMORY", "USAGE", "headway:{fleet}:board"))
     assert RECENT_BYTES / 2 < taken < 1.3 * RECENT_BYTES
@@ -376,43 +327,6 @@ async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> N
     assert [one.depth for one in await harness.broker.depths() if one.model == "m"] == [0, 0, 0]
 
 
-ENDS = ("LIFE_SECONDS", "FIGURES_SECONDS", "STREAM_SECONDS", "ACCOUNT_SECONDS", "LETTER_SECONDS", "BELL_SECONDS")
-
-
-@pytest.fixture
-def short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all that is stored end after two seconds."""
-    for name in ENDS:
-        monkeypatch.setitem(function_library._NUMBERS, name, 2)
-    monkeypatch.setattr(function_library, "_BODY", function_library._body())
-    monkeypatch.setattr(function_library, "VERSION", "short_lived")
-
-
-@pytest.mark.usefixtures("short_lived")
-def test_when_the_last_process_is_long_gone_nothing_is_left(kind: str, own: Callable[[str], RedisServer]) -> None:
-    server = own(kind)
-    harness = Stand(server)
-
-    async def used() -> None:
-        await harness.healthy("gpu-0")
-        await harness.broker.claim(slot(), AT_ONCE)
-        await harness.broker.enqueue([sharing(id, task(id, 1.0), key(keep=1.0)) for id in ("kept", "joined")])
-        claimed = await harness.broker.claim(slot(), AT_ONCE)
-        if isinstance(claimed, Lease):
-            await harness.broker.complete(claimed, [ItemResult(None, "no") for _ in claimed.entries])
-        await harness.broker.enqueue([ask(limits=(Limit("key:k", "key", 600.0, 60.0),)) for _ in range(2)])
-        await harness.broker.claim(slot(limit=1), AT_ONCE)
-        await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
-
-    harness.run(used())
-    harness.close()
-    for _ in range(100):
-        if not server.ends():
-            break
-        server.command("BLPOP", "nothing", "0.1")  # Nothing comes: it is the server's own time that has to pass.
-    assert server.ends() == {}
-
-
 async def test_the_account_of_what_is_kept_ends_with_the_last_outcome(harness: Stand) -> None:
     for id in ("a", "b"):
         await harness.broker.enqueue([sharing(id, key(id, keep=2.0))])
@@ -423,24 +337,30 @@ async def test_the_account_of_what_is_kept_ends_with_the_last_outcome(harness: S
     assert not account & {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}
 
 
-def expires(harness: Stand) -> int:
-    calls: int = harness.server.command("INFO", "commandstats").get("cmdstat_expire", {}).get("calls", 0)
-    return calls
-
-
 def commands(harness: Stand) -> dict[str, int]:
     stats = harness.server.command("INFO", "commandstats")
     return {name.removeprefix("cmdstat_"): told["calls"] for name, told in stats.items()}
 
 
+async def test_an_enqueue_makes_as_few_commands_for_many_tenants_as_for_one(harness: Stand) -> None:
+    async def made(tenants: int) -> int:
+        before = commands(harness)
+        assert await harness.broker.enqueue([ask(tenant=f"t {n % tenants}") for n in range(8)]) == [None] * 8
+        return sum(commands(harness).values()) - sum(before.values())
+
+    await harness.broker.enqueue([ask()])
+    assert await made(8) == await made(1)
+
+
 async def test_who_joins_the_same_answer_costs_no_end_of_its_own(harness: Stand) -> None:
+    async def ends(count: int) -> int:
+        before = commands(harness).get("expire", 0)
+        await harness.broker.enqueue([sharing(f"of {count}: {number}", key()) for number in range(count)])
+        return commands(harness).get("expire", 0) - before
+
     await harness.broker.enqueue([sharing("first", key())])
-    few = expires(harness)
-    await harness.broker.enqueue([sharing(f"one {number}", key()) for number in range(4)])
-    few = expires(harness) - few
-    many = expires(harness)
-    await harness.broker.enqueue([sharing(f"other {number}", key()) for number in range(200)])
-    assert expires(harness) - many <= few
+    few = await ends(4)
+    assert await ends(200) <= few
 
 
 async def test_who_gets_a_kept_answer_costs_a_look_at_its_key_and_one_piece_of_replies(harness: Stand) -> None:

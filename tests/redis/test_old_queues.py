@@ -1,12 +1,15 @@
-"""Queues of versions and models that nobody runs any more: whoever comes finds what waits and what is kept."""
+"""Queues of versions and models that nobody runs any more: processes forget them, and find what they hold while they hold anything."""
 
-from unittest.mock import AsyncMock
+import asyncio
+import itertools
+from collections.abc import Sequence
 
 import pytest
 
 from headway import errors
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.dead_letters import RedisDeadLetters
+from headway.core.dedup import follower
 from headway.errors import BrokerUnavailable
 from headway.model import (
     DeadLetter,
@@ -20,157 +23,302 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, ask, output, slot
-from tests.contracts.dedup_keys import admit, task
+from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, ask, drained, output
+from tests.contracts.dedup_keys import task
 from tests.redis.stand import Stand
 
+HOUR = 3600.0
+PAST = HOUR + 300.0
+"""Seconds after which nothing is known of a queue that held nothing and was not used."""
+STEP = 300.0
+"""Seconds between two looks of the processes of these tests."""
 FORGOTTEN = 130.0
 """Seconds after which the registry has forgotten a worker that is gone."""
-LONG = 10_000.0
-HOUR = 3600.0
 
 
-def slot_of(version: str, *, helps: str = "") -> Slot:
-    return Slot("gpu", "m", MAX_BATCH, 0, ModelReport(helps or version), version, helps=bool(helps))
+def slot_of(version: str, model: str = "m", *, helps: str = "") -> Slot:
+    """Slot of a version, or one of the version `helps` that helps it."""
+    return Slot("gpu", model, MAX_BATCH, 0, ModelReport(helps or version), version, helps=bool(helps))
 
 
-async def beat(broker: RedisBroker, version: str) -> None:
-    worker = WorkerInfo(
-        worker_id="gpu", model="m", status=WorkerStatus.HEALTHY, runs=ModelReport(version), version=version
+async def pass_time(harness: Stand, seconds: float, *brokers: RedisBroker) -> None:
+    """Time with the housekeeping of these processes."""
+    for _ in range(round(seconds / STEP)):
+        await harness.advance(STEP)
+        for broker in brokers:
+            await broker.workers()
+            await broker.reap()
+
+
+async def host(harness: Stand, version: str, model: str = "m") -> RedisBroker:
+    """A process with a healthy worker of a version."""
+    made = await harness.another()
+    made.know({model: LIMITS})
+    await beat(made, version, model)
+    return made
+
+
+async def beat(broker: RedisBroker, version: str, model: str = "m") -> None:
+    runs = ModelReport(version)
+    await broker.heartbeat(
+        WorkerInfo(worker_id="gpu", model=model, status=WorkerStatus.HEALTHY, runs=runs, version=version)
     )
-    await broker.heartbeat(worker)
-    await broker.workers()
 
 
-async def pass_time(harness: Stand, broker: RedisBroker, seconds: float, version: str = "") -> None:
-    """Time with the housekeeping of one process, whose worker runs a version."""
-    for _ in range(10):
-        await harness.advance(seconds / 10)
+async def serve(harness: Stand, gateway: RedisBroker, version: str, model: str = "m", keep: float = 600.0) -> str:
+    worker = await host(harness, version, model)
+    await gateway.workers()
+    gateway.know({model: LIMITS})
+    await gateway.workers()
+    id = f"task {next(_numbers)}"
+    await run(gateway, worker, version, model, id=id, dedup_keys=(task(id, keep=keep),))
+    await worker.close()
+    return id
+
+
+async def run(gateway: RedisBroker, worker: RedisBroker, version: str, model: str = "m", **how: object) -> None:
+    assert await gateway.enqueue([ask(model=model, version=version, **how)]) == [None]  # type: ignore[arg-type]
+    lease = await worker.claim(slot_of(version, model), AT_ONCE)
+    assert isinstance(lease, Lease)
+    await worker.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+
+
+_numbers = itertools.count()
+
+
+def names(broker: RedisBroker) -> list[str]:
+    return sorted(map(str, broker.queue_names))
+
+
+def reads() -> int:
+    running = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+    return sum(name in {"Mailbox._read_on", "Wakeups._read_on"} for name in running)
+
+
+async def read_on(gateway: RedisBroker, found: list[Reply]) -> None:
+    cursor = 0
+    while True:
+        replies, cursor = await gateway.replies("g", cursor)
+        found += replies
+
+
+async def test_versions_that_come_and_go_leave_nothing_in_a_process(harness: Stand) -> None:
+    gateway, found = await harness.another(), list[Reply]()
+    reading = asyncio.ensure_future(read_on(gateway, found))
+    await pass_time(harness, 2 * STEP, gateway)
+    models, before = names(gateway), reads()
+    for version in ("1", "2", "3"):
+        await serve(harness, gateway, version)
+        await pass_time(harness, STEP, gateway)
+    assert {"m@1", "m@2", "m@3"} <= {*names(gateway)}
+    assert reads() > before
+    await pass_time(harness, PAST, gateway)
+    late = await harness.another()
+    late.know({}, others=True)
+    await pass_time(harness, STEP, late)
+    assert names(gateway) == names(late) == models
+    assert {str(queue.name) for queue in gateway._reaping._due_at} == {*models}
+    assert reads() == before
+    assert len(found) == 3
+    reading.cancel()
+
+
+async def test_a_processs_own_models_and_the_version_of_its_slot_are_never_forgotten(harness: Stand) -> None:
+    worker = await host(harness, "7")
+    await pass_time(harness, PAST, worker)
+    worker.know({"m": LIMITS})
+    await pass_time(harness, PAST, worker)
+    assert names(worker) == ["m", "m@7", "other"]
+
+
+async def test_a_learnt_model_is_forgotten_and_served_again_when_it_comes_again(harness: Stand) -> None:
+    gateway = await harness.another()
+    for _ in range(2):
+        await serve(harness, gateway, "1", "learnt")
+        assert {"learnt", "learnt@1"} <= {*names(gateway)}
+        await pass_time(harness, PAST, gateway)
+        assert names(gateway) == ["m", "other"]
+    assert len(await drained(harness)) == 0
+
+
+async def test_what_is_kept_is_found_by_every_gateway_for_as_long_as_it_is_kept(harness: Stand) -> None:
+    gateway = await harness.another()
+    id = await serve(harness, gateway, "1", "learnt", keep=3 * HOUR)
+    await pass_time(harness, 2 * HOUR, gateway)
+    late = await harness.another()
+    late.know({}, others=True)
+    for broker in (gateway, late):
+        found = await broker.outcome("t", id)
+        assert isinstance(found, Reply)
+        assert found.output == output(f"input of {id}")
+    await pass_time(harness, HOUR + PAST, gateway, late)
+    assert names(gateway) == names(late) == ["m", "other"]
+
+
+async def test_dead_letters_of_a_model_that_is_gone_are_found_by_a_gateway_that_starts_later(harness: Stand) -> None:
+    gateway = await harness.another()
+    await serve(harness, gateway, "1", "learnt")
+    letters = RedisDeadLetters(gateway._connection, gateway.queue_names)
+    bad = ask("bad", model="learnt", version="1", id="bad")
+    await letters.add(DeadLetter(entry=bad, error="no", cause="raised", attempts=3, worker="gpu", died_at=1.0))
+    await pass_time(harness, 2 * PAST, gateway)
+    late, worker = await harness.another(), await harness.another()
+    late.know({}, others=True)
+    await pass_time(harness, 2 * STEP, late, worker)
+    assert names(worker) == ["m", "other"]
+    assert [one.entry.id for one in await RedisDeadLetters(late._connection, late.queue_names).list()] == ["bad"]
+    await letters.remove("bad")
+    await pass_time(harness, PAST, gateway)
+    assert names(gateway) == ["m", "other"]
+
+
+async def test_a_task_in_a_queue_that_others_reuse_is_found_at_once_after_it_was_forgotten(harness: Stand) -> None:
+    first, second = await harness.another(), await harness.another()
+    await serve(harness, first, "1")
+    await pass_time(harness, PAST, first, second)
+    assert "m@1" not in names(second)
+    id = await serve(harness, first, "1", keep=HOUR)
+    assert isinstance(await second.outcome("t", id), Reply)
+
+
+async def test_a_task_is_followed_and_cancelled_from_gateways_that_have_not_heard_of_its_queue(harness: Stand) -> None:
+    first, second, third = [await harness.another() for _ in range(3)]
+    worker = await host(harness, "1")
+    await first.workers()
+    assert await first.enqueue([ask("a", version="1", id="t", dedup_keys=(task("t"),))]) == [None]
+    assert await second.state("t", "t") is EntryState.QUEUED
+    assert await third.enqueue([follower("sub", "t", "t", "h", 60.0, 1)]) == [None]
+    lease = await worker.claim(slot_of("1"), AT_ONCE)
+    assert isinstance(lease, Lease)
+    await worker.complete(lease, [ItemResult(output("a"))])
+    [reply] = (await third.replies("h", 0))[0]
+    assert (reply.id, reply.output) == ("sub", output("a"))
+    await (await harness.another()).cancel_task("t", "t")
+    assert await first.outcome("t", "t") is None
+
+
+async def test_a_gateway_gets_its_replies_out_of_a_queue_that_it_had_forgotten(harness: Stand) -> None:
+    gateway, found = await harness.another(), list[Reply]()
+    reading = asyncio.ensure_future(read_on(gateway, found))
+    for count in (1, 2, 3):
+        worker = await host(harness, "1")
+        await gateway.workers()
+        await run(gateway, worker, "1")
+        await harness.settle()
+        assert len(found) == count
+        await worker.close()
+        await pass_time(harness, PAST, gateway)
+        assert "m@1" not in names(gateway)
+    reading.cancel()
+
+
+async def test_what_runs_for_hours_keeps_its_queue_known(harness: Stand) -> None:
+    """A slot that helps is at home elsewhere, and nothing else waits."""
+    harness.lease_seconds = 900.0
+    gateway = await harness.another()
+    worker = await host(harness, "1")
+    await gateway.workers()
+    how = {"id": "t", "dedup_keys": (task("t"),), "timeout": 9 * HOUR, "queue_timeout": 9 * HOUR}
+    assert await gateway.enqueue([ask("a", version="1", **how)]) == [None]  # type: ignore[arg-type]
+    await worker.close()
+    helper = await host(harness, "2")
+    await pass_time(harness, STEP, gateway, helper)
+    lease = await helper.claim(slot_of("1", helps="2"), AT_ONCE)
+    assert isinstance(lease, Lease)
+    for _ in range(round(3 * HOUR / (2 * STEP))):
+        await pass_time(harness, 2 * STEP, gateway)
+        assert await helper.extend(lease)
+    late = await harness.another()
+    for broker in (gateway, late):
+        assert await broker.outcome("t", "t") is EntryState.PROCESSING
+    await helper.complete(lease, [ItemResult(output("a"))])
+    assert isinstance(await late.outcome("t", "t"), Reply)
+
+
+async def test_a_queue_that_is_forgotten_is_no_loss(harness: Stand) -> None:
+    """The epoch names what was lost, also in queues that are forgotten since."""
+    gateway = await harness.another()
+    await serve(harness, gateway, "1")
+    harness.server.command("FLUSHDB")
+    await pass_time(harness, 2 * STEP, gateway)
+    lost = gateway.epoch
+    assert lost != "0"
+    await pass_time(harness, PAST, gateway)
+    assert "m@1" not in names(gateway)
+    assert gateway.epoch == lost
+
+
+async def test_nothing_is_forgotten_and_all_is_reaped_while_servers_are_away(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await harness.another(shards=2)
+    await serve(harness, gateway, "1", keep=5 * HOUR)
+    there, away = sorted(gateway._queues[QueueName("m")], key=lambda queue: queue._key)
+    monkeypatch.setattr(away, "siblings", unreachable)
+    await pass_time(harness, PAST, gateway)
+    assert "m@1" in names(gateway)
+    assert {*gateway._reaping._due_at} >= {there, away}
+
+
+async def unreachable() -> tuple[Sequence[str], float]:
+    raise BrokerUnavailable("it is away")
+
+
+LOOKED = 12
+"""Seconds within which a process has told the server that something is known in a queue of a model."""
+
+
+async def housekeeping(broker: RedisBroker, harness: Stand, step: float = 10.0, count: int = 10) -> None:
+    for _ in range(count):
+        await harness.advance(step)
         await broker.workers()
         await broker.reap()
-        if version:
-            await beat(broker, version)
-
-
-async def restarted(harness: Stand, version: str) -> RedisBroker:
-    """The one process there is after all others have gone, and the registry has forgotten them."""
-    await harness.advance(FORGOTTEN)
-    broker = await harness.another()
-    await beat(broker, version)
-    await broker.reap()
-    return broker
 
 
 async def test_what_waits_for_a_version_of_before_a_restart_is_found_and_run(harness: Stand) -> None:
-    await beat(harness.broker, "1")  # type: ignore[arg-type]
-    waiting = ask("a", version="1", dedup_keys=(task("t"),), id="t", timeout=LONG, queue_timeout=LONG)
-    await admit(harness, waiting)
-    broker = await restarted(harness, "2")
-    assert ("1", 1) in {(one.version, one.depth) for one in await broker.depths()}
-    assert await broker.outcome("t", "t") is EntryState.QUEUED
-    lease = await broker.claim(slot_of("1", helps="2"), AT_ONCE)
+    before = await host(harness, "1")
+    await before.workers()
+    waiting = ask("a", version="1", dedup_keys=(task("t"),), id="t", timeout=3 * HOUR, queue_timeout=3 * HOUR)
+    assert await before.enqueue([waiting]) == [None]
+    await before.close()
+    await harness.advance(FORGOTTEN)
+    after = await host(harness, "2")
+    await after.workers()
+    await after.reap()
+    assert ("1", 1) in {(one.version, one.depth) for one in await after.depths()}
+    assert await after.outcome("t", "t") is EntryState.QUEUED
+    lease = await after.claim(slot_of("1", helps="2"), AT_ONCE)
     assert isinstance(lease, Lease)
-    await broker.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
-    found = await broker.outcome("t", "t")
+    await after.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+    found = await after.outcome("t", "t")
     assert isinstance(found, Reply)
     assert found.output == output("a")
-
-
-async def test_what_nobody_runs_after_a_restart_ends_in_its_time(harness: Stand) -> None:
-    await beat(harness.broker, "1")  # type: ignore[arg-type]
-    waiting = ask("a", version="1", pinned=True, dedup_keys=(task("t"),), id="t", timeout=200.0, queue_timeout=200.0)
-    await admit(harness, waiting)
-    broker = await restarted(harness, "")
-    await pass_time(harness, broker, 100.0)
-    found = await broker.outcome("t", "t")
-    assert isinstance(found, Reply)
-    assert found.failure is not None
-    assert found.failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
-
-
-async def test_outcomes_and_dead_letters_of_before_a_restart_are_found(harness: Stand) -> None:
-    await beat(harness.broker, "1")  # type: ignore[arg-type]
-    await admit(harness, ask("good", version="1", dedup_keys=(task("good", keep=HOUR),), id="good", timeout=60.0))
-    lease = await harness.broker.claim(slot_of("1"), AT_ONCE)
-    assert isinstance(lease, Lease)
-    await harness.answer(lease)
-    bad = ask("bad", version="1", id="bad")
-    await harness.dead.add(DeadLetter(entry=bad, error="no", cause="raised", attempts=3, worker="gpu", died_at=1.0))
-    broker = await restarted(harness, "2")
-    found = await broker.outcome("t", "good")
-    assert isinstance(found, Reply)
-    assert found.output == output("good")
-    letters = RedisDeadLetters(broker._connection, broker.queue_names)
-    assert [letter.entry.id for letter in await letters.list()] == ["bad"]
-    await pass_time(harness, broker, 3 * HOUR, "2")
-    late = await restarted(harness, "3")
-    assert "m@1" in map(str, late.queue_names), "it is known for as long as there is a dead letter"
-    letters = RedisDeadLetters(late._connection, late.queue_names)
-    assert [letter.entry.id for letter in await letters.list()] == ["bad"]
-    await letters.remove("bad")
-    assert "m@1" not in map(str, (await restarted(harness, "3")).queue_names)
-
-
-async def test_a_queue_without_anything_is_not_found_an_hour_after_its_last_use(harness: Stand) -> None:
-    """However long others are there that know it, and reap it: versions that come and go do not add up."""
-    await beat(harness.broker, "1")  # type: ignore[arg-type]
-    await admit(harness, ask("a", version="1"))
-    lease = await harness.broker.claim(slot_of("1"), AT_ONCE)
-    assert isinstance(lease, Lease)
-    await harness.answer(lease)
-    broker = await restarted(harness, "2")
-    assert "m@1" in map(str, broker.queue_names)
-    await pass_time(harness, broker, HOUR / 2, "2")
-    assert "m@1" in map(str, broker.queue_names)
-    await pass_time(harness, broker, HOUR / 2, "2")
-    assert (
-        sorted(map(str, broker.queue_names))
-        == sorted(map(str, (await restarted(harness, "2")).queue_names))
-        == ["m", "m@2", "other"]
-    )
-
-
-async def test_queues_are_reaped_while_a_server_is_away(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    await beat(harness.broker, "1")  # type: ignore[arg-type]
-    await harness.advance(FORGOTTEN)
-    broker = await harness.another(shards=2)
-    there, away = broker._queues[QueueName("m")]
-    monkeypatch.setattr(away, "siblings", AsyncMock(side_effect=BrokerUnavailable("it is away")))
-    await broker.reap()
-    assert "m@1" in map(str, broker.queue_names)
-    assert {*broker._reaping._due_at} >= {away, there}
-
-
-GONE = "gone"
-LOOKED = 12
-"""Seconds within which a process has told the server that something is known in a queue of a model."""
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
 async def test_what_waits_outlives_a_full_restart_and_ends_in_time(harness: Stand, comes_back: bool) -> None:
     before = await harness.another()
-    before.know({GONE: LIMITS})
-    await before.heartbeat(WorkerInfo(worker_id="gpu", model=GONE, status=WorkerStatus.HEALTHY))
-    kept = ask("a", model=GONE, dedup_keys=(task("t"),), id="t", timeout=300.0, queue_timeout=300.0)
-    assert await before.enqueue([kept, ask("b", model=GONE, id="b", timeout=300.0, queue_timeout=300.0)]) == [None] * 2
-    for _ in range(LOOKED):
-        await harness.advance(1.0)
-        await before.workers()
-        await before.reap()
+    before.know({"gone": LIMITS})
+    await before.heartbeat(WorkerInfo(worker_id="gpu", model="gone", status=WorkerStatus.HEALTHY))
+    kept = ask("a", model="gone", dedup_keys=(task("t"),), id="t", timeout=300.0, queue_timeout=300.0)
+    assert (
+        await before.enqueue([kept, ask("b", model="gone", id="b", timeout=300.0, queue_timeout=300.0)]) == [None] * 2
+    )
+    await housekeeping(before, harness, 1.0, LOOKED)
     await before.close()
     await harness.advance(FORGOTTEN)
 
     after = await harness.another()
     after.know({}, others=True)
-    await pass_time(harness, after, 100.0)
+    await housekeeping(after, harness)
     if comes_back:
         again = await harness.another()
-        again.know({GONE: LIMITS})
-        lease = await again.claim(slot("gpu", GONE), AT_ONCE)
+        again.know({"gone": LIMITS})
+        lease = await again.claim(Slot("gpu", "gone", MAX_BATCH), AT_ONCE)
         assert isinstance(lease, Lease)
-        assert {one.id for one in lease.entries} == {"t", "b"}
+        assert {entry.id for entry in lease.entries} == {"t", "b"}
         return
-    await pass_time(harness, after, 100.0)
+    await housekeeping(after, harness)
     found = await after.outcome("t", "t")
     assert isinstance(found, Reply)
     replies, _ = await after.replies("g", 0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 from headway.brokers.redis import connection as links
 from headway.brokers.redis.broker import RedisBroker
 from headway.errors import BrokerUnavailable
-from headway.model import EntryState, ItemResult, Lease, NoWork, QueueName, Value, WorkerInfo, WorkerStatus
+from headway.model import EntryState, ItemResult, Lease, NoWork, Value, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, failed, ids, output, slot
 from tests.e2e.client import wait_until
 from tests.redis.stand import TIMEOUT, Steady, answered, brokers, hasty, refused, until
-from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import KINDS, RedisServer, client
 
 BLOCK = 0.3
@@ -139,35 +137,6 @@ async def test_every_call_to_a_silent_server_ends_in_time_and_can_be_made_again(
         assert found == {id: output(f"input of {id}") for id in ("a", "b", "new")}
 
 
-async def test_a_claim_that_a_silent_server_did_later_is_not_lost(server: RedisServer) -> None:
-    async with brokers(server.url) as [broker]:
-        await broker.enqueue([ask(id="a")])
-        assert isinstance(await broker.claim(slot("gpu-1"), AT_ONCE), Lease)
-        await broker.enqueue([ask(id="b")])
-        server.pause()
-        try:
-            with hasty(broker):
-                await refused(broker.claim(slot(), AT_ONCE))
-        finally:
-            server.resume()
-        assert ids((await until(lambda: answered(broker))).entries) == ["b"]
-        assert (await broker.loads())[QueueName("m")].departures == 2
-
-
-async def test_a_server_that_sleeps_keeps_nobody_longer_than_the_timeout(server: RedisServer) -> None:
-    async with brokers(server.url) as [broker]:
-        await broker.enqueue([ask(id="a")])
-        for _ in range(10):  # It may have slept unseen, while this machine stood still.
-            with sleeping(server), hasty(broker):
-                asked = asyncio.ensure_future(broker.enqueue([ask(id="b")]))
-                await asyncio.wait([asked])
-            if asked.exception() is not None:
-                break
-        await refused(asked)
-        assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
-        assert ids((await until(lambda: answered(broker))).entries) == ["a", "b"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_work_goes_on_after_a_restart_with_the_data(durable: RedisServer) -> None:
     async with brokers(durable.url) as [broker]:
@@ -194,78 +163,6 @@ async def test_work_goes_on_after_a_restart_with_the_data(durable: RedisServer) 
             second, _ = await broker.replies("g", cursor)
             first = [*first, *second]
         assert ids(first) == ["a", "b"]
-
-
-async def test_a_restart_without_the_data_shows_in_the_epoch(server: RedisServer) -> None:
-    async with brokers(server.url, count=2) as [broker, peer]:
-        assert (broker.epoch, peer.epoch) == ("", "")
-        entries = [ask(id="a"), ask(id="b"), ask(id="c")]
-        await broker.enqueue(entries)
-        lease = await broker.claim(slot(limit=1), AT_ONCE)
-        assert isinstance(lease, Lease)
-        await answered(broker)
-        replies, cursor = await broker.replies("g", 0)
-        assert ids(replies) == ["b", "c"]
-        epoch = broker.epoch
-        assert epoch
-        server.restart()
-        assert await until(lambda: broker.state("t", "a")) is None
-        assert (await broker.complete(lease, [ItemResult("stale")])).fenced
-        await broker.enqueue(entries[:1])
-        assert broker.epoch != epoch
-        changed = broker.epoch
-        assert (await answered(broker)).fence > lease.fence
-        replies, cursor = await until(lambda: broker.replies("g", 0))
-        assert ids(replies)[:2] == ["b", "c"]  # Nobody has acknowledged them yet.
-        if len(replies) == 2:
-            replies, cursor = await until(lambda: broker.replies("g", 2))
-        assert ids(replies)[-1] == "a"
-        await broker.loads()
-        await broker.reap()
-        assert broker.epoch == changed
-        reading = asyncio.create_task(broker.replies("g", cursor))
-        await broker.enqueue([ask(id="d")])
-        await answered(broker)
-        replies, _ = await reading
-        assert ids(replies) == ["d"]
-        await peer.loads()
-        assert peer.epoch
-
-
-async def test_a_connection_that_hangs_half_open_is_found_out(server: RedisServer) -> None:
-    with ChaosProxy(server.port) as proxy:
-        async with brokers(f"redis://127.0.0.1:{proxy.port}/0") as [broker]:
-            await broker.enqueue([ask(id="a")])
-            lease = await broker.claim(slot(), AT_ONCE)
-            assert isinstance(lease, Lease)
-            reading = asyncio.create_task(broker.replies("g", 0))
-            listening = asyncio.create_task(broker.wait_for_work(slot("gpu-1"), None))
-            before = await reads(server)
-            with hasty(broker):
-                await begun_anew(server, before, reading, listening)
-                proxy.black_hole()
-                for waiting in (reading, listening):
-                    await refused(waiting, BLOCK + TIMEOUT)
-                await refused(broker.enqueue([ask(id="b")]))
-                await refused(broker.complete(lease, [ItemResult(output("input of a"))]))
-            proxy.cut()
-            proxy.normal()
-            assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
-            await broker.complete(lease, [ItemResult(output("input of a"))])
-            replies, _ = await until(lambda: broker.replies("g", 0))
-            assert ids(replies) == ["a"]
-
-
-async def test_a_slow_network_costs_time_and_nothing_else(server: RedisServer) -> None:
-    with ChaosProxy(server.port) as proxy:
-        async with brokers(f"redis://127.0.0.1:{proxy.port}/0") as [broker]:
-            proxy.delay(0.1)
-            began = time.monotonic()
-            await broker.enqueue([ask(id="a")])
-            assert time.monotonic() - began >= 0.2
-            await answered(broker)
-            replies, _ = await broker.replies("g", 0)
-            assert ids(replies) == ["a"]
 
 
 async def test_a_call_that_was_given_up_is_not_done_later(server: RedisServer) -> None:

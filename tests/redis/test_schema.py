@@ -74,19 +74,6 @@ def test_an_entry_of_a_release_after_the_next_one_says_so() -> None:
         entry_wire.read_payloads([pack_entry(entry), of_release(2)(entry)])
 
 
-def test_no_name_stands_for_two_values_in_the_functions() -> None:
-    assert function_library.named_once({"OVER": 1}, {"UNDER": 2}) == {"OVER": 1, "UNDER": 2}
-    with pytest.raises(ValueError, match="as OVER"):
-        function_library.named_once({"OVER": 1, "UNDER": 2}, {"OVER": 16})
-
-
-def test_the_places_that_the_server_is_told_are_those_of_the_members() -> None:
-    payload = msgspec.msgpack.decode(pack_entry(ask("text", id="a")))
-    assert payload[0] == wire.SCHEMA
-    assert payload[entry_wire.position_of("id") - 1] == "a"
-    assert payload[entry_wire.position_of("input") - 1] == "text"
-
-
 async def settled(harness: Stand, *entries: Entry) -> None:
     for _ in range(60):
         if not any(one.depth for one in await harness.broker.depths()):
@@ -99,40 +86,48 @@ async def settled(harness: Stand, *entries: Entry) -> None:
     raise AssertionError("it goes on and on")
 
 
-async def test_an_entry_of_the_next_release_is_served(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_entry_and_a_reply_of_the_next_release_are_read(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(entry_wire, "pack_small", packing(of_release(1)))
     entry = ask("text", id="a")
     await harness.broker.enqueue([entry])
     lease = await harness.claim()
     assert lease.entries == (entry,)
+    monkeypatch.setattr(wire, "SCHEMA", wire.SCHEMA + 1)
     await harness.answer(lease)
     assert (await drained(harness))["a"].output == output("text")
 
 
-@pytest.mark.parametrize(
-    "alien",
-    [of_release(2), lambda _: b"", lambda _: b"\xc1", lambda _: b"\x91\x01"],
-    ids=["later", "empty", "unknown", "short"],
-)
-async def test_an_entry_that_cannot_be_read_costs_nobody_else_the_answer(
-    harness: Stand, alien: Callable[[Entry], bytes], monkeypatch: pytest.MonkeyPatch
+ALIENS: dict[str, Callable[[Entry], bytes]] = {
+    "later": of_release(2),
+    "empty": lambda _: b"",
+    "unknown": lambda _: b"\xc1",
+    "short": lambda _: b"\x91\x01",
+}
+
+
+async def test_entries_that_cannot_be_read_cost_nobody_else_the_answer(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = [ask(id=f"good {number}") for number in range(5)]
+    good = [ask(id=f"good {number}") for number in range(4)]
     await harness.broker.enqueue(good[:2])
-    monkeypatch.setattr(entry_wire, "pack_small", packing(alien))
-    await harness.broker.enqueue([ask(id="alien")])
-    monkeypatch.setattr(entry_wire, "pack_small", packing(pack_entry))
+    for id, alien in ALIENS.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(entry_wire, "pack_small", packing(alien))
+            await harness.broker.enqueue([ask(id=id)])
     await harness.broker.enqueue(good[2:])
     assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
     await settled(harness)
     replies = await drained(harness)
-    assert set(replies) == {"alien", *ids(good)}
+    assert set(replies) == {*ALIENS, *ids(good)}
     assert all(replies[entry.id].output == output(entry.input) for entry in good)
-    failure = replies["alien"].failure
-    assert failure is not None
-    assert failure.code == errors.BACKEND_ERROR
-    assert "cannot be read" in failure.message
-    assert await harness.dead.count() == 1
+    for id in ALIENS:
+        failure = replies[id].failure
+        assert failure is not None
+        assert failure.code == errors.BACKEND_ERROR
+        assert "cannot be read" in failure.message
+    assert await harness.dead.count() == len(ALIENS)
 
 
 async def test_an_unreadable_dead_letter_hides_no_other(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,37 +151,30 @@ async def test_an_unreadable_dead_letter_hides_no_other(harness: Stand, monkeypa
     assert await harness.dead.count() == 2
 
 
-NO_REPLIES: dict[str, list[bytes | str]] = {
-    "of a release to come": ["v", "9", "k", "ran", "d", b"\x90", "t", "1", "e", "1", "n", "1", "a", "1", "x", ""],
-    "a batch of a release to come": ["v", "1", "k", "ran", "d", b"\x94\x09\xa1w\xa0\x90", *"t1e1n1a1", "x", ""],
-    "no batch": ["v", "1", "k", "ran", "d", b"\xc1", *"t1e1n1a1", "x", ""],
-    "no kind": ["v", "1"],
-    "no number": ["v", "one", *"k0d0t0e0n0s0f0"],
-    "nothing of ours": ["hello", "world"],
-}
+NO_REPLIES: list[list[bytes | str]] = [
+    ["v", "9", "k", "ran", "d", b"\x90", "t", "1", "e", "1", "n", "1", "a", "1", "x", ""],  # Of a release to come.
+    ["v", "1", "k", "ran", "d", b"\x94\x09\xa1w\xa0\x90", *"t1e1n1a1", "x", ""],  # A batch of one.
+    ["v", "1", "k", "ran", "d", b"\xc1", *"t1e1n1a1", "x", ""],  # No batch.
+    ["v", "1"],  # No kind.
+    ["v", "one", *"k0d0t0e0n0s0f0"],  # No number.
+    ["hello", "world"],
+]
 
 
-@pytest.mark.parametrize("case", NO_REPLIES)
-async def test_replies_that_cannot_be_read_keep_back_no_others(harness: Stand, case: str) -> None:
-    await harness.broker.enqueue([ask(id="a")])
+async def test_replies_that_cannot_be_read_keep_back_no_others(harness: Stand) -> None:
+    for number, alien in enumerate(NO_REPLIES):
+        await harness.broker.enqueue([ask(id=f"{number}")])
+        await harness.answer(await harness.claim())
+        harness.server.command("XADD", harness.key("r:g"), "*", *alien)
+    await harness.broker.enqueue([ask(id="last")])
     await harness.answer(await harness.claim())
-    harness.server.command("XADD", harness.key("r:g"), "*", *NO_REPLIES[case])
-    await harness.broker.enqueue([ask(id="b")])
-    await harness.answer(await harness.claim())
-    assert list(await drained(harness)) == ["a", "b"]
+    assert list(await drained(harness)) == [*map(str, range(len(NO_REPLIES))), "last"]
     _, cursor = await harness.broker.replies("g", 0)
     reading = asyncio.create_task(harness.broker.replies("g", cursor))
     await harness.advance(1.0)
     assert harness.server.command("XLEN", harness.key("r:g")) == 0
     assert not reading.done()
     reading.cancel()
-
-
-async def test_replies_of_the_next_release_are_read(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "SCHEMA", wire.SCHEMA + 1)
-    await harness.broker.enqueue([ask(id="a")])
-    await harness.answer(await harness.claim())
-    assert (await drained(harness))["a"].output == output("input of a")
 
 
 async def test_a_cause_of_a_later_release_is_the_models(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

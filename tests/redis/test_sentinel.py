@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from redis.exceptions import ResponseError
 
 from headway.brokers.redis import function_library
 from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.clients import Sentinels, deposed_by
 from headway.brokers.redis.link import Address
-from headway.brokers.redis.sentinels import Sentinels, deposed_by
 from headway.errors import BrokerUnavailable
-from headway.model import EntryState, Lease, Reply
-from tests.contracts.brokers import AT_ONCE, ask, output, slot
+from headway.model import EntryState, Reply
+from tests.contracts.brokers import ask, output, slot
 from tests.e2e.client import PATIENCE, wait_until
 from tests.redis.stand import answered, brokers, hasty, opened, refused, served, until
 from tests.servers.ports import LOOPBACK
@@ -43,60 +43,54 @@ def waiting(server: RedisServer) -> set[str]:
     return set(re.findall(r"cmd=(\w+)", server.command("CLIENT", "LIST").decode()))
 
 
+class Waits:
+    """A broker that reads replies and listens for work, over connections that wait at the primary."""
+
+    def __init__(self, broker: RedisBroker) -> None:
+        self.reading = asyncio.create_task(reply(broker))
+        self.listening = asyncio.create_task(broker.wait_for_work(slot(), None))
+
+    async def at(self, server: RedisServer) -> None:
+        while not waiting(server) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
+            await asyncio.sleep(0.01)
+
+
+def promote(setup: SentinelSetup, server: RedisServer) -> None:
+    """Make a server the primary, and have Sentinels name it, of which they tell nobody."""
+    for sentinel in setup.sentinels:
+        sentinel.command("SENTINEL", "REMOVE", SERVICE)
+        sentinel.command("SENTINEL", "MONITOR", SERVICE, LOOPBACK, server.port, 2)
+    server.command("REPLICAOF", "NO", "ONE")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
     async with brokers(setup.url) as [broker]:
         entry = ask(id="a")
         assert await broker.enqueue([entry]) == [None]
-        reading = asyncio.create_task(reply(broker))
-        listening = asyncio.create_task(broker.wait_for_work(slot(), None))
+        waits = Waits(broker)
         wait_until(setup.in_step)
         second = setup.replica
         assert function_library.VERSION in str(second.command("FUNCTION", "LIST"))  # It has them from the primary.
         second.command("CONFIG", "RESETSTAT")
         setup.primary.kill()
         await refused(broker.enqueue([ask()]))
-        await refused(listening)
+        await refused(waits.listening)
         setup.fail_over()
         assert await until(lambda: broker.state("t", "a")) is EntryState.QUEUED
         assert setup.primary is second
         assert await broker.enqueue([entry]) == [None]
         lease = await until(lambda: answered(broker))
         assert [rider.id for rider in lease.entries] == ["a"]
-        assert (await reading).output == output(entry.input)
+        assert (await waits.reading).output == output(entry.input)
         assert second.command("ROLE")[0] == b"master"
         assert "cmdstat_function|load" not in second.command("INFO", "commandstats")
 
 
-async def test_a_primary_that_falls_silent_is_left_and_not_believed_when_it_speaks_again(setup: SentinelSetup) -> None:
-    async with brokers(setup.url) as [broker]:
-        assert await broker.enqueue([ask(id="a")]) == [None]
-        wait_until(setup.in_step)
-        first = setup.primary
-        first.pause()
-        try:
-            with hasty(broker):
-                await refused(broker.claim(slot(), AT_ONCE))
-                setup.fail_over()
-                lease = await until(lambda: broker.claim(slot(), AT_ONCE))
-            assert setup.primary is not first
-        finally:
-            first.resume()
-        assert isinstance(lease, Lease)
-        wait_until(lambda: setup.in_step() and setup.replica is first)
-        assert await until(lambda: broker.state("t", "a")) is EntryState.PROCESSING
-
-
-async def test_a_call_to_a_replica_is_refused_and_the_next_finds_the_primary(setup: SentinelSetup) -> None:
-    async with brokers(setup.url) as [broker]:
-        assert await broker.enqueue([ask(id="a")]) == [None]
-        setup.primary.command("REPLICAOF", LOOPBACK, setup.replica.port)
-        assert "read only replica" in str(await refused(broker.enqueue([ask(id="b")])))
-        setup.fail_over()
-        assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
-
-
 async def test_a_read_without_an_answer_during_a_takeover_does_not_tell_that_all_are_gone(setup: SentinelSetup) -> None:
+    with pytest.raises(BrokerUnavailable, match="No master found for 'other'"):
+        async with opened(setup.url.replace(f"/{SERVICE}", "/other")):
+            pass
     async with brokers(setup.url) as [broker]:
         assert await broker.enqueue([ask(id="a")]) == [None]
         wait_until(setup.in_step)
@@ -114,23 +108,18 @@ async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusa
     async with brokers(setup.url) as [broker]:
         entry = ask(id="a")
         assert await broker.enqueue([entry]) == [None]
-        reading = asyncio.create_task(reply(broker))
-        listening = asyncio.create_task(broker.wait_for_work(slot(), None))
+        waits = Waits(broker)
         first, second = setup.primary, setup.replica
-        while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
-            await asyncio.sleep(0.01)
+        await waits.at(first)
         wait_until(setup.in_step)
         first.command("CONFIG", "SET", "min-replicas-to-write", 1)
-        for one in setup.sentinels:
-            one.command("SENTINEL", "REMOVE", SERVICE)
-            one.command("SENTINEL", "MONITOR", SERVICE, LOOPBACK, second.port, 2)
-        second.command("REPLICAOF", "NO", "ONE")
+        promote(setup, second)
         wait_until(lambda: first.command("INFO", "replication")["connected_slaves"] == 0)
         assert "NOREPLICAS" in str(await refused(broker.enqueue([ask(id="b")])))
-        await refused(listening)
+        await refused(waits.listening)
         lease = await answered(broker)
         assert [rider.id for rider in lease.entries] == ["a"]
-        assert (await reading).output == output(entry.input)
+        assert (await waits.reading).output == output(entry.input)
         assert first.command("ROLE")[0] == b"master"
 
 
@@ -144,24 +133,19 @@ async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_c
     async with brokers(setup.url) as [broker]:
         entry = ask(id="a")
         assert await broker.enqueue([entry]) == [None]
-        reading = asyncio.create_task(reply(broker))
-        listening = asyncio.create_task(broker.wait_for_work(slot(), None))
+        waits = Waits(broker)
         first, second = setup.primary, setup.replica
-        while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
-            await asyncio.sleep(0.01)
+        await waits.at(first)
         wait_until(setup.in_step)
         first.command("CLIENT", "PAUSE", 3_600_000, "WRITE")
-        for one in setup.sentinels:
-            one.command("SENTINEL", "REMOVE", SERVICE)
-            one.command("SENTINEL", "MONITOR", SERVICE, LOOPBACK, second.port, 2)
-        second.command("REPLICAOF", "NO", "ONE")
+        promote(setup, second)
         with hasty(broker):
             await refused(broker.enqueue([ask(id="b")]))
         first.command("CLIENT", "UNPAUSE")
         lease = await until(lambda: answered(broker))
         assert [rider.id for rider in lease.entries] == ["a"]
-        await refused(listening)
-        assert (await reading).output == output(entry.input)
+        await refused(waits.listening)
+        assert (await waits.reading).output == output(entry.input)
         assert first.command("ROLE")[0] == b"master"
 
 
@@ -175,42 +159,22 @@ async def test_a_primary_is_left_as_soon_as_the_sentinels_know_of_another(setup:
         # For four times as long they let be who calls itself the primary. The leader has to see that first.
         one.command("SENTINEL", "DEBUG", "PUBLISH-PERIOD", 1000 if silenced else 5000)
     async with brokers(setup.url) as [broker]:
-        reading = asyncio.create_task(reply(broker))
-        listening = asyncio.create_task(broker.wait_for_work(slot(), None))
-        while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
-            await asyncio.sleep(0.01)
+        waits = Waits(broker)
+        await waits.at(first)
         setup.hand_over()
         # Who was cut between two reads listens to the new one, and is not refused.
         async with asyncio.timeout(PATIENCE):
-            while not (listening.done() or "blpop" in waiting(second)):  # noqa: ASYNC110 - only the server knows
+            while not (waits.listening.done() or "blpop" in waiting(second)):  # noqa: ASYNC110 - only the server knows
                 await asyncio.sleep(0.01)
-        if listening.done():
-            await refused(listening)
-        listening.cancel()
+        if waits.listening.done():
+            await refused(waits.listening)
+        waits.listening.cancel()
         entry = ask(id="a")
         assert await until(lambda: broker.enqueue([entry])) == [None]
         await until(lambda: answered(broker))
-        assert (await reading).output == output(entry.input)
+        assert (await waits.reading).output == output(entry.input)
         assert not waiting(first) & {"blpop", "xread"}
         assert second.command("ROLE")[0] == first.command("ROLE")[0] == b"master"
-
-
-async def test_a_sentinel_that_is_silent_does_not_hide_the_others(setup: SentinelSetup) -> None:
-    async def found() -> None:
-        async with opened(setup.url, timeout=2.0):
-            pass
-
-    setup.sentinels[0].pause()
-    setup.sentinels[1].kill()
-    await until(found)
-    setup.sentinels[0].resume()
-
-
-async def test_a_service_that_no_sentinel_knows_is_told(setup: SentinelSetup) -> None:
-    url = setup.url.replace(f"/{SERVICE}", "/other")
-    with pytest.raises(BrokerUnavailable, match="No master found for 'other'"):
-        async with opened(url):
-            pass
 
 
 async def test_server_and_sentinels_have_passwords_of_their_own(tmp_path: Path) -> None:
@@ -262,6 +226,8 @@ class Sentinel:
 
 
 class Asked:
+    """Sentinels that are asked for the primary; `left` are the addresses that were left for another."""
+
     def __init__(self, avoiding: Address | None = None) -> None:
         self.left: list[Address] = []
         self._asks = Sentinels([], "headway", {}, self._leave)
@@ -283,35 +249,38 @@ def named(*sentinels: Sentinel, avoiding: Address | None = None) -> Address:
     return Asked(avoiding)(*sentinels)
 
 
-def test_most_of_them_are_believed_and_a_silent_one_is_not_waited_for() -> None:
-    assert named(Sentinel(A), Sentinel(B), Sentinel(A)) == A
-    assert named(Sentinel(A), Sentinel(None, silent=True), Sentinel(A)) == A
-
-
-def test_who_has_refused_is_believed_last_and_asked_again_when_nobody_else_is_named() -> None:
-    assert named(Sentinel(A), Sentinel(A), Sentinel(B), avoiding=A) == B
-    assert named(Sentinel(A), Sentinel(A), Sentinel(NoConnection("gone")), avoiding=A) == A
-
-
-def test_the_highest_epoch_is_believed_before_most_of_them() -> None:
-    assert named(Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(A), avoiding=A) == B
-    assert named(Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(None), avoiding=B) == B
+@pytest.mark.parametrize(
+    ("sentinels", "avoiding", "primary"),
+    [
+        ((Sentinel(A), Sentinel(B), Sentinel(A)), None, A),  # Most are believed.
+        ((Sentinel(A), Sentinel(None, silent=True), Sentinel(A)), None, A),  # A silent one is not waited for.
+        # Who has refused is believed last, and asked again when nobody else is named.
+        ((Sentinel(A), Sentinel(A), Sentinel(B)), A, B),
+        ((Sentinel(A), Sentinel(A), Sentinel(NoConnection("gone"))), A, A),
+        # The highest epoch is believed before most of them.
+        ((Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(A)), A, B),
+        ((Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(None)), B, B),
+        # A primary that is down is not named.
+        ((Sentinel(A, down=True), Sentinel(A)), None, A),
+        ((Sentinel(A, down=True), Sentinel(B, down=True)), None, B),
+    ],
+)
+def test_the_primary_is_the_one_that_sentinels_name(
+    sentinels: Sequence[Sentinel], avoiding: Address | None, primary: Address
+) -> None:
+    assert named(*sentinels, avoiding=avoiding) == primary
 
 
 def test_what_most_have_missed_is_not_believed_while_one_knows_better_of_it() -> None:
     asked = Asked()
+    for _ in range(2):
+        assert asked(Sentinel(A)) == A
     assert asked(Sentinel(B, config_epoch=1), Sentinel(B, config_epoch=1)) == B
     assert asked(Sentinel(A), Sentinel(A), Sentinel(B, config_epoch=1)) == B
+    assert asked.left == [A], "the old one is left once another is named"
     asked = Asked()
     assert asked(Sentinel(B, config_epoch=7)) == B
     assert asked(Sentinel(A), Sentinel(A), Sentinel(A)) == A
-
-
-def test_the_old_primary_is_left_once_another_is_named() -> None:
-    asked = Asked()
-    for names in (A, A, B, B):
-        asked(Sentinel(names))
-    assert asked.left == [A]
 
 
 @pytest.mark.parametrize(
@@ -323,14 +292,9 @@ def test_what_a_sentinel_publishes_names_the_deposed_primary(event: str) -> None
     assert deposed_by(event, "other") is None
 
 
-def test_a_primary_that_is_down_is_not_named() -> None:
-    assert named(Sentinel(A, down=True), Sentinel(A)) == A
-    assert named(Sentinel(A, down=True), Sentinel(B, down=True)) == B
+def test_when_none_is_named_or_it_is_no_sentinel_the_reasons_are_told() -> None:
     with pytest.raises(MasterNotFoundError):
         named(Sentinel(A, down=True), Sentinel(A, down=True))
-
-
-def test_when_none_is_named_or_it_is_no_sentinel_the_reasons_are_told() -> None:
     with pytest.raises(MasterNotFoundError, match="No master found for 'headway' : ConnectionError: gone"):
         named(Sentinel(None), Sentinel(NoConnection("gone")))
     with pytest.raises(ResponseError, match="unknown command"):

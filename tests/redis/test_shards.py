@@ -1,7 +1,6 @@
 """A model's queue in several shards: where entries go, where slots are at home, and how they help one another."""
 
 import asyncio
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -15,25 +14,26 @@ from headway.model import (
     ItemResult,
     Lease,
     NoWork,
-    QueueName,
-    Reply,
+    Slot,
     WorkerInfo,
     WorkerStatus,
 )
 from headway.ports import Broker
 from headway.runtime.counters import BrokerCounts
 from tests.contracts import dedup_keys as common
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, MODELS, ask, output, slot
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, leave, output, slot
+from tests.contracts.dedup_keys import key, sharing
+from tests.redis import plays
+from tests.redis.plays import WINDOW, Play
 from tests.redis.stand import Stand
 
 WORKERS = tuple(f"gpu-{number:02}" for number in range(16))
 """Workers enough for four shards to have four each."""
 
 
-@pytest.fixture(params=[2, 4])
-def shards(request: pytest.FixtureRequest) -> int:
-    count: int = request.param
-    return count
+@pytest.fixture
+def shards() -> int:
+    return 4
 
 
 two = pytest.mark.parametrize("shards", [2])
@@ -51,7 +51,9 @@ async def beaten(stand: Stand, workers: Sequence[str], seconds: int = 4) -> None
         await stand.advance(1.01)
 
 
-async def test_entries_are_dealt_out_in_turn(harness: Stand) -> None:
+async def test_entries_are_dealt_out_in_turn_once_there_are_workers(harness: Stand) -> None:
+    await harness.broker.enqueue([ask() for _ in range(10)])
+    assert harness.held() == [10, *[0] * (harness.shards - 1)]
     await beaten(harness, WORKERS)
     for count in (1, 3, MAX_BATCH, 20):
         before = harness.held()
@@ -62,12 +64,7 @@ async def test_entries_are_dealt_out_in_turn(harness: Stand) -> None:
         assert max(dealt) - min(dealt) <= harness.shards
 
 
-async def test_without_workers_everything_goes_into_one_shard(harness: Stand) -> None:
-    await harness.broker.enqueue([ask() for _ in range(10)])
-    assert harness.held() == [10, *[0] * (harness.shards - 1)]
-
-
-async def test_a_replay_goes_where_the_entry_went(harness: Stand) -> None:
+async def test_entries_are_found_in_any_shard_by_any_process_and_offered_again_there(harness: Stand) -> None:
     await beaten(harness, WORKERS)
     entries = [ask() for _ in range(4 * harness.shards)]
     await harness.broker.enqueue(entries)
@@ -76,18 +73,11 @@ async def test_a_replay_goes_where_the_entry_went(harness: Stand) -> None:
     await harness.advance(20.0)  # All workers are gone by now: whatever is new would go into the first shard.
     assert await harness.broker.enqueue(entries[::-1]) == [None] * len(entries)
     assert harness.held() == before
-
-
-async def test_entries_are_found_in_any_shard_and_by_any_process(harness: Stand) -> None:
-    await beaten(harness, WORKERS)
-    entries = [ask() for _ in range(4 * harness.shards)]
-    await harness.broker.enqueue(entries)
-    assert min(harness.held()) > 0
     for broker in (harness.broker, harness.peer()):
         for entry in entries:
             assert await broker.state(entry.tenant, entry.id) is EntryState.QUEUED
-    await harness.peer().withdraw([(entry.tenant, entry.id, 0) for entry in entries[::2]], "g")
-    await harness.broker.withdraw([(entry.tenant, entry.id, 0) for entry in entries[1::2]], "g")
+    await leave(harness.peer(), *entries[::2])
+    await leave(harness.broker, *entries[1::2])
     assert harness.held() == [0] * harness.shards
     for broker in (harness.broker, harness.peer()):
         assert await broker.state("t", entries[0].id) is None
@@ -103,7 +93,7 @@ async def test_homes_are_balanced_and_move_as_slots_come_and_go(harness: Stand) 
     await beaten(harness, stay, seconds=6)
     homes = [home & set(stay) for home in harness.at_home()]
     sizes = [len(home) for home in homes]
-    assert sizes == ([5, 4] if harness.shards == 2 else [5, 4, 0, 0])
+    assert sizes == [5, 4, 0, 0]
     assert set.union(*homes) == set(stay)
     await beaten(harness, WORKERS, seconds=6)
     homes = harness.at_home()
@@ -171,59 +161,6 @@ async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None
     assert settled.answered == MAX_BATCH
 
 
-async def test_each_entry_of_each_model_has_one_reply(harness: Stand) -> None:
-    """Slots of two models at once, on two hosts; fences of different queues may be alike."""
-    rng = random.Random(harness.shards)
-    hosts = [harness.broker, harness.peer()]
-    asked: dict[str, Entry] = {}
-    replies: dict[str, Reply] = {}
-
-    async def serve(number: int, worker: str, model: str) -> None:
-        host = hosts[number % 2]
-        while True:
-            claimed = await host.claim(slot(worker, model), AT_ONCE)
-            if isinstance(claimed, NoWork):
-                await host.wait_for_work(slot(worker, model), claimed.until)
-                continue
-            assert {rider.model for rider in claimed.entries} == {model}
-            await harness.advance(0.01)
-            await host.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
-
-    async def beat(worker: str, model: str) -> None:
-        while True:
-            await harness.healthy(worker, model=model)
-            await harness.advance(1.0)
-
-    async def read(number: int) -> None:
-        cursor = 0
-        while True:
-            found, cursor = await hosts[number].replies(f"g-{number}", cursor)
-            for reply in found:
-                assert reply.id not in replies
-                assert reply.queued < 1.0
-                replies[reply.id] = reply
-
-    tasks = [asyncio.create_task(read(number)) for number in range(2)]
-    for model in MODELS:
-        for number in range(8):
-            tasks.append(asyncio.create_task(beat(f"{model}-{number}", model)))
-            tasks.append(asyncio.create_task(serve(number, f"{model}-{number}", model)))
-    await harness.advance(3.0)
-    for _ in range(100):
-        await harness.advance(rng.expovariate(100.0))
-        number = rng.randrange(2)
-        entries = [ask(model=rng.choice(MODELS), gateway=f"g-{number}") for _ in range(rng.choice((1, 2, 20)))]
-        verdicts = await hosts[number].enqueue(entries)
-        asked |= {entry.id: entry for entry, verdict in zip(entries, verdicts, strict=True) if verdict is None}
-    await harness.advance(3.0)
-    for task in tasks:
-        assert not task.done()
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert set(replies) == set(asked)
-    assert all(reply.output == output(asked[id].input) for id, reply in replies.items())
-
-
 async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) -> None:
     await beaten(harness, WORKERS)
     tenants = [f"tenant {number}" for number in range(12)]
@@ -264,27 +201,68 @@ async def test_a_tier_is_refused_from_the_depth_that_the_shards_in_use_come_to(h
     await made.close()
 
 
-@two
-async def test_an_interrupted_slot_leaves_its_home_only_once(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    broker, link, calls = harness.broker, harness._links[0], list[str]()
-    assert isinstance(broker, RedisBroker)
-    await broker.heartbeat(WorkerInfo(worker_id="gpu", model="m", status=WorkerStatus.HEALTHY))
-    call = link.call
+async def test_all_shards_are_served_by_however_many_slots_there_are(harness: Stand) -> None:
+    play = Play(harness, seed=4)
+    play.start(*plays.WORKERS[:4])
+    await harness.advance(2.5)
+    play.start(*plays.WORKERS[4:])  # More shards are in use: who slept in one of them has to wake in another.
+    await harness.advance(2.5)
+    for _ in range(harness.shards):
+        await play.ask(2)
+    await play.rush(0.5)
+    await harness.advance(3.0)
+    calm = [reply.queued for reply in play.replies.values() if reply.id not in play.disturbed]
+    assert max(calm) <= WINDOW + 0.2
+    await play.kill(*plays.WORKERS[1:])
+    for _ in range(harness.shards):
+        await play.ask(5)
+    await harness.advance(15.0)
+    await play.close()
 
-    async def counted(function: str, key: str, *arguments: object) -> object:
-        calls.append(function)
-        return await call(function, key, *arguments)
 
-    monkeypatch.setattr(link, "call", counted)
-    assert isinstance(await broker.claim(slot("gpu"), AT_ONCE), NoWork)
-    waiting = asyncio.ensure_future(broker.wait_for_work(slot("gpu"), None))
-    await harness.settle()
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert harness.idle() + harness.idle(1) == 0
-    home = broker._router.home("gpu", QueueName("m"))
-    [other] = [queue for queue in broker._queues[QueueName("m")] if queue is not home]
-    await other.enqueue([ask()])
-    broker._hints[slot("gpu")] = other
-    assert isinstance(await broker.claim(slot("gpu"), AT_ONCE), Lease)
-    assert calls.count("unlisten") == 1
+async def test_nothing_is_lost_while_slots_come_and_go(harness: Stand) -> None:
+    play = Play(harness, seed=0)
+    alive: set[str] = set()
+    for count, calm in ((4, 0.0), (0, 4.0), (12, 0.0), (1, 0.0), (8, 4.0)):
+        wanted = set(play.rng.sample(plays.WORKERS, count))
+        await play.kill(*sorted(alive - wanted))
+        play.start(*sorted(wanted - alive))
+        alive = wanted
+        await play.rush(0.2)
+        await harness.advance(calm)
+    play.start(*sorted(set(plays.WORKERS) - alive))
+    await harness.advance(6.0)
+    await play.close()
+
+
+async def test_a_key_is_found_by_a_version_with_fewer_slots_wherever_its_tenant_is(harness: Stand) -> None:
+    """Twelve slots of one version have three shards in use, the two of the other one. Each tenant is in one shard of both."""
+    tenants = [f"tenant {number}" for number in range(8)]
+    for number in range(12):
+        await beat_of(harness, f"old-{number}", "3")
+    for number in range(2):
+        await beat_of(harness, f"new-{number}", "4")
+    await harness.advance(1.5)
+    for broker in (harness.broker, harness.peer()):  # They count the workers.
+        await broker.heartbeat(worker_of("old-0", "3"))
+    firsts = [sharing("first", key(), version="4", tenant=tenant) for tenant in tenants]
+    assert await harness.broker.enqueue(firsts) == [None] * len(tenants)
+    seconds = [sharing("second", key(), version="3", tenant=tenant, gateway="h") for tenant in tenants]
+    assert await harness.peer().enqueue(seconds) == [None] * len(tenants)
+    assert {one.version for one in await harness.broker.depths() if one.depth} == {"4"}
+    ran: list[Entry] = []
+    for number in range(8):
+        claimed = await harness.broker.claim(Slot(f"new-{number % 2}", "m", MAX_BATCH, version="4"), AT_ONCE)
+        if not isinstance(claimed, NoWork):
+            ran += claimed.entries
+            await harness.answer(claimed)
+    assert sorted(entry.tenant for entry in ran) == tenants
+    assert not any(one.depth for one in await harness.broker.depths())
+
+
+def worker_of(name: str, version: str) -> WorkerInfo:
+    return WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, version=version)
+
+
+async def beat_of(harness: Stand, name: str, version: str) -> None:
+    await harness.broker.heartbeat(worker_of(name, version))

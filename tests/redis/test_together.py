@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from headway.model.board import Notice
 from tests.contracts.brokers import ask, slot
 from tests.redis.stand import Stand, brokers
 from tests.servers.redis import RunningServer, SharedServers
-from tests.virtual_time import run
 
 Clock = Callable[[], float]
 
@@ -125,13 +124,6 @@ def gathered(together: Together, keys: list[str]) -> list[asyncio.Task[Any]]:
     return [asyncio.ensure_future(together.join("f", key, number)) for number, key in enumerate(keys)]
 
 
-def played(act: Callable[[], Awaitable[None]]) -> None:
-    async def main(clock: Clock) -> None:
-        await act()
-
-    run(main)
-
-
 async def test_what_several_read_at_one_moment_is_one_call_but_for_its_last_argument(clock: Clock) -> None:
     server = Server()
     together = joined(server)
@@ -145,21 +137,6 @@ async def test_what_several_read_at_one_moment_is_one_call_but_for_its_last_argu
     server.open.set()
     assert [await one for one in (*others, later)] == [2, 4, 2], "each has its answer, whoever has given up"
     assert len(server.made) == 2, "what is asked once the call is made is another one"
-
-
-async def test_all_who_share_a_call_have_its_error(clock: Clock) -> None:
-    server = Server(fails=True)
-    server.open.set()
-    together = joined(server)
-    found = await asyncio.gather(*(together.share("f", "k", number) for number in range(3)), return_exceptions=True)
-    assert len(server.made) == 1 and [type(one) for one in found] == [BrokerUnavailable] * 3
-
-
-async def test_a_call_by_itself_goes_as_it_is(clock: Clock) -> None:
-    server = Server()
-    server.open.set()
-    assert await joined(server).join("f", "k", 4) == 8
-    assert server.made == [("f", "k", 4)]
 
 
 async def test_in_a_cluster_only_those_of_one_slot_go_together(clock: Clock) -> None:
@@ -191,21 +168,19 @@ async def test_who_gives_up_costs_the_others_nothing(clock: Clock) -> None:
     assert await third == 4 and second.cancelled() and first.cancelled()
 
 
-async def test_all_hear_of_a_server_that_does_not_answer_and_the_next_are_asked_anew(clock: Clock) -> None:
-    server = Server(fails=True)
+@pytest.mark.parametrize(("how", "way"), [("fails", "join"), ("fails", "share"), ("raves", "join")])
+async def test_all_hear_of_a_server_that_gives_no_answers_and_the_next_are_asked_anew(
+    clock: Clock, how: str, way: str
+) -> None:
+    server = Server(**{how: True})
     server.open.set()
-    together = joined(server)
+    ask_together = getattr(joined(server), way)
     for _ in range(2):
-        heard = await asyncio.gather(*gathered(together, ["k"] * 3), return_exceptions=True)
-        assert all(isinstance(one, BrokerUnavailable) for one in heard)
+        heard = await asyncio.gather(
+            *(ask_together("f", "k", 1, number) for number in range(3)), return_exceptions=True
+        )
+        assert all(isinstance(one, BrokerUnavailable if how == "fails" else Exception) for one in heard)
     assert len(server.made) == 2
-
-
-async def test_nobody_waits_for_ever_for_a_server_that_answers_nonsense(clock: Clock) -> None:
-    server = Server(raves=True)
-    server.open.set()
-    heard = await asyncio.gather(*gathered(joined(server), ["k"] * 3), return_exceptions=True)
-    assert all(isinstance(one, Exception) for one in heard)
 
 
 SHORTEST, LONGEST = 0.001, 0.004
@@ -247,21 +222,18 @@ async def test_entries_gather_while_no_slot_is_free_and_are_there_when_one_is(ha
     assert harness.broker.linger == SHORTEST
 
 
-async def test_of_several_slots_the_next_one_is_free_sooner(harness: Stand) -> None:
-    await serving(harness, "gpu-0", "gpu-1", "gpu-2", "gpu-3")
-    for worker in ("gpu-0", "gpu-1", "gpu-2", "gpu-3"):
+async def test_of_several_slots_the_next_one_is_free_sooner_and_another_model_is_not_kept_waiting(
+    harness: Stand,
+) -> None:
+    workers = ("gpu-0", "gpu-1", "gpu-2", "gpu-3")
+    await serving(harness, *workers)
+    await serving(harness, "other", model="other")
+    for worker in workers:
         assert harness.broker.linger == SHORTEST
         await harness.broker.enqueue([ask()])
         await harness.claim(worker)
     await harness.broker.enqueue([ask()])
     assert harness.broker.linger == pytest.approx(BATCH / 4 - 0.001, abs=1e-4)
-
-
-async def test_what_gathers_for_one_model_keeps_none_of_another_waiting(harness: Stand) -> None:
-    await serving(harness, "gpu-0")
-    await serving(harness, "gpu-1", model="other")
-    await harness.broker.enqueue([ask()])
-    await harness.claim()
     await harness.broker.enqueue([ask(), ask(model="other")])
     assert harness.broker.linger == SHORTEST
 

@@ -90,7 +90,6 @@ class Fleet:
         *backends: FakeBackend,
         gateways: int = 1,
         fallback: FakeBackend | None = None,
-        spares: Sequence[FakeBackend] = (),
         max_batch: int = 8,
         seed: int = 0,
         models: Sequence[str] = ("m",),
@@ -116,7 +115,8 @@ class Fleet:
         self.direct: Fallback | None = None
         if fallback is not None:
             own = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters.broker, clock, self._rng)
-            self.direct = Fallback(own, self._fallback_pool(own, [fallback, *spares]), ("m",))
+            pool = WorkerPool(lambda index: self._batcher("fallback-0", fallback, own), 1, 1)
+            self.direct = Fallback(own, pool, ("m",))
         self.gateways = [
             Gateway(
                 self.settings,
@@ -130,9 +130,6 @@ class Fleet:
             )
             for journal in self.journals
         ]
-
-    def _fallback_pool(self, own: MemoryBroker, backends: Sequence[FakeBackend]) -> WorkerPool:
-        return WorkerPool(lambda index: self._batcher(f"fallback-{index}", backends[index], own), 1, len(backends))
 
     @property
     def gateway(self) -> Gateway:

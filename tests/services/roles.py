@@ -101,12 +101,12 @@ class Fleets:
         membership = self._membership(id or name, Role.WORKER, pid, slots=pool.slots, pool=pool)
         return self._service(None, pool, listeners, membership, connection)
 
-    def controller(self, name: str, connection: BrokerConnection | None = None) -> tuple[Service, Controller]:
+    def controller(self, name: str) -> tuple[Service, Controller]:
         pace = Pace(self.clock)
         controller = Controller(name, self.broker, self.fleet, 0.7, self.clock, pace)
         membership = self._membership(name, Role.CONTROLLER, controller=controller, pace=pace)
         listeners = [FakeDoor("admin", self.told)]
-        return self._service(None, NOBODY, listeners, membership, connection, controller), controller
+        return self._service(None, NOBODY, listeners, membership, None, controller), controller
 
     async def close(self) -> None:
         for service in self._made:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.autoscaler import (
-    Autoscaler,
-)
+from headway.controller.autoscaler import Autoscaler
 from headway.controller.controller import Controller
 from headway.core.queue_limits import QueueLimits
 from headway.core.scaling.rules import read
@@ -72,6 +70,17 @@ class Scene:
             told = ProcessInfo(id="g", role=Role.GATEWAY, host="h", pid=1, arrivals={"m": (self.rate, 0.0)})
             await self.fleet.heartbeat(told)
             await asyncio.sleep(0.5)
+
+    def attend(self, *members: Callable[[], ProcessInfo]) -> None:
+        """Have processes tell of themselves as they are by then."""
+
+        async def live() -> None:
+            while True:
+                for member in members:
+                    await self.fleet.heartbeat(member())
+                await asyncio.sleep(0.5)
+
+        self.supervisor.start("members", live)
 
     def controller(
         self,

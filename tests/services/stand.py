@@ -25,6 +25,7 @@ from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
+from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.request_traces import RequestTraces
 from headway.http.requests import Handler
 from headway.model import InferenceRequest, Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
@@ -32,13 +33,17 @@ from headway.ports import Broker, Gpu, Ledger
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
+from headway.runtime.supervisor import Supervisor
 from headway.telemetry.figures import ProcessFigures
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool, carry_out
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.storage.fake_ledger import FakeLedger
 from tests.virtual_time import Clock
+
+EPOCH = 1_790_000_000.0
 
 
 class Stand:
@@ -203,6 +208,30 @@ async def served(clock: Clock, **settings: object) -> AsyncIterator[Stand]:
         await stand.service.drain()
     finally:
         await stand.service.stop()
+
+
+@asynccontextmanager
+async def recorded(clock: Clock, stand: Stand) -> AsyncIterator[FakeLedger]:
+    """The ledger of a service that is up; rows tell the virtual time after EPOCH."""
+    ledger, supervisor = FakeLedger(), Supervisor()
+    writer = LedgerWriter(
+        ledger,
+        stand.settings,
+        stand.counters.store,
+        clock,
+        lambda: EPOCH + clock(),
+        rng=lambda: 0.5,
+        held=stand.gateway.held,
+    )
+    stand.gateway._observers = (*stand.gateway._observers, writer)
+    await writer.open()
+    writer.start(supervisor)
+    try:
+        async with stand:
+            yield ledger
+    finally:
+        await supervisor.stop()
+        await writer.close()
 
 
 class _NoDoor:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway import errors
-from headway.gateway.fan_out import FanOut
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
 from headway.gateway.request_log import AccessLog
-from headway.model import BatchRun, DedupKind, Entry, Failure, InferenceRequest, Principal, Reply, RequestOptions
+from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, RequestOptions
+from tests.services.calls import several
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.virtual_time import Clock, run
@@ -81,11 +80,8 @@ def logged_fan_out(model: str, count: int, leave_after: float | None = None, **s
         stand = Stand(clock, FakeBackend(0.1), **settings)  # type: ignore[arg-type]
         stand.gateway._observers = (log,)
         await stand.service.start()
-        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         inputs = [f"text {number}" for number in range(count)]
-        options, principal = RequestOptions(30.0, 1), Principal("alice", "acme", 1)
-        whole = FanOut(stand.gateway, InferenceRequest(principal, ID, options, model), inputs, ended.set_result)
-        whole.start()
+        whole, ended = several(stand.gateway, inputs, options=RequestOptions(30.0, 1), id=ID, model=model)
         if leave_after is None:
             await ended
         else:

@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import dataclass
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -13,8 +12,6 @@ from headway.controller.autoscaler import LEFT_FOR, SETTLES_AFTER, Autoscaler
 from headway.controller.controller import LEADS_FOR
 from headway.core.scaling.rules import read
 from headway.fleet.local_scaling import LocalScaling, ScalingFollower
-from headway.fleet.pace import Pace
-from headway.gateway.fleet_watchers import CapacityWatcher
 from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_scaling import FakeScaling
@@ -47,19 +44,6 @@ async def test_a_decision_is_carried_out_told_counted_and_published(clock: Clock
         assert (first.model, first.before, first.desired, first.direction) == ("m", 2, 4, "up")
         assert 0 < first.ago < 30
         assert scene.counters.departures.take_scalings() == ()
-
-
-async def test_the_number_is_published_for_who_sets_it_elsewhere(clock: Clock) -> None:
-    async with Scene(clock) as scene:
-        scene.controller()
-        await asyncio.sleep(SETTLES_AFTER + 1)
-        assert (await scene.scaling()).desired == 2
-        scene.rate = 180.0
-        await asyncio.sleep(25)
-        assert (await scene.scaling()).desired == 4
-        scene.workers = 4
-        await asyncio.sleep(5)
-        assert (await scene.scaling()).coming == 0
 
 
 async def test_workers_that_turn_up_after_the_first_leader_are_no_surplus(clock: Clock) -> None:
@@ -102,15 +86,12 @@ async def test_hosts_share_what_is_wanted_and_move_no_worker(clock: Clock) -> No
     async with Scene(clock) as scene:
         pools = {"a": FakePool(1, 4), "b": FakePool(1, 2)}
 
-        async def live() -> None:
-            while True:
-                scene.workers = sum(pool.size for pool in pools.values())
-                for id, pool in pools.items():
-                    told = ProcessInfo(id=id, role=Role.WORKER, host=id, pid=1, scalable={"m": (pool.size, pool.most)})
-                    await scene.fleet.heartbeat(told)
-                await asyncio.sleep(0.5)
+        def host(id: str) -> ProcessInfo:
+            scene.workers = sum(pool.size for pool in pools.values())
+            scalable = {"m": (pools[id].size, pools[id].most)}
+            return ProcessInfo(id=id, role=Role.WORKER, host=id, pid=1, scalable=scalable)
 
-        scene.supervisor.start("hosts", live)
+        scene.attend(lambda: host("a"), lambda: host("b"))
         scene.controller()
         for id, pool in pools.items():
             ScalingFollower(id, ["m"], LocalScaling({"m": pool}), scene.fleet, clock).start(scene.supervisor)
@@ -132,14 +113,8 @@ async def test_hosts_share_what_is_wanted_and_move_no_worker(clock: Clock) -> No
 async def test_a_host_warns_once_of_a_controller_that_was_not_told_of_it(clock: Clock) -> None:
     async with Scene(clock) as scene:
         pool = FakePool(1, 4)
-        told = ProcessInfo(id="a", role=Role.WORKER, host="a", pid=1, scalable={"m": (1, 4)})
-
-        async def live() -> None:
-            while True:
-                await scene.fleet.heartbeat(told)
-                await asyncio.sleep(0.5)
-
-        scene.supervisor.start("host", live)
+        host = ProcessInfo(id="a", role=Role.WORKER, host="a", pid=1, scalable={"m": (1, 4)})
+        scene.attend(lambda: host)
         scene.controller()
         with capture_logs() as logs:
             ScalingFollower("a", ["m"], LocalScaling({"m": pool}), scene.fleet, clock).start(scene.supervisor)
@@ -295,51 +270,3 @@ async def test_no_number_falls_as_hosts_come_back_after_an_outage(shared: bool, 
                 seen.add((await scene.scaling()).desired)
         assert heir.leads_now
         assert seen == {6}
-
-
-WORKERS = 4
-BATCH = 0.5
-SECONDS = 30
-
-
-async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -1.0, lowest: bool = False) -> int:
-    """Workers after SECONDS of such requests beside a few honest ones, nearly all of which must be answered. `leaves_after`:
-    seconds after which a client leaves; negative: it stays."""
-    tier, limits = 2 if lowest else 1, replace(QUICK, most=WORKERS)
-    async with Stand(
-        clock, *(FakeBackend(BATCH) for _ in range(WORKERS)), slots=1, max_batch=4, policy="window"
-    ) as stand:
-
-        def member() -> ProcessInfo:
-            rates = stand.gateway.limiter.throttles["m"].rates
-            return msgspec.structs.replace(stand._member(), model="m", arrivals={"m": (rates.higher, rates.lowest)})
-
-        stand.membership._describe = member
-        CapacityWatcher(stand.gateway, stand.fleet, clock, Pace(clock)).start(stand.service._supervisor)
-        stand.controller.autoscaler = Autoscaler(
-            LocalScaling({"m": stand.pool}), lambda model: limits, stand.counters.controller, clock, "local"
-        )
-        await asyncio.gather(*(stand.asking("first", timeout=20.0) for _ in range(8)))
-        honest, others = [], []
-        for number in range(rate * SECONDS):
-            if number % (rate // 2) == 0:
-                honest.append(stand.asking("honest", timeout=20.0))
-            others.append(asked := stand.asking("x", timeout=timeout, tier=tier))
-            if leaves_after >= 0:
-                asyncio.get_running_loop().call_later(leaves_after, asked.cancel)
-            await asyncio.sleep(1 / rate)
-        size = stand.pool.size
-        await asyncio.gather(*others, return_exceptions=True)
-        answers = codes(await asyncio.gather(*honest))
-        assert answers.count("ok") >= 0.9 * len(answers)
-        return size
-
-
-@pytest.mark.parametrize(
-    ("timeout", "leaves_after", "lowest", "workers"),
-    [(20.0, 0.01, False, 1), (0.001, -1.0, True, 1), (20.0, 1.2, False, WORKERS)],
-)
-async def test_what_a_worker_could_have_answered_in_time_asks_for_workers_and_nothing_else(
-    timeout: float, leaves_after: float, lowest: bool, workers: int, clock: Clock
-) -> None:
-    assert await grown(clock, 40, timeout, leaves_after, lowest) == workers

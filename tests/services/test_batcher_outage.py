@@ -23,8 +23,7 @@ from tests.virtual_time import Clock
 async def test_claims_pause_longer_and_longer_and_begin_again_when_the_broker_is_back(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         await asyncio.sleep(1)
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         before = len(fleet.server.named("claim"))
         await asyncio.sleep(10)
         instants = [at for at, _, _ in fleet.server.named("claim")[before:]]
@@ -39,8 +38,7 @@ async def test_claims_pause_longer_and_longer_and_begin_again_when_the_broker_is
 async def test_a_slot_stays_capacity_in_an_outage_and_tells_a_broker_that_forgot_it(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         await asyncio.sleep(1.2)
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         await asyncio.sleep(5.05)
         fleet.server.lose_everything()
         await fleet.server.become("fine")
@@ -89,21 +87,6 @@ async def test_an_outage_in_which_an_answer_waits_does_not_slow_the_slot_down_in
         assert fleet.batchers[0].figures.items_per_second == pytest.approx(pace, rel=0.1)
 
 
-async def test_a_batch_is_kept_through_an_outage_while_it_runs(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(2.0)) as fleet:
-        asked = fleet.ask("x")
-        await asyncio.sleep(0.5)
-        await fleet.server.become("refuse")
-        fleet.server.cut()
-        with capture_logs() as lines:
-            await asyncio.sleep(1.0)
-        assert "loop ended, starting it again" not in [line["event"] for line in lines]
-        await fleet.server.become("fine")
-        assert await fleet.answered(asked) == ["ok"]
-        assert clock() - asked.at < 2.1
-        assert fleet.runs("x") == 1
-
-
 async def test_an_answer_that_nobody_waits_for_any_more_is_given_up(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         fleet.server.script = lambda name: "refuse" if name == "complete" else None
@@ -122,8 +105,7 @@ async def test_a_drain_ends_with_the_broker_away(mode: str, busy: bool, clock: C
         if busy:
             fleet.ask("x", timeout=3.0)
         await asyncio.sleep(0.1)
-        await fleet.server.become(mode)
-        fleet.server.cut()
+        await fleet.server.fail(mode)
         await asyncio.sleep(0.05)
         fleet.batchers[0].wind_down()
         async with asyncio.timeout(5.0 if busy else 2.5):
@@ -136,8 +118,7 @@ async def test_a_drain_with_the_broker_away_ends_with_the_lease_of_a_batch_of_ta
     async with Fleet(clock, FakeBackend(2.0)) as fleet:
         fleet.ask("x", timeout=600.0, task=True)
         await asyncio.sleep(1.2)
-        await fleet.server.become(mode)
-        fleet.server.cut()
+        await fleet.server.fail(mode)
         fleet.batchers[0].wind_down()
         with capture_logs() as lines:
             async with asyncio.timeout(LEASE_SECONDS + CALL_TIMEOUT):
@@ -149,8 +130,7 @@ async def test_a_draining_slot_hands_in_its_tasks_when_the_broker_is_back_in_its
     async with Fleet(clock, FakeBackend(2.0), FakeBackend(2.0)) as fleet:
         asked = fleet.ask("x", timeout=600.0, task=True)
         await asyncio.sleep(1.2)
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         for batcher in fleet.batchers:
             batcher.wind_down()
         await asyncio.sleep(LEASE_SECONDS - 2.0)
@@ -223,17 +203,6 @@ async def test_a_batch_is_not_run_on_a_backend_that_went_during_the_claim(clock:
         assert backend.starts == 2 and not ran_dead
 
 
-async def test_a_worker_comes_up_without_the_broker(clock: Clock) -> None:
-    fleet = Fleet(clock, FakeBackend(0.1))
-    await fleet.server.become("refuse")
-    async with fleet:
-        await asyncio.sleep(0.5)
-        await fleet.server.become("fine")
-        await asyncio.sleep(0.5)
-        assert [worker.status for worker in await fleet.server.inner.workers()] == [WorkerStatus.HEALTHY]
-        assert await fleet.answered(fleet.ask("x")) == ["ok"]
-
-
 async def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is_answered_once(clock: Clock) -> None:
     """A process is stopped and goes on later: its completion is fenced off."""
 
@@ -291,7 +260,9 @@ async def test_a_batch_claimed_ahead_goes_back_at_once_if_the_outcome_of_the_las
         assert second.reply.attempts == 1, "nothing is charged"
 
 
-async def test_where_all_batches_take_the_same_time_the_next_is_claimed_once_the_outcome_was_taken(clock: Clock) -> None:
+async def test_where_all_batches_take_the_same_time_the_next_is_claimed_once_the_outcome_was_taken(
+    clock: Clock,
+) -> None:
     async with Fleet(clock, FakeBackend(0.1), max_batch=1) as fleet:
         fleet.server.script = once("complete", "stall")
         fleet.ask("x")

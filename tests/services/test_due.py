@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from headway.brokers.memory.broker import REST_SECONDS
 from headway.brokers.memory.fleet import MemoryBoard
 from headway.controller.controller import LEADS_FOR
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_AFTER, REST_EVERY, STANDBY_EVERY, heard
 from headway.fleet.board_reporter import PERIOD, BoardReporter
 from headway.fleet.pace import RESTS_AFTER, Pace
-from headway.fleet.reaper import reap_on
 from headway.gateway.deadlines import DEADLINE_GRAIN, Deadlines
 from headway.gateway.pending import NOBODY, Key, PendingRequest, PendingTable
-from headway.model import Capacity, Entry, Lease, Principal, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Entry, Lease, Principal, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic, ending_at_tick, until_tick
 from headway.runtime.supervisor import Supervisor
@@ -35,13 +33,6 @@ def harness() -> Iterator[MemoryHarness]:
     made = MemoryHarness()
     yield made
     made.close()
-
-
-async def test_at_rest_it_is_reaped_once_a_second(harness: MemoryHarness) -> None:
-    await harness.healthy("gpu-0")
-    assert await harness.broker.reap(REST_SECONDS) == REST_SECONDS
-    await asyncio.sleep(REST_SECONDS)
-    assert 0.0 < await harness.broker.reap(REST_SECONDS) <= DEGRADED_AFTER - REST_SECONDS + 1e-6
 
 
 async def test_what_is_periodic_wakes_up_together(clock: Clock) -> None:
@@ -101,16 +92,6 @@ async def test_a_keeper_without_a_lease_rests_and_one_with_a_lease_renews_it(har
     assert extended[0] - lease.granted_at <= HEARTBEAT_EVERY * 1.1
     keeper.end()
     await renewing
-
-
-async def test_workers_at_rest_are_still_believed(harness: MemoryHarness) -> None:
-    info = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
-    reaper = asyncio.ensure_future(reap_on(harness.broker))
-    for _ in range(6):
-        await harness.broker.heartbeat(info)
-        await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
-        assert (await harness.broker.loads())[QueueName("m")].slots == 1
-    reaper.cancel()
 
 
 def noting(of: Any, name: str, clock: Clock) -> list[tuple[float, Any]]:
@@ -186,7 +167,7 @@ async def test_a_leader_of_a_resting_fleet_looks_each_second_and_tells_news(flee
     assert set(pauses(asked, works + 2 * REST_EVERY)) == {0.5} == set(pauses(told, works + 2 * REST_EVERY))
 
 
-@pytest.mark.parametrize("renewed", [0.0, 0.5, 1.0, 1.5, 7.0, 7.3, 7.6, 8.0, 8.4, 8.9])
+@pytest.mark.parametrize("renewed", [0.0, 1.5, 7.3, 8.0, 8.9])
 async def test_another_controller_leads_within_3_3_s(renewed: float, fleets: Fleets, clock: Clock) -> None:
     """It has renewed its lead once a second until then, and the other one rests in the end."""
     other, controller = fleets.controller("other")
@@ -291,30 +272,6 @@ class Story:
                 self.told[key[1]] = self.clock()
 
 
-async def test_a_request_that_stays_is_told_of_however_many_come_and_leave_around_it(clock: Clock) -> None:
-    story = Story(clock)
-    for number in range(5):
-        story.ask(f"before {number}")
-    due = story.ask("stays")
-    for number in range(5):
-        story.answer(f"before {number}")
-    for number in range(400):
-        story.ask(f"after {number}")
-        await asyncio.sleep(0.01)
-        story.answer(f"after {number}")
-    await asyncio.sleep(1.0)
-    assert due <= story.told["stays"] <= due + DEADLINE_GRAIN
-    assert len(story.told) == 1
-
-
-async def test_a_long_request_ahead_hides_no_deadline(clock: Clock) -> None:
-    story = Story(clock)
-    due = {"long": story.ask("long", 60.0), "short": story.ask("short", 0.5), "usual": story.ask("usual")}
-    await asyncio.sleep(61.0)
-    for id, deadline in due.items():
-        assert deadline <= story.told[id] <= deadline + DEADLINE_GRAIN
-
-
 async def test_nothing_is_looked_at_while_nobody_waits(clock: Clock) -> None:
     story = Story(clock)
     story.ask("once")
@@ -326,7 +283,7 @@ async def test_nothing_is_looked_at_while_nobody_waits(clock: Clock) -> None:
     assert due <= story.told["again"] <= due + DEADLINE_GRAIN
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 async def test_each_is_told_of_once_and_in_time(seed: int, clock: Clock) -> None:
     rng, story, due = random.Random(seed), Story(clock), dict[str, float]()
     for number in range(400):

@@ -8,11 +8,11 @@ import pytest
 
 from headway import errors
 from headway.gateway.client_quotas import AnswerRoom, HeldBytes
-from headway.gateway.equal_inputs import AT_ONCE
 from headway.gateway.fan_out import FanOut
+from headway.gateway.gateway import AT_ONCE
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import DedupKind, Entry, Failure, InferenceRequest, Limit, Principal, Reply, RequestOptions
-from headway.runtime.request_id import new_id
+from headway.model import DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions
+from tests.services.calls import failure_of, several
 from tests.services.stand import Stand, served
 from tests.services.test_input_policy import JUDGED, policed
 from tests.virtual_time import Clock
@@ -25,11 +25,7 @@ MANY = 5 * AT_ONCE
 def begun(
     stand: Stand, inputs: Sequence[str], caller: Principal = ADA, room: AnswerRoom | None = None, **options: Any
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
-    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-    how = RequestOptions(30.0, 1, **options)
-    whole = FanOut(stand.gateway, InferenceRequest(caller, new_id(), how, "m"), inputs, ended.set_result, room)
-    whole.start()
-    return whole, ended
+    return several(stand.gateway, inputs, caller, RequestOptions(30.0, 1, **options), room=room)
 
 
 def ran(stand: Stand) -> list[str]:
@@ -75,14 +71,6 @@ async def test_equal_inputs_run_once_as_one_entry(near: bool, monkeypatch: pytes
         assert endings.of == {Ending.REPLIED: MANY}
         assert max(endings.turns) == AT_ONCE, "no turn of the loop answers all of them"
         assert len({one.entry.id for one in endings.rows}) == MANY
-
-
-async def test_each_gets_the_output_of_its_own_text_in_order(clock: Clock) -> None:
-    async with served(clock, collapse=True) as stand:
-        inputs = [f"{number * number % 7}" for number in range(3 * AT_ONCE)]
-        replies = await begun(stand, inputs)[1]
-        assert [reply.output for reply in replies] == inputs
-        assert sorted(ran(stand)) == sorted(set(inputs))
 
 
 async def test_the_rest_does_not_run_after_the_first_output(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -131,8 +119,7 @@ async def test_the_failure_of_the_first_is_that_of_the_request_and_the_others_ar
         first = next(iter(stand.gateway.held.values()))
         stand.gateway._answer(first, Failure(errors.DEADLINE_EXCEEDED, "too late", None, "total"), Ending.TIMED_OUT)
         [reply] = await ended
-        assert reply.failure is not None
-        assert reply.failure.code == errors.DEADLINE_EXCEEDED
+        assert failure_of(reply).code == errors.DEADLINE_EXCEEDED
         await asyncio.sleep(1.0)
         assert endings.of == {Ending.TIMED_OUT: 1, Ending.LEFT: MANY - 1}
 
@@ -153,8 +140,7 @@ async def test_outputs_that_are_too_large_together_end_the_request_and_no_turn_l
         most = 100_000
         _, ended = begun(stand, ["a" * 1000] * MANY, room=AnswerRoom(HeldBytes(1 << 30), "acme", most))
         [reply] = await ended
-        assert reply.failure is not None
-        assert reply.failure.code == errors.PAYLOAD_TOO_LARGE
+        assert failure_of(reply).code == errors.PAYLOAD_TOO_LARGE
         assert stand.gateway.pending > 2 * AT_ONCE, "they are let go of in turns"
         await asyncio.sleep(1.0)
         assert stand.gateway.pending == 0

@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
 from headway import errors
 from headway.core import failures, values
 from headway.errors import BackendError
-from headway.gateway.broker_session import MOST_OFFERED
+from headway.gateway.broker_session import MOST_COPIED
 from headway.gateway.fan_out import AT_ONCE, BYTES_AT_ONCE, FEW, FanOut, joined
-from headway.gateway.ledger_writer import LedgerWriter
-from headway.gateway.outbox import MOST_COPIED
-from headway.gateway.pending import Ending, FutureSink, PendingRequest
 from headway.model import (
     BatchRun,
     DedupKind,
@@ -31,10 +28,9 @@ from headway.model import (
 )
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
-from headway.runtime.supervisor import Supervisor
+from tests.services.calls import failure_of, several
 from tests.services.fake_backend import FakeBackend
-from tests.services.stand import Stand, served
-from tests.storage.fake_ledger import FakeLedger
+from tests.services.stand import Stand, recorded, served
 from tests.virtual_time import Clock, run
 
 ADA = Principal("ada", "acme", 1)
@@ -54,18 +50,13 @@ def fan_out(
     key: str = "",
     parameters: bytes = b"",
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
-    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
     options = RequestOptions(timeout, tier, key)
-    asked = InferenceRequest(caller, id, options, model, parameters=parameters)
-    whole = FanOut(stand.gateway, asked, inputs, ended.set_result)
-    whole.start()
-    return whole, ended
+    return several(stand.gateway, inputs, caller, options, id=id, model=model, parameters=parameters)
 
 
-async def failure_of(ended: Awaitable[Sequence[Reply]]) -> Failure:
+async def refusal_of(ended: Awaitable[Sequence[Reply]]) -> Failure:
     [reply] = await ended
-    assert reply.failure is not None
-    return reply.failure
+    return failure_of(reply)
 
 
 async def test_a_list_longer_than_a_batch_is_answered_in_order(clock: Clock) -> None:
@@ -80,9 +71,8 @@ async def test_a_deadline_holds_for_all_and_the_first_to_miss_it_is_named(clock:
     async with served(clock) as stand:
         _, ended = fan_out(stand, ["a"] * 20, timeout=0.15)
         [reply] = await ended
-        assert reply.failure is not None
-        assert (reply.id, reply.failure.code) == (ID, errors.DEADLINE_EXCEEDED)
-        assert reply.failure.message.startswith("input 8 of 20, counted from 0: ")
+        assert (reply.id, failure_of(reply).code) == (ID, errors.DEADLINE_EXCEEDED)
+        assert failure_of(reply).message.startswith("input 8 of 20, counted from 0: ")
         await asyncio.sleep(1.0)
 
 
@@ -91,14 +81,14 @@ async def test_an_idle_service_blames_the_deadline_however_many_inputs_come(coun
     async with served(clock) as stand:
         for _ in range(3):
             await fan_out(stand, ["a"] * 8)[1]
-        failure = await failure_of(fan_out(stand, ["a"] * count, 0.05, FREE, tier=2)[1])
+        failure = await refusal_of(fan_out(stand, ["a"] * count, 0.05, FREE, tier=2)[1])
         assert failure.code == errors.DEADLINE_EXCEEDED
 
 
 async def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind(clock: Clock) -> None:
     async with served(clock, max_queue=10) as stand:
         _, ended = fan_out(stand, ["a"] * 20)
-        assert (await failure_of(ended)).code == errors.SERVICE_OVERLOADED
+        assert (await refusal_of(ended)).code == errors.SERVICE_OVERLOADED
         await asyncio.sleep(1.0)
         assert not any(tier.depth for tier in await stand.broker.depths())
 
@@ -112,7 +102,7 @@ async def test_a_list_that_is_always_late_is_no_demand(tier: int, caller: Princi
         throttle.higher = throttle.lowest = 0
         throttle.least_seconds = 0.05
         for count, timeout in ((FEW, 0.15), (30, 0.3), (75, 0.3)):
-            failure = await failure_of(fan_out(stand, ["a"] * count, timeout, caller, tier)[1])
+            failure = await refusal_of(fan_out(stand, ["a"] * count, timeout, caller, tier)[1])
             assert failure.reason == failures.LIST
             assert (throttle.higher, throttle.lowest) == (0, 0)
 
@@ -125,7 +115,7 @@ async def test_no_input_of_a_list_is_in_before_the_one_that_pays_though_somebody
         stand.gateway.limiter.charge((Limit("key-2", "key", 60.0, 1.0),))
         _, ended = fan_out(stand, ["a"] * FEW, 0.15, Principal("eve", "other", 1, limits))
         assert not any(tier.depth for tier in await stand.broker.depths())
-        assert (await failure_of(ended)).reason == failures.LIST
+        assert (await refusal_of(ended)).reason == failures.LIST
         assert stand.gateway.limiter.throttles["m"].higher == 3 * 8
 
 
@@ -191,7 +181,7 @@ def throttled(stand: Stand, burst: float) -> None:
 
 async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
     inputs = [f"text {number}" for number in range(count)]
-    return await failure_of(fan_out(stand, inputs, caller=FREE, tier=2, model=model)[1])
+    return await refusal_of(fan_out(stand, inputs, caller=FREE, tier=2, model=model)[1])
 
 
 async def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged(clock: Clock) -> None:
@@ -208,24 +198,6 @@ async def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_char
         assert "101 inputs in one request, and this tier is held to 100 at once now; send fewer" in never.message
         _, ended = fan_out(stand, ["a"] * 20, caller=FREE, tier=2)
         assert len(await ended) == 20
-
-
-async def test_what_gathered_is_submitted_in_short_calls(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    async with served(clock, max_queue=5_000) as stand:
-        calls: list[int] = []
-        enqueue = stand.broker.enqueue
-
-        async def counted(entries: Sequence[Entry]) -> Sequence[Failure | None]:
-            calls.append(len(entries))
-            return await enqueue(entries)
-
-        monkeypatch.setattr(stand.broker, "enqueue", counted)
-        stand.gateway._session.near = None
-        asked = [FutureSink() for _ in range(2 * MOST_OFFERED + 1)]
-        for sink in asked:
-            stand.gateway.submit(sink, InferenceRequest(ADA, new_id(), RequestOptions(30.0, 1), "m", "a", b""))
-        assert len(await asyncio.gather(*(sink.replies for sink in asked))) == len(asked)
-        assert calls == [MOST_OFFERED, MOST_OFFERED, 1]
 
 
 async def test_entries_to_be_copied_go_in_calls_of_few_bytes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -252,7 +224,7 @@ async def asked_with(stand: Stand, count: int, parameters: bytes) -> Sequence[Re
 
 async def test_a_list_of_too_many_bytes_and_parameters_hears_how_many_may_be(clock: Clock) -> None:
     async with served(clock, max_body_bytes=10_000) as stand:
-        failure = await failure_of(asked_with(stand, 160, b"x" * 900))
+        failure = await refusal_of(asked_with(stand, 160, b"x" * 900))
         assert failure.code == errors.PAYLOAD_TOO_LARGE
         assert failure.message == (
             "160 inputs come to 160 bytes, and 160 times 900 of parameters, as each has them with it; at most 80000 are allowed in "
@@ -274,7 +246,7 @@ async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wro
         for count, caller, reason in ((11, limited, "burst"), (2, one_at_once, "burst"), (160, ADA, "")):
             before = wrong()
             _, ended = fan_out(stand, ["a"] * count, caller=caller, id=new_id(), parameters=b"x" * 900)
-            failure = await failure_of(ended)
+            failure = await refusal_of(ended)
             assert (failure.code, failure.reason) == (errors.PAYLOAD_TOO_LARGE, reason)
             assert wrong() == before + 1
         limiter = stand.gateway.limiter
@@ -284,7 +256,7 @@ async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wro
         assert limiter.excess(stand.gateway.counted(limited.limits), stand.gateway.broker) is not None
         debts = dict(limiter.debts)
         _, ended = fan_out(stand, ["a"] * 11, caller=limited)
-        failure = await failure_of(ended)
+        failure = await refusal_of(ended)
         assert failure.code == errors.PAYLOAD_TOO_LARGE, "it would never fit, whenever it came back"
         assert dict(limiter.debts) == debts, "beyond the limit a refusal costs nothing"
 
@@ -301,9 +273,8 @@ async def test_a_list_for_an_unknown_model_is_refused_as_a_request_is(count: int
             for _ in range(3):
                 single = await stand.gateway.ask(InferenceRequest(caller, new_id(), asked, "n", "a", b""))
                 stand.gateway.limiter.refund(limits)
-                several = await failure_of(fan_out(stand, ["a"] * count, caller=caller, id=new_id(), model="n")[1])
-                assert single.failure is not None
-                codes.append((single.failure.code, several.code))
+                refused = await refusal_of(fan_out(stand, ["a"] * count, caller=caller, id=new_id(), model="n")[1])
+                codes.append((failure_of(single).code, refused.code))
             assert codes == [(code, code)] * 3
             assert stand.gateway.limiter.excess(limits, stand.gateway.broker) is not None, "each was charged as one"
 
@@ -365,7 +336,7 @@ async def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytes
         line = stand.gateway.turns = Line()
         _, ended = fan_out(stand, ["a"] * 1000, timeout=2.0)
         assert await slices(stand, line, monkeypatch) == [1]
-        failure = await failure_of(ended)
+        failure = await refusal_of(ended)
         assert (failure.code, failure.reason) == (errors.PAYLOAD_TOO_LARGE, "list")
         assert failure.message.startswith("so many inputs in one request")
         await asyncio.sleep(2.0)
@@ -378,7 +349,7 @@ async def test_what_a_request_waits_for_its_turn_is_of_its_deadline(clock: Clock
         _, ended = fan_out(stand, ["a"] * (FEW + 1), timeout=0.5)
         await asyncio.sleep(0.3)
         line.waiting.pop()[1]()
-        assert (await failure_of(ended)).code == errors.DEADLINE_EXCEEDED
+        assert (await refusal_of(ended)).code == errors.DEADLINE_EXCEEDED
 
 
 async def test_places_of_inputs_that_were_not_submitted_are_given_back(clock: Clock) -> None:
@@ -393,138 +364,98 @@ async def test_places_of_inputs_that_were_not_submitted_are_given_back(clock: Cl
         await asyncio.sleep(2.0)
 
 
-async def test_a_refusal_of_all_is_noted_once_and_names_no_input(clock: Clock) -> None:
-    async with served(clock) as stand:
-        noted: list[str] = []
-
-        class Notes:
-            def finished(self, ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-                noted.extend(one.entry.id for one in ended)
-
-        stand.gateway._observers = (*stand.gateway._observers, Notes())
-        failure = await refusal(stand, 100, "none")
-        assert failure.code == errors.NOT_FOUND
-        assert failure.message == "no model named 'none' is served here; there is: m"
-        assert noted == [ID]
-
-
-AT = 1_790_000_000.0
-
-
 def reject(entries: Sequence[Entry]) -> BackendError | None:
     return BackendError("no good") if any(entry.input == "bad" for entry in entries) else None
 
 
-class Told:
-    """What ledger and look-up tell of one request with these inputs, and what its client got."""
+@dataclass
+class Outcome:
+    """What the client of one request with several inputs got, and what ledger, look-up and dead letters tell of it.
 
-    def __init__(self) -> None:
-        self.replies: Sequence[Reply] = ()
-        self.records: Sequence[LedgerRecord] = ()
-        self.status: RequestStatus | None = None
-        self.letters: list[str] = []
-        self.part_of: list[tuple[str, str]] = []
-        """Requests of which the inputs are told to be parts: by the gateway while they waited, and after they ended."""
+    `part_of`: of which request the inputs are told to be parts, while they waited and after they ended.
+    """
 
-    @property
-    def row(self) -> LedgerRecord:
-        [row] = [record for record in self.records if record.id == ID]
-        return row
-
-    @property
-    def parts(self) -> list[LedgerRecord]:
-        return [record for record in self.records if record.id != ID]
+    replies: Sequence[Reply]
+    row: LedgerRecord
+    parts: list[LedgerRecord]
+    status: RequestStatus
+    letters: list[str]
+    part_of: list[tuple[str, str]]
 
 
-async def part_of(stand: Stand, id: str) -> str:
-    status = await stand.gateway.status(id)
-    return "forgotten" if status is None else status.part_of
+def outcome_of(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None = None) -> Outcome:
+    async def main(clock: Clock) -> Outcome:
+        stand = Stand(clock, FakeBackend(0.1, reject), max_batch=2)
 
+        async def part_of(id: str) -> str:
+            status = await stand.gateway.status(id)
+            return "forgotten" if status is None else status.part_of
 
-def told(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None = None, **settings: Any) -> Told:
-    found = Told()
-
-    async def main(clock: Clock) -> None:
-        stand = Stand(clock, FakeBackend(0.1, reject), max_batch=2, **settings)
-        ledger, supervisor = FakeLedger(), Supervisor()
-        writer = LedgerWriter(
-            ledger, stand.settings, stand.counters.store, clock, lambda: AT + clock(), rng=lambda: 0.5
-        )
-        stand.gateway._observers = (*stand.gateway._observers, writer)
-        await writer.open()
-        writer.start(supervisor)
-        async with stand:
+        async with recorded(clock, stand) as ledger:
             whole, ended = fan_out(stand, inputs, timeout)
-            held = dict.fromkeys(pending.entry.id for pending in stand.gateway._pending.values())
-            before = {id: await part_of(stand, id) for id in held}
+            held = [id for _, id in stand.gateway.held if id != ID]
+            before = [await part_of(id) for id in held]
             if leave_after is None:
-                found.replies = await ended
+                await ended
             else:
                 await asyncio.sleep(leave_after)
                 whole.abandon()
             await asyncio.sleep(5.0)
-            found.status = await stand.gateway.status(ID)
-            found.part_of = [(before[id], await part_of(stand, id)) for id in held if id != ID]
-            found.letters = [letter.entry.id for letter in await stand.dead.list()]
-        await supervisor.stop()
-        await writer.close()
-        found.records = ledger.records
+            status = await stand.gateway.status(ID)
+            assert status is not None
+            after = [await part_of(id) for id in held]
+            letters = [letter.entry.id for letter in await stand.dead.list()]
+        [row] = [record for record in ledger.records if record.id == ID]
+        parts = [record for record in ledger.records if record.id != ID]
+        replies = ended.result() if ended.done() else ()
+        return Outcome(replies, row, parts, status, letters, list(zip(before, after, strict=True)))
 
-    run(main)
-    return found
+    return run(main)
 
 
 def test_a_list_that_fails_is_failed_by_its_id_and_names_the_part_that_failed() -> None:
-    found = told(["a", "b", "c", "bad", "e", "f"])
-    [reply] = found.replies
-    assert reply.failure is not None
-    assert reply.failure.code == errors.REJECTED_BY_MODEL
-    assert (found.row.status, found.row.error, found.row.part_of) == ("failed", errors.REJECTED_BY_MODEL, "")
-    assert {part.part_of for part in found.parts} == {ID}
-    assert len(found.parts) == 5
-    assert [part.id for part in found.parts if part.error == errors.REJECTED_BY_MODEL] == found.letters
-    assert found.status is not None
-    assert (found.status.state, found.status.failure) == (EntryState.FAILED, reply.failure)
-    assert [found.status.failed_part] == found.letters
-    assert found.status.seconds == pytest.approx(found.row.latency_ms / 1000)
-    assert found.row.completed_at == pytest.approx(found.row.created_at + found.status.seconds)
+    outcome = outcome_of(["a", "b", "c", "bad", "e", "f"])
+    failure = failure_of(outcome.replies[0])
+    assert failure.code == errors.REJECTED_BY_MODEL
+    assert (outcome.row.status, outcome.row.error, outcome.row.part_of) == ("failed", errors.REJECTED_BY_MODEL, "")
+    assert [part.part_of for part in outcome.parts] == [ID] * 5
+    assert [part.id for part in outcome.parts if part.error == errors.REJECTED_BY_MODEL] == outcome.letters
+    assert (outcome.status.state, outcome.status.failure) == (EntryState.FAILED, failure)
+    assert [outcome.status.failed_part] == outcome.letters
+    assert outcome.status.seconds == pytest.approx(outcome.row.latency_ms / 1000)
+    assert outcome.row.completed_at == pytest.approx(outcome.row.created_at + outcome.status.seconds)
 
 
-def test_a_further_input_is_told_to_be_a_part_from_the_beginning() -> None:
-    found = told(["a", "b", "c"])
-    assert found.part_of == [(ID, ID)] * 2
-    assert found.status is not None
-    assert found.status.part_of == ""
-
-
-def test_a_list_whose_first_input_fails_or_that_misses_its_deadline_is_failed_by_its_id() -> None:
-    for inputs in (["bad", "b", "c"], ["a", "bad"], ["bad", "bad"]):
-        found = told(inputs)
-        [reply] = found.replies
-        assert found.status is not None
-        assert (found.row.status, found.row.error) == ("failed", errors.REJECTED_BY_MODEL)
-        assert (found.status.state, found.status.failure) == (EntryState.FAILED, reply.failure)
-    found = told(["a"] * 8, timeout=0.25)
-    assert (found.row.status, found.row.error) == ("failed", errors.DEADLINE_EXCEEDED)
-    assert found.status is not None
-    assert found.status.state is EntryState.FAILED
+@pytest.mark.parametrize(
+    ("inputs", "timeout", "code"),
+    [
+        (["bad", "b", "c"], 30.0, errors.REJECTED_BY_MODEL),
+        (["a", "bad"], 30.0, errors.REJECTED_BY_MODEL),
+        (["a"] * 8, 0.25, errors.DEADLINE_EXCEEDED),
+    ],
+    ids=["first input", "second input", "late"],
+)
+def test_a_list_is_failed_by_its_id_whatever_failed_first(inputs: list[str], timeout: float, code: str) -> None:
+    outcome = outcome_of(inputs, timeout)
+    assert (outcome.row.status, outcome.row.error) == ("failed", code)
+    assert (outcome.status.state, outcome.status.failure) == (EntryState.FAILED, outcome.replies[0].failure)
 
 
 def test_a_list_that_is_answered_took_as_long_as_its_last_input() -> None:
-    found = told(["a"] * 6)
-    assert len(found.replies) == 6
-    assert (found.row.status, found.row.error) == ("completed", "")
-    assert found.row.latency_ms == pytest.approx(300, abs=30)
-    assert {part.status for part in found.parts} == {"completed"}
-    assert found.status is not None
-    assert (found.status.state, found.status.failed_part) == (EntryState.COMPLETED, "")
-    assert found.status.seconds == pytest.approx(0.3, abs=0.03)
+    outcome = outcome_of(["a"] * 6)
+    assert len(outcome.replies) == 6
+    assert (outcome.row.status, outcome.row.error) == ("completed", "")
+    assert outcome.row.latency_ms == pytest.approx(300, abs=30)
+    assert {part.status for part in outcome.parts} == {"completed"}
+    assert outcome.part_of == [(ID, ID)] * 5
+    assert (outcome.status.state, outcome.status.failed_part, outcome.status.part_of) == (EntryState.COMPLETED, "", "")
+    assert outcome.status.seconds == pytest.approx(0.3, abs=0.03)
 
 
 def test_a_list_whose_client_leaves_is_cancelled_by_its_id_also_where_its_first_input_was_answered() -> None:
-    found = told(["a"] * 8, leave_after=0.15)
-    assert (found.row.status, found.row.error) == ("failed", errors.CANCELLED)
-    assert any(part.status == "completed" for part in found.parts)
+    outcome = outcome_of(["a"] * 8, leave_after=0.15)
+    assert (outcome.row.status, outcome.row.error) == ("failed", errors.CANCELLED)
+    assert any(part.status == "completed" for part in outcome.parts)
 
 
 async def test_a_list_of_which_the_first_input_is_answered_is_processed_until_the_last_is(clock: Clock) -> None:

@@ -1,6 +1,6 @@
 """Models of a fleet, as a gateway learns them from the reports of workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -51,7 +51,9 @@ class Known:
 def test_models_come_and_go_with_their_workers() -> None:
     known = Known()
     assert known.learn() == ["default"]
-    assert known.learn(worker("a"), worker("b")) == ["a", "b"], "nobody has named the model default"
+    for _ in range(2):
+        assert known.learn(worker("a"), worker("b")) == ["a", "b"], "nobody has named the model default"
+    assert known.told == 1, "nothing is told while nothing changes"
     assert known.learn(worker("a"), *gone("b")) == ["a", "b"], "it may come back"
     assert known.learn(worker("a")) == ["a"]
     assert known.learn(*gone("a")) == ["a"], "it may come back"
@@ -112,13 +114,9 @@ def test_a_model_whose_last_workers_went_silent_is_missed_for_an_hour(reason: st
     known.now += 1.0
     known.learn(worker("b"))
     assert sorted(known.models.counted) == ["b"]
-
-
-def test_a_model_that_comes_again_is_not_missed_any_more() -> None:
-    known = Known()
     for workers in (gone("a", reason=SILENT), [], [worker("a")], gone("a"), []):
         known.learn(*workers, worker("b"))
-    assert sorted(known.models.counted) == ["b"], "its last worker was not silent"
+    assert sorted(known.models.counted) == ["b"], "it came again, and its last worker was not silent"
 
 
 def test_what_was_counted_of_a_model_is_forgotten_an_hour_after_it_was_served() -> None:
@@ -172,13 +170,6 @@ def test_a_fallback_for_a_model_that_nobody_named_and_nobody_runs_is_warned_of()
                 known.learn(worker("a"))
         told = [(line["model"], line["models"]) for line in logs if line["log_level"] == "warning"]
         assert told == [("default", "a")] * warned
-
-
-def test_nothing_is_told_while_nothing_changes() -> None:
-    known = Known()
-    for _ in range(3):
-        known.learn(worker("a"), worker("b"))
-    assert known.told == 1
 
 
 def test_a_learned_model_is_served_on_the_terms_of_its_workers() -> None:
@@ -246,27 +237,22 @@ def test_terms_that_do_not_fit_are_left_out() -> None:
     assert found.port == here.port
 
 
-def test_weights_that_name_a_version_without_a_worker_are_told_once() -> None:
-    known = Known(
-        broker="redis://127.0.0.1:6379/0", models=(ModelSettings("a", values=(("version_weights", "3=9,7=1"),)),)
-    )
-    there = msgspec.structs.replace(worker("a"), version="3")
+def weights_told(weights: str, *turns: Sequence[WorkerInfo]) -> list[tuple[str, str, str]]:
+    """Model, versions and hint of each line about weights of the model `a`, as workers come and go."""
+    models = (ModelSettings("a", values=(("version_weights", weights),)),)
+    known = Known(broker="redis://127.0.0.1:6379/0", models=models)
     with capture_logs() as logs:
-        for workers in (
-            (there,),
-            (there,),
-            (there, msgspec.structs.replace(there, worker_id="b", version="7")),
-            (there,),
-        ):
+        for workers in turns:
             known.learn(*workers)
-    told = [line for line in logs if "have a weight and no worker" in line["event"]]
-    assert [(line["model"], line["versions"]) for line in told] == [("a", "7"), ("a", "7")], "again after it had one"
-    assert "other versions answer" in told[0]["hint"]
+    lines = [line for line in logs if "have a weight and no worker" in line["event"]]
+    return [(line["model"], line["versions"], line["hint"]) for line in lines]
 
 
-def test_weights_of_which_no_version_has_a_worker_are_not_said_to_be_shared() -> None:
-    known = Known(broker="redis://127.0.0.1:6379/0", models=(ModelSettings("a", values=(("version_weights", "7=1"),)),))
-    with capture_logs() as logs:
-        known.learn(msgspec.structs.replace(worker("a"), version="3"))
-    [told] = [line["hint"] for line in logs if "have a weight and no worker" in line["event"]]
-    assert "requests that name no version wait for a worker" in told
+def test_weights_that_name_a_version_without_a_worker_are_told_once_with_what_becomes_of_its_requests() -> None:
+    third = msgspec.structs.replace(worker("a"), version="3")
+    both = third, msgspec.structs.replace(third, worker_id="b", version="7")
+    told = weights_told("3=9,7=1", [third], [third], both, [third])
+    assert [line[:2] for line in told] == [("a", "7"), ("a", "7")], "again after it had one"
+    assert "other versions answer" in told[0][2]
+    [(_, _, hint)] = weights_told("7=1", [third])
+    assert "requests that name no version wait for a worker" in hint

@@ -27,6 +27,7 @@ async def test_each_outcome_is_counted_and_noted_with_the_time_that_it_took(cloc
         for one in gone:
             fleet.gateway.abandon(one, ANYBODY.tenant, one.id)
         await fleet.answered(answered, *expired)
+        assert fleet.backends[0].batches == [["answered"]]
         counts = {"ok": 1, "deadline_exceeded": 2, "cancelled": 2}
         assert fleet.counters.gateway.requests == {("m", "paid", outcome): count for outcome, count in counts.items()}
         took = {entry.input: seconds for entry, seconds, _ in fleet.journals[0].notes}

@@ -7,7 +7,7 @@ import pytest
 from headway import errors
 from headway.gateway.broker_session import Down, Replied, Up
 from headway.model import Failure, Reply
-from tests.services.calls import offered, once
+from tests.services.calls import failure_of, offered, once
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fleet import Fleet
 from tests.virtual_time import Clock
@@ -17,8 +17,7 @@ async def test_in_direct_mode_everything_is_answered_and_afterwards_nothing_runs
     fallback = FakeBackend(0.1)
     async with Fleet(clock, FakeBackend(0.1), fallback=fallback, max_batch=4) as fleet:
         await fleet.answered(fleet.ask("all is well"))
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         held = [fleet.ask(f"held {number}") for number in range(10)]
         assert await fleet.answered(*held) == ["ok"] * 10
         assert clock() - held[0].at < 1.5
@@ -42,17 +41,15 @@ async def test_what_the_fallback_does_not_answer_for_is_held_and_new_requests_fo
     backends, fallback = (FakeBackend(0.1), FakeBackend(0.1)), FakeBackend(0.1)
     async with Fleet(clock, *backends, fallback=fallback, models=("m", "n")) as fleet:
         assert await fleet.answered(fleet.ask("before"), fleet.ask("before", model="n")) == ["ok", "ok"]
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         held = fleet.ask("held")
         waits = [fleet.ask(text, model="n") for text in ("waits", "waits, too")]
         assert await fleet.answered(held) == ["ok"]
         other = fleet.ask("refused", model="n")
         of_version = fleet.ask("a version", version="1")
         assert await fleet.answered(other, of_version) == [errors.SERVICE_OVERLOADED, errors.NO_WORKERS]
-        assert other.reply.failure is not None
-        assert "only other models than 'n' are answered" in other.reply.failure.message
-        assert other.reply.failure.reason == "broker"
+        assert "only other models than 'n' are answered" in failure_of(other.reply).message
+        assert failure_of(other.reply).reason == "broker"
         assert fleet.counters.gateway.direct == {"m": 1}
         await fleet.server.become("fine")
         assert await fleet.answered(*waits) == ["ok", "ok"]
@@ -65,8 +62,7 @@ async def test_what_ran_when_the_broker_went_is_answered_once_in_direct_mode(clo
     async with Fleet(clock, FakeBackend(1.5), fallback=fallback) as fleet:
         asked = fleet.ask("x")
         await asyncio.sleep(0.5)
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         await asyncio.sleep(1.3)
         assert fleet.gateway.broker is not fleet.gateway._shared.broker
         await fleet.server.become("fine")  # The shared broker's answer comes first.
@@ -85,8 +81,7 @@ async def test_what_waits_at_a_lost_broker_is_withdrawn_once_answered_in_direct_
         await asyncio.sleep(0.1)
         queued = fleet.ask("waits")
         await asyncio.sleep(0.1)
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         assert await fleet.answered(running, queued) == ["ok", "ok"]
         await fleet.server.become("fine")
         await asyncio.sleep(5)
@@ -98,8 +93,7 @@ async def test_what_waits_in_direct_mode_is_withdrawn_when_the_broker_brings_its
     async with Fleet(clock, FakeBackend(1.5), fallback=fallback, max_batch=1) as fleet:
         first = fleet.ask("first")
         await asyncio.sleep(0.2)
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         await asyncio.sleep(0.7)
         # Its turn comes second there: a higher tier goes first.
         ahead = fleet.ask("ahead", tier=0)
@@ -131,20 +125,6 @@ async def test_a_failure_by_the_line_that_a_request_has_left_is_not_its_answer(c
         assert await fleet.answered(moved) == ["ok"]
 
 
-async def test_direct_mode_is_bounded_like_any_queue(clock: Clock) -> None:
-    fallback = FakeBackend(0.5)
-    async with Fleet(clock, FakeBackend(0.1), fallback=fallback, max_batch=2) as fleet:
-        await fleet.server.become("refuse")
-        fleet.server.cut()
-        await asyncio.sleep(1.2)
-        await fleet.answered(fleet.ask("measures"))
-        asked = [fleet.ask(f"text {number}") for number in range(100)]
-        outcomes = await fleet.answered(*asked)
-        assert set(outcomes) <= {"ok", errors.SHED, errors.SERVICE_OVERLOADED}
-        assert 4 <= outcomes.count("ok") <= 16
-        assert max(map(len, fallback.batches)) == 2
-
-
 async def test_a_fallback_that_does_not_come_up_keeps_no_gateway_from_serving(clock: Clock) -> None:
     fallback = FakeBackend(0.1)
     fallback.refuse_start = 3
@@ -152,8 +132,7 @@ async def test_a_fallback_that_does_not_come_up_keeps_no_gateway_from_serving(cl
         assert await fleet.answered(fleet.ask("x")) == ["ok"]
         await asyncio.sleep(5)
         assert fallback.starts == 1
-        await fleet.server.become("refuse")
-        fleet.server.cut()
+        await fleet.server.fail()
         assert await fleet.answered(fleet.ask("y")) == ["ok"]
         assert fleet.direct is not None
         await fleet.direct.wind_down()
@@ -161,8 +140,7 @@ async def test_a_fallback_that_does_not_come_up_keeps_no_gateway_from_serving(cl
 
 
 async def gone_direct(fleet: Fleet) -> None:
-    await fleet.server.become("refuse")
-    fleet.server.cut()
+    await fleet.server.fail()
     await asyncio.sleep(2.0)
     assert fleet.direct is not None and fleet.gateway.broker is fleet.direct.broker
 

@@ -59,6 +59,7 @@ async def test_a_worker_at_rest_whose_gpu_is_lost_is_taken_out_and_stays_out(clo
             await asyncio.sleep(60.0)
             assert (await told(stand))["gpu-0"] == (WorkerStatus.DEGRADED, REASON)
             assert (backends[0].starts, backends[1].starts) == (1, 2), "a reload leaves it alone"
+    assert (await told(stand))["gpu-0"] == (WorkerStatus.OFFLINE, ""), "it ends with its process"
     [line] = [line for line in logs if line["event"] == "worker is taken out"]
     assert (line["worker"], line["reason"], line["gpu"], line["log_level"]) == ("gpu-0", REASON, "GPU-aa01", "error")
 
@@ -93,13 +94,6 @@ async def test_inputs_are_not_blamed_for_a_gpu_whose_loss_was_not_read_yet(clock
         assert await stand.dead.list() == []
         assert len(bad.batches) <= 1
         assert set(stand.counters.broker.retries) <= {"lease_lost"}
-
-
-async def test_a_batch_that_fails_on_a_gpu_that_is_well_is_blamed_as_ever(clock: Clock) -> None:
-    gpu = FakeGpu()
-    async with Stand(clock, FakeBackend(0.01, lambda entries: BatchRaised("no")), gpus=[gpu]) as stand:
-        assert (await stand.ask("bad", timeout=3.0)).failure is not None
-        assert len(await stand.dead.list()) == 1
 
 
 async def test_a_batch_that_fails_with_a_gpu_error_has_its_worker_probed_first(clock: Clock) -> None:
@@ -137,14 +131,6 @@ async def test_an_error_that_the_gpu_reported_earlier_has_the_worker_probed_once
             assert (await stand.ask(f"bad {bad}", timeout=3.0)).failure is not None
         assert backend.starts == 1
         assert sum("bad" not in batch[0] for batch in backend.batches) == 1
-
-
-async def test_a_worker_without_a_gpu_left_ends_when_its_process_does(clock: Clock) -> None:
-    gpu = FakeGpu()
-    async with Stand(clock, Child(), gpus=[gpu]) as stand:
-        gpu.lose()
-        await asyncio.sleep(BEAT)
-    assert (await told(stand)) == {"gpu-0": (WorkerStatus.OFFLINE, "")}
 
 
 async def test_a_start_that_a_lost_gpu_holds_up_is_given_up(clock: Clock) -> None:

@@ -110,7 +110,11 @@ async def test_the_most_urgent_is_asked_first_unless_the_broker_is_slow(slow: bo
     assert isinstance(await stand.claim(first), Lease)
 
 
-async def test_a_model_that_nobody_waits_beside_has_the_next_turn_without_a_question(stand: Stand) -> None:
+async def test_a_model_alone_has_the_next_turn_without_a_question_though_the_broker_was_away(stand: Stand) -> None:
+    stand.broker.away = True
+    with pytest.raises(BrokerUnavailable):
+        await stand.claim("b")
+    stand.broker.away = False
     lease = await stand.running("a")
     await stand.sources["a"].release(lease)
     await stand.running("a")
@@ -154,14 +158,6 @@ async def test_a_wait_for_work_on_a_free_gpu_ends_when_another_takes_it(stand: S
     await stand.running("a")
     await asyncio.wait_for(waits, 0.1)
     assert await stand.claim("b") == NoWork(None)
-
-
-async def test_a_broker_out_of_reach_takes_no_turn_away(stand: Stand) -> None:
-    stand.broker.away = True
-    with pytest.raises(BrokerUnavailable):
-        await stand.claim("a")
-    stand.broker.away = False
-    await stand.running("b")
 
 
 async def test_a_model_that_leaves_passes_its_turn_on(stand: Stand) -> None:

@@ -67,6 +67,11 @@ class Stand:
         taken = self.judge.ask(Question(caller, texts, lambda *found: told.set_result(found), wanted))
         return told if taken else None
 
+    async def verdicts(self, *texts: str) -> list[Verdict]:
+        """Verdicts on texts that are asked of at once, one by one."""
+        asked = [self.ask(text) for text in texts]
+        return [(await verdict)[0] for verdict in asked if verdict is not None]
+
     async def verdict(self, *texts: str, caller: tuple[str, str] = ANN) -> tuple[Verdict, int]:
         told = self.ask(*texts, caller=caller)
         assert told is not None
@@ -114,9 +119,7 @@ async def test_a_function_that_fails_gives_no_verdict_and_is_there_again_for_the
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_text_that_fails_spoils_no_other_of_its_call(fault: str, clock: Clock) -> None:
     async with judged(clock) as stand:
-        asked = [stand.ask(text) for text in ("good", "bad", fault)]
-        found = [(await told)[0] for told in asked if told is not None]
-        assert found == [Verdict.LET_IN, Verdict.REFUSED, Verdict.FAILED]
+        assert await stand.verdicts("good", "bad", fault) == [Verdict.LET_IN, Verdict.REFUSED, Verdict.FAILED]
         assert stand.functions[0].batches[0] == ["good", "bad", fault]
 
 
@@ -156,8 +159,7 @@ async def test_a_caller_who_ends_a_process_waits_nine_times_as_long_and_others_d
 async def test_what_a_caller_has_asked_before_it_ended_a_process_gets_no_verdict_at_once(clock: Clock) -> None:
     async with judged(clock) as stand:
         begun = stand.clock()
-        asked = [stand.ask(text) for text in ("hang", "good")]
-        assert [(await told)[0] for told in asked if told is not None] == [Verdict.FAILED, Verdict.BUSY]
+        assert await stand.verdicts("hang", "good") == [Verdict.FAILED, Verdict.BUSY]
         assert stand.clock() - begun == pytest.approx(2 * DEADLINE, abs=0.05)
 
 

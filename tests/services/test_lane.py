@@ -26,7 +26,7 @@ from headway.model import (
 )
 from headway.runtime.request_id import new_id
 from tests.core.test_versions import worker
-from tests.services.calls import offered
+from tests.services.calls import failure_of, offered
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.stand import Stand
@@ -100,14 +100,9 @@ async def test_a_key_shares_its_lane_unless_it_is_rare(stand: Stand, more: dict[
 async def test_a_key_on_a_lane_replays_joins_and_is_bound_to_what_it_asked(stand: Stand) -> None:
     first, joined = await asyncio.gather(kept(stand, "a", key="k"), kept(stand, "a", key="k"))
     assert (first.output, first.shared, joined.output, joined.shared) == ("A", None, "A", DedupKind.KEY)
-    again, other, apart = (
-        await kept(stand, "a", key="k"),
-        await kept(stand, "b", key="k"),
-        await kept(stand, "b", key="l"),
-    )
+    again, other, apart = [await kept(stand, text, key=key) for text, key in (("a", "k"), ("b", "k"), ("b", "l"))]
     assert (again.output, again.kept) == ("A", True)
-    assert other.failure is not None
-    assert other.failure.code == errors.IDEMPOTENCY_MISUSE
+    assert failure_of(other).code == errors.IDEMPOTENCY_MISUSE
     assert apart.output == "B"
     assert stand.backends[0].batches == [["a"], ["b"]]
     assert (stand.gateway.pending, len(stand.broker._entries)) == (0, 0)
@@ -143,37 +138,11 @@ async def test_a_task_on_a_lane_is_admitted_and_its_outcome_kept_for_who_asks_an
     assert await gateway.outcome(tenant, id) is None
 
 
-async def test_a_client_that_leaves_its_key_has_its_outcome_kept(stand: Stand) -> None:
-    gateway, sink, id, options = stand.gateway, FutureSink(), new_id(), RequestOptions(4.0, 1, key="k")
-    gateway.take_in(sink, gateway.lane(ANYBODY, options, None), options, id, "a", b"")
-    await asyncio.sleep(0.05)
-    gateway.abandon(sink, ANYBODY.tenant, id)
-    reply = await kept(stand, "a", key="k")
-    assert (reply.output, reply.shared) == ("A", DedupKind.KEY)
-    assert stand.backends[0].batches == [["a"]]
-    assert stand.counters.gateway.requests["m", "paid", "cancelled"] == 1
-
-
-async def test_a_task_on_a_lane_that_is_too_late_for_its_client_is_told_by_its_id(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(1.0)) as stand:
-        gateway, tenant, sink, id = stand.gateway, ANYBODY.tenant, FutureSink(), new_id()
-        options = RequestOptions(0.995, 1, task=True)
-        gateway.take_in(sink, gateway.lane(ANYBODY, options, None), options, id, "a", b"")
-        gateway.detach(tenant, id)
-        await asyncio.sleep(2.0)
-        found = await gateway.outcome(tenant, id)
-        assert isinstance(found, Reply)
-        assert (found.output, gateway.pending) == ("A", 0)
-        assert stand.counters.gateway.requests["m", "paid", "ok"] == 1
-
-
 async def test_who_is_over_a_limit_is_refused_on_the_lane_for_keys_too(stand: Stand) -> None:
     limited = Principal("u", "t", 1, (ONE,))
     assert (await kept(stand, "a", limited, key="k")).output == "A"
     for text, key in (("b", "l"), ("a", "k")):
-        refused = (await kept(stand, text, limited, key=key)).failure
-        assert refused is not None
-        assert refused.code == errors.RATE_LIMITED
+        assert failure_of(await kept(stand, text, limited, key=key)).code == errors.RATE_LIMITED
 
 
 @pytest.mark.parametrize("settings", [{"cache": True}, {"collapse": True}, {"max_batch_weight": 9}], ids=str)
@@ -247,9 +216,8 @@ async def test_one_over_its_limit_is_refused_on_either_way_and_nothing_is_left(s
     limited = Principal("u", "t", 1, (ONE,))
     assert (await entered(stand, limited)).output == "A"
     for reply in (await entered(stand, limited), await stand.ask("a", caller=limited)):
-        assert reply.failure is not None
-        assert reply.failure.code == errors.RATE_LIMITED
-        assert reply.failure.retry_after == pytest.approx(0.9, abs=0.11)
+        assert failure_of(reply).code == errors.RATE_LIMITED
+        assert failure_of(reply).retry_after == pytest.approx(0.9, abs=0.11)
     assert stand.counters.gateway.refusals["rate", "paid", "m"] == 2
     assert stand.gateway.pending == 0
 
@@ -272,11 +240,8 @@ async def test_a_client_that_leaves_frees_its_place_and_who_comes_then_is_served
 
 
 async def test_a_batch_whose_members_have_left_or_are_overdue_is_matched_one_by_one(stand: Stand) -> None:
-    lane, ids, sinks = (
-        stand.gateway.lane(ANYBODY, PLAIN, None),
-        [new_id() for _ in range(3)],
-        [FutureSink(), FutureSink(), FutureSink()],
-    )
+    lane, ids = stand.gateway.lane(ANYBODY, PLAIN, None), [new_id() for _ in range(3)]
+    sinks = [FutureSink() for _ in ids]
     for sink, id in zip(sinks, ids, strict=True):
         stand.gateway.enter(sink, lane, id, id, b"")
     held = [stand.gateway.held[ANYBODY.tenant, id] for id in ids]
@@ -285,8 +250,7 @@ async def test_a_batch_whose_members_have_left_or_are_overdue_is_matched_one_by_
     held[1].deadline = stand._clock() - 1.0
     stand.gateway._shared._delivered(replies, held)
     late, answered = (await sinks[1].replies)[0], (await sinks[2].replies)[0]
-    assert late.failure is not None
-    assert (late.failure.code, answered.output) == (errors.DEADLINE_EXCEEDED, "out")
+    assert (failure_of(late).code, answered.output) == (errors.DEADLINE_EXCEEDED, "out")
     assert not sinks[0].replies.done()
     assert stand.gateway.pending == 0
     assert stand.counters.gateway.requests["m", "paid", "ok"] == 1

@@ -17,6 +17,7 @@ from headway.model import DedupKey, DedupKind, Failure, InferenceRequest, Limit,
 from headway.runtime.counters import BrokerCounts
 from headway.runtime.request_id import new_id
 from tests.core.entries import entry
+from tests.services.calls import failure_of
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.stand import Stand
@@ -92,8 +93,7 @@ async def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back(cl
         outcomes = await fleet.answered(*asked)
         assert outcomes[:60] == ["ok"] * 60
         assert sorted(outcomes[60:]) == ["SHED"] * 10 + ["ok"] * 20
-        failure = asked[-1].reply.failure
-        assert failure is not None
+        failure = failure_of(asked[-1].reply)
         assert failure.reason == "capacity"
         assert failure.retry_after == pytest.approx(0.05)
         assert fleet.counters.gateway.refusals == {("capacity", "free", "m"): 10}
@@ -162,7 +162,7 @@ def test_a_refusal_for_something_else_than_the_load_was_no_demand(tier: int, cod
 
 LIMIT = Limit("user-1", "user", 60.0, 5.0)
 """One a second, five at once."""
-MANY = 20_000
+MANY = 2_000
 CALLER = Principal("somebody", "acme", 1, (LIMIT,))
 PICKY = Principal("somebody", "acme", 1, (LIMIT,), frozenset(["other"]))
 
@@ -181,16 +181,6 @@ async def test_unknown_models_and_good_requests_share_one_limit(clock: Clock) ->
         assert RateLimitHeaders(stand.gateway).fields((LIMIT,))["ratelimit"].startswith('"user";r=0;')
         await asyncio.sleep(1.0)
         assert await outcome(stand, "x") == "NOT_FOUND"
-
-
-async def test_a_flood_of_what_is_wrong_gets_its_rate(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(0.0)) as stand:
-        codes = []
-        for _ in range(1000):
-            codes.append(await outcome(stand, "x"))
-            await asyncio.sleep(0.01)
-        assert codes.count("NOT_FOUND") == pytest.approx(5 + 10, abs=1)
-        assert codes.count("RATE_LIMITED") == 1000 - codes.count("NOT_FOUND")
 
 
 async def test_models_of_others_and_ids_in_flight_count(clock: Clock) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from headway.model import Capacity, InferenceRequest, Principal, ProcessInfo, Re
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_gpu import FakeGpu
-from tests.services.roles import MAX_BATCH, Fleets, asking
+from tests.services.roles import MAX_BATCH, Fleets
 
 BATCH_SECONDS = 0.2
 PER_WORKER = MAX_BATCH / BATCH_SECONDS
@@ -134,60 +133,32 @@ async def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxe
     assert free.refused.get("total", 0) <= 2 * MAX_BATCH, "what the two ran when they were killed"
 
 
-async def test_capacity_is_an_estimate_until_full_batches_were_seen(fleets: Fleets) -> None:
-    entrance, gateway = fleets.gateway()
-    even, slow = FakeBackend(0.1), FakeBackend(0.3)
-    even.warm_up, slow.warm_up = ((1, 0.05), (8, 0.1)), ((1, 0.15), (8, 0.3))
-    workers = [fleets.worker(f"host-{n}", backend) for n, backend in enumerate((even, slow))]
-    service, _ = fleets.controller("control")
-    for started in (*workers, service, entrance):
-        await started.start()
-    truth = 8 / 0.1 + 8 / 0.3
-    await asyncio.sleep(1.0)
-    [before] = await fleets.fleet.capacities()
-    assert before.items_per_second == pytest.approx(truth, rel=0.01), "by the warm-up, before any request"
-    assert before.estimated
-    for number in range(10):
-        await asking(gateway, f"alone {number}")
-    await asyncio.sleep(1.0)
-    [lone] = await fleets.fleet.capacities()
-    assert lone.estimated, "lone requests say nothing of full batches"
-    for _ in range(4):
-        await asyncio.gather(*(asking(gateway, f"text {n}", 60.0) for n in range(160)))
-    await asyncio.sleep(1.0)
-    [after] = await fleets.fleet.capacities()
-    assert not after.estimated
-    assert after.items_per_second == pytest.approx(truth, rel=0.1), "each worker has a pace of its own"
-
-
 async def test_two_gateways_share_the_room_as_their_tenants_ask_for_it(fleets: Fleets) -> None:
     first, _ = await up(fleets, 4)
     entrance, second = fleets.gateway()
     await entrance.start()
     room = 4 * PER_WORKER * USABLE
     asked = (2.0 * room, 0.3 * room)
-    for seconds in (4.0, 20.0):
+    for seconds in (4.0, 10.0):
         here, there = await asyncio.gather(
             flood(first, FREE, asked[0], seconds),
             flood(second, FREE, asked[1], seconds, Principal("eve", "globex", FREE)),
         )
     assert there.refused == {}
-    let_in = 20.0 * asked[0] - here.refused["capacity"]
-    assert let_in == pytest.approx(20.0 * (0.6 + 0.05) * room, rel=0.1), "the rest, without its part of the tenth"
+    let_in = 10.0 * asked[0] - here.refused["capacity"]
+    assert let_in == pytest.approx(10.0 * (0.6 + 0.05) * room, rel=0.1), "the rest, without its part of the tenth"
 
 
 @pytest.mark.parametrize(
     ("floods", "flood_tier"),
-    [("the only gateway", FREE), ("the other gateway", FREE), ("both gateways", FREE), ("both gateways", PAID)],
+    [("the other gateway", FREE), ("both gateways", FREE), ("both gateways", PAID)],
 )
 async def test_a_flood_of_the_lowest_tier_takes_from_nobody(floods: str, flood_tier: int, fleets: Fleets) -> None:
     """The flood is of another free tenant, or of a paid one that asks to be served as a free one."""
     here, _ = await up(fleets, 2)
-    flooded = [here]
-    if floods != "the only gateway":
-        entrance, there = fleets.gateway()
-        await entrance.start()
-        flooded = [there] if floods == "the other gateway" else [here, there]
+    entrance, there = fleets.gateway()
+    await entrance.start()
+    flooded = [there] if floods == "the other gateway" else [here, there]
     other = Principal("eve", "globex", flood_tier)
     for seconds in (4.0, 6.0):
         quiet, *loud = await asyncio.gather(
@@ -202,11 +173,7 @@ def capacity(usable: float) -> Capacity:
     return Capacity(model="m", healthy=1, degraded=0, items_per_second=usable / 0.7, usable_per_second=usable)
 
 
-@pytest.fixture(params=["nobody publishes", "the broker is away"])
-def silence(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
-
-
+@pytest.mark.parametrize("silence", ["nobody publishes", "the broker is away"])
 async def test_a_capacity_of_which_nothing_is_heard_any_more_throttles_nobody(silence: str, fleets: Fleets) -> None:
     known = fleets.fleet
     fleets.fleet = seen = Cut(known)
@@ -297,19 +264,6 @@ async def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capac
     before = len(backends[0].batches)
     await flood(gateway, PAID, 1.5 * PER_WORKER, 3.0)  # More than the other one can carry.
     assert len(backends[0].batches) > before, "it goes on"
-
-
-async def test_when_all_memory_is_scarce_the_lowest_tier_is_refused_and_the_others_are_served(fleets: Fleets) -> None:
-    await fleets.worker("full", FakeBackend(BATCH_SECONDS), memory=lambda: 0.95).start()
-    entrance, gateway = fleets.gateway()
-    control, _ = fleets.controller("control")
-    await control.start()
-    await entrance.start()
-    await asyncio.sleep(1.5)
-    paid, free = await asyncio.gather(flood(gateway, PAID, 10.0, 3.0), flood(gateway, FREE, 10.0, 3.0))
-    await asyncio.sleep(2.0)
-    assert (paid.ok, paid.refused) == (30, {})
-    assert (free.ok, free.refused) == (0, {"capacity": 30})
 
 
 async def test_while_memory_is_scarce_the_lowest_tier_is_held(monkeypatch: pytest.MonkeyPatch, fleets: Fleets) -> None:

@@ -37,13 +37,6 @@ def worker(
     return WorkerInfo(worker_id=id, model=model, status=status, takes=takes, gives=gives)
 
 
-def test_nothing_is_known_before_a_worker_is_healthy() -> None:
-    kinds = ServedModels(["m"])
-    kinds.learn([worker("json", status=STARTING), worker("json", model="other")])
-    assert (kinds["m"].takes, kinds["m"].gives, kinds["other"].takes) == (None, None, None)
-    assert kinds.unchecked == {"m"}
-
-
 @pytest.mark.parametrize(
     ("workers", "takes", "gives"),
     [
@@ -68,16 +61,12 @@ def test_parameters_are_for_a_model_all_of_whose_workers_take_them_or_of_which_n
         kinds.learn(workers)
         known.append(kinds["m"].sees("user"))
     assert known == [True, False, False, False, True]
-
-
-def test_parameters_that_one_of_the_workers_never_sees_are_not_seen() -> None:
-    kinds = ServedModels(["m"])
     some = [
         msgspec.structs.replace(worker("text", id=str(at)), sees=sees)
         for at, sees in enumerate([("s", "t"), ("t", "u"), ALL_PARAMETERS])
     ]
     kinds.learn(some)
-    assert [name for name in ("s", "t", "u", "a") if kinds["m"].sees(name)] == ["t"]
+    assert [name for name in ("s", "t", "u", "a") if kinds["m"].sees(name)] == ["t"], "what all of them see"
 
 
 def test_requests_get_the_number_of_what_a_call_has_once() -> None:
@@ -93,6 +82,9 @@ def test_requests_get_the_number_of_what_a_call_has_once() -> None:
             for text in asked
         ]  # fmt: skip
 
+    for names, rows in (((), True), (("t",), False)):
+        kinds.learn([msgspec.structs.replace(worker("tensors"), per_call=names)])
+        assert kinds["m"].takes_rows is rows
     assert numbers(()) == [0, 0, 0]
     none, one, other = numbers(("temperature",), ())
     assert none == 0 < one == other
@@ -102,13 +94,6 @@ def test_requests_get_the_number_of_what_a_call_has_once() -> None:
     assert not kinds["m"].is_plain
     assert numbers(()) == [0, 0, 0]
     assert kinds["m"].is_plain
-
-
-def test_rows_of_other_parameters_take_the_longer_way() -> None:
-    kinds = ServedModels(["m"])
-    for names, rows in (((), True), (("t",), False)):
-        kinds.learn([msgspec.structs.replace(worker("tensors"), per_call=names)])
-        assert kinds["m"].takes_rows is rows
 
 
 def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:
@@ -131,11 +116,14 @@ def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:
     assert [model for model in models if kinds.has_worker(model)] == ["warm", "cold", "loading"]
 
 
-def test_what_was_known_stays_while_no_worker_is_healthy() -> None:
+def test_nothing_is_known_before_a_worker_is_healthy_and_what_was_known_stays_when_none_is() -> None:
     kinds = ServedModels(["m"])
-    kinds.learn([worker("json", "json")])
-    kinds.learn([worker("", status=STARTING)])
-    assert kinds["m"].takes is ValueKind.JSON
+    kinds.learn([worker("json", status=STARTING), worker("json", model="other")])
+    assert (kinds["m"].takes, kinds["m"].gives, kinds["other"].takes) == (None, None, None)
+    assert kinds.unchecked == {"m"}
+    for takes, status in (("json", HEALTHY), ("", STARTING)):
+        kinds.learn([worker(takes, status=status)])
+        assert kinds["m"].takes is ValueKind.JSON
 
 
 @pytest.mark.parametrize(
@@ -154,8 +142,7 @@ def test_a_model_of_octets_takes_base64_only(value: Value, good: bool) -> None:
 
 def test_an_unknown_model_is_named_and_not_told_of_those_without_a_worker() -> None:
     failure = ServedModels(["m"]).check("other", "a")
-    assert failure is not None
-    assert failure.code == errors.NOT_FOUND
+    assert failure is not None and failure.code == errors.NOT_FOUND
     kinds = ServedModels(["m", "late"])
     assert kinds.absence("other").message.endswith("there is: late, m")
     kinds.learn([worker("text", "text")])
@@ -201,26 +188,12 @@ def test_inputs_weigh_their_characters_or_nothing_in_particular() -> None:
     assert [unbounded["default"].weigh(text) for text in ("", "é", "日本")] == [1, 1, 1]
 
 
-def test_an_input_weighs_its_octets_until_a_worker_knows_better() -> None:
+def test_an_input_weighs_its_octets_until_healthy_workers_know_better_and_the_last_line_stays() -> None:
     served = ServedModels(["m"], WEIGHED)
     served.learn([weighed(None), weighed(WeightLine(1.0, 1.0), model="other")])
     served.learn([weighed(WeightLine(1.0, 1.0), status=WorkerStatus.STARTING)])
     assert [served["m"].weigh(text) for text in ("", "a", "日本", b"[1]")] == [1, 1, 6, 3]
-
-
-def test_the_lines_of_healthy_workers_count_and_the_last_one_stays() -> None:
-    served = ServedModels(["m"], WEIGHED)
     served.learn([weighed(WeightLine(2.0, 0.2)), weighed(WeightLine(4.0, 0.4), "gpu-1"), weighed(None, "gpu-2")])
     assert served["m"].weigh("a" * 10) == 6
     served.learn([weighed(None)])
     assert served["m"].weigh("a" * 10) == 6
-
-
-async def test_a_watcher_keeps_the_weights_up_to_date(clock: Clock) -> None:
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
-    served, supervisor = ServedModels(["m"], WEIGHED), Supervisor()
-    WorkersWatcher([served], broker, clock).start(supervisor)
-    await broker.heartbeat(weighed(WeightLine(0.0, 0.5)))
-    await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
-    assert served["m"].weigh("a" * 10) == 5
-    await supervisor.stop()

@@ -1,7 +1,8 @@
 """What waits at a gateway: calls to the broker, small or large, recalls of kept outcomes, and what is to be passed on."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 
 import pytest
@@ -9,9 +10,19 @@ import pytest
 from headway.core.dedup import follower
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.gateway import outbox
-from headway.gateway.broker_session import LARGE, MOST_OFFERED, MOST_READS, MOST_REPLIES, OutcomeReader, in_turns
-from headway.gateway.outbox import AT_ONCE, CHUNK, LargeEntries, Outbox
+from headway.gateway import broker_session
+from headway.gateway.broker_session import (
+    AT_ONCE,
+    CHUNK,
+    LARGE,
+    MOST_OFFERED,
+    MOST_READS,
+    MOST_REPLIES,
+    LargeEntries,
+    Outbox,
+    OutcomeReader,
+    in_turns,
+)
 from headway.model import Entry, EntryState, Failure, Octets, Reply, Value
 from headway.runtime.counters import BrokerCounts
 from headway.runtime.fair_turns import FairSlots
@@ -43,10 +54,7 @@ def test_tenants_take_turns_in_a_call_that_does_not_take_all() -> None:
     assert ids(outbox.take(3)) == ["b1", "a2", "d0"]
     assert ids(outbox.take(3)) == ["a3", "a4"]
     assert (len(outbox), outbox.take(3)) == (0, [])
-
-
-def test_what_fits_into_one_call_goes_in_the_order_in_which_it_came() -> None:
-    assert ids(filled(a=2, b=1).take(3)) == ["a0", "a1", "b0"]
+    assert ids(filled(a=2, b=1).take(3)) == ["a0", "a1", "b0"], "what fits into one call keeps its order"
 
 
 def test_what_comes_back_from_a_call_goes_first_of_its_tenant() -> None:
@@ -100,17 +108,6 @@ async def test_what_fills_calls_does_not_gather(clock: Clock, monkeypatch: pytes
         assert calls[-1][0] - began < 0.05
 
 
-async def test_who_leaves_before_being_offered_costs_the_broker_no_call(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1)) as fleet:
-        await fleet.answered(fleet.ask("so that all is known"))
-        before, withdrawn = len(fleet.server.named("enqueue")), len(fleet.server.named("withdraw"))
-        gone, there = fleet.ask("gone"), fleet.ask("there")
-        fleet.gateway.abandon(gone, ANYBODY.tenant, gone.id)
-        assert await fleet.answered(there) == ["ok"]
-        assert [entry.input for entry in offered(fleet, before)] == ["there"]
-        assert len(fleet.server.named("withdraw")) == withdrawn
-
-
 async def test_a_request_waits_for_no_more_than_a_share_of_the_withdrawals(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         await fleet.answered(fleet.ask("so that all is known"))
@@ -127,37 +124,48 @@ async def test_a_request_waits_for_no_more_than_a_share_of_the_withdrawals(clock
         assert not session._departed_ids, "what is withdrawn is forgotten"
 
 
-async def test_they_go_in_order_some_at_once_and_who_follows_one_goes_behind_it() -> None:
-    calls = asyncio.Queue[list[str]]()
-    go = asyncio.Semaphore(0)
+class Line(LargeEntries):
+    """A line that runs; `calls` has the ids of each call, which ends when `go` is released, or at once."""
 
-    async def offer(entries: Sequence[Entry]) -> None:
-        calls.put_nowait(ids(entries))
-        await go.acquire()
+    def __init__(self, *, at_once: bool = False) -> None:
+        super().__init__(self._note_call)
+        self.calls = asyncio.Queue[list[str]]()
+        self.go = asyncio.Semaphore(1_000 if at_once else 0)
+
+    async def _note_call(self, entries: Sequence[Entry]) -> None:
+        self.calls.put_nowait(ids(entries))
+        await self.go.acquire()
         raise BrokerUnavailable("away")  # That does not end it.
 
-    line = LargeEntries(offer)
-    running = asyncio.ensure_future(line.run())
-    large = [ask("x" * 20, id=f"{number}") for number in range(AT_ONCE + 2)]
-    small = ask("x", id="small")
-    assert line.split([large[0], small, *large[1:]], 10) == ([small], [])
-    assert await calls.get() == [f"{number}" for number in range(AT_ONCE)]
-    on_its_way, waits, elsewhere, another = (
-        follower(f"of {task}", task, tenant, "g", 60.0)
-        for task, tenant in (("0", "t"), (f"{AT_ONCE}", "t"), ("small", "t"), ("0", "t2"))
-    )
-    assert line.split([on_its_way, waits, elsewhere, another], 10) == ([elsewhere, another], [])
-    go.release()
-    assert await calls.get() == [f"{AT_ONCE}", f"{AT_ONCE + 1}", "of 0", f"of {AT_ONCE}"]
-    go.release()
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert line.split([waits], 10) == ([waits], []), "its task has been offered"
-    running.cancel()
+
+@asynccontextmanager
+async def running(line: Line) -> AsyncIterator[Line]:
+    task = asyncio.ensure_future(line.run())
+    yield line
+    task.cancel()
+
+
+async def test_large_entries_go_in_order_some_at_once_and_who_follows_one_goes_behind_it() -> None:
+    async with running(Line()) as line:
+        large = [ask("x" * 20, id=f"{number}") for number in range(AT_ONCE + 2)]
+        small = ask("x", id="small")
+        assert line.split([large[0], small, *large[1:]], 10) == ([small], [])
+        assert await line.calls.get() == [f"{number}" for number in range(AT_ONCE)]
+        on_its_way, waits, elsewhere, another = (
+            follower(f"of {task}", task, tenant, "g", 60.0)
+            for task, tenant in (("0", "t"), (f"{AT_ONCE}", "t"), ("small", "t"), ("0", "t2"))
+        )
+        assert line.split([on_its_way, waits, elsewhere, another], 10) == ([elsewhere, another], [])
+        line.go.release()
+        assert await line.calls.get() == [f"{AT_ONCE}", f"{AT_ONCE + 1}", "of 0", f"of {AT_ONCE}"]
+        line.go.release()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert line.split([waits], 10) == ([waits], []), "its task has been offered"
 
 
 async def test_who_follows_a_large_task_of_the_same_call_goes_behind_it() -> None:
-    line = LargeEntries(lambda entries: asyncio.sleep(0))
+    line = Line()
     large, small = ask("x" * 20, id="large"), ask("x", id="small")
     following = [follower(f"of {task}", task, "t", "g", 60.0) for task in ("large", "small")]
     assert line.split([large, small, *following], 10) == ([small, following[1]], [])
@@ -165,77 +173,52 @@ async def test_who_follows_a_large_task_of_the_same_call_goes_behind_it() -> Non
 
 
 async def test_a_tenant_with_many_keeps_no_other_waiting_for_all_of_them() -> None:
-    calls, go = asyncio.Queue[list[str]](), asyncio.Semaphore(0)
-
-    async def offer(entries: Sequence[Entry]) -> None:
-        calls.put_nowait(ids(entries))
-        await go.acquire()
-
-    line = LargeEntries(offer)
-    running = asyncio.ensure_future(line.run())
-    line.split([ask("x" * 20, id=f"{number}", tenant="greedy") for number in range(3 * AT_ONCE)], 10)
-    assert await calls.get() == [f"{number}" for number in range(AT_ONCE)]
-    line.split([ask("x" * 20, id=id, tenant="modest") for id in ("a", "b")], 10)
-    go.release()
-    rest = AT_ONCE - 2
-    assert await calls.get() == ["8", "a", "9", "b", *(f"{AT_ONCE + number}" for number in range(2, rest))]
-    go.release()
-    assert await calls.get() == [f"{AT_ONCE + rest + number}" for number in range(AT_ONCE)]
-    running.cancel()
+    async with running(Line()) as line:
+        line.split([ask("x" * 20, id=f"{number}", tenant="greedy") for number in range(3 * AT_ONCE)], 10)
+        assert await line.calls.get() == [f"{number}" for number in range(AT_ONCE)]
+        line.split([ask("x" * 20, id=id, tenant="modest") for id in ("a", "b")], 10)
+        line.go.release()
+        left = AT_ONCE - 2
+        assert await line.calls.get() == ["8", "a", "9", "b", *(f"{AT_ONCE + number}" for number in range(2, left))]
+        line.go.release()
+        assert await line.calls.get() == [f"{AT_ONCE + left + number}" for number in range(AT_ONCE)]
 
 
 async def test_the_turns_of_tenants_go_on_from_call_to_call() -> None:
-    calls = asyncio.Queue[list[str]]()
-
-    async def offer(entries: Sequence[Entry]) -> None:
-        calls.put_nowait(ids(entries))
-
-    line = LargeEntries(offer)
     tenants = [f"tenant {number}" for number in range(AT_ONCE + 2)]
-    line.split([ask("x" * 20, id=f"{tenant} {n}", tenant=tenant) for n in range(2) for tenant in tenants], 10)
-    running = asyncio.ensure_future(line.run())
-    order = [id for _ in range(3) for id in await calls.get()]
-    assert order == [f"{tenant} {n}" for n in range(2) for tenant in tenants]
-    running.cancel()
+    async with running(Line(at_once=True)) as line:
+        line.split([ask("x" * 20, id=f"{tenant} {n}", tenant=tenant) for n in range(2) for tenant in tenants], 10)
+        order = [id for _ in range(3) for id in await line.calls.get()]
+        assert order == [f"{tenant} {n}" for n in range(2) for tenant in tenants]
 
 
 async def test_no_further_entry_joins_a_call_that_has_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each entry of a call waits until all inputs of that call are stored."""
-    monkeypatch.setattr(outbox, "MOST_BYTES", 100)
-    calls = asyncio.Queue[list[str]]()
-
-    async def offer(entries: Sequence[Entry]) -> None:
-        calls.put_nowait(ids(entries))
-
-    line = LargeEntries(offer)
-    line.split([ask("x" * size, id=f"{size}") for size in (60, 61, 200, 62, 20, 30)], 10)
-    running = asyncio.ensure_future(line.run())
-    assert [await calls.get() for _ in range(3)] == [["60", "61"], ["200"], ["62", "20", "30"]]
-    running.cancel()
+    monkeypatch.setattr(broker_session, "MOST_BYTES", 100)
+    async with running(Line(at_once=True)) as line:
+        line.split([ask("x" * size, id=f"{size}") for size in (60, 61, 200, 62, 20, 30)], 10)
+        assert [await line.calls.get() for _ in range(3)] == [["60", "61"], ["200"], ["62", "20", "30"]]
 
 
 def test_what_another_session_has_taken_over_waits_no_longer() -> None:
-    line = LargeEntries(lambda entries: asyncio.sleep(0))
+    line = Line()
     line.split([ask("x" * 20, id=f"{n}", tenant=f"{n % 2}") for n in range(5)], 10)
     line.waiting.keep(lambda entry: entry.id in ("1", "4"))
     assert sorted(ids(list(line.waiting))) == ["1", "4"]
     assert len(line.waiting) == 2
 
 
-def test_small_replies_go_first_and_together() -> None:
+def test_small_replies_go_first_and_together_as_many_as_a_turn_takes() -> None:
     sizes = {"a": 0, "b": LARGE, "c": 5, "d": LARGE - 1, "e": LARGE + 1}
     replies = [Reply(id, "t", Octets(b"x" * size)) for id, size in sizes.items()]
     replies.append(Reply("f", "t", None, Failure("INTERNAL", "no")))
     assert [[reply.id for reply in turn] for turn in in_turns(replies)] == [["a", "c", "d", "f"], ["b"], ["e"]]
     assert [[reply.id for reply in turn] for turn in in_turns([replies[1]])] == [["b"]]
     assert in_turns(replies[:1]) == [replies[:1]]
-
-
-def test_hundreds_of_small_replies_are_passed_on_in_several_turns() -> None:
-    replies = [Reply(f"{number}", "t", "x") for number in range(2 * MOST_REPLIES + 3)]
-    assert [len(turn) for turn in in_turns(replies)] == [MOST_REPLIES, MOST_REPLIES, 3]
-    assert [reply for turn in in_turns(replies) for reply in turn] == replies
-    assert list(map(len, in_turns([*replies, Reply("large", "t", "x" * LARGE)])))[-2:] == [3, 1]
+    many = [Reply(f"{number}", "t", "x") for number in range(2 * MOST_REPLIES + 3)]
+    assert [len(turn) for turn in in_turns(many)] == [MOST_REPLIES, MOST_REPLIES, 3]
+    assert [reply for turn in in_turns(many) for reply in turn] == many
+    assert list(map(len, in_turns([*many, replies[1]])))[-2:] == [3, 1]
 
 
 class Stage:
@@ -281,14 +264,17 @@ async def test_tenants_take_turns_and_each_keeps_its_order() -> None:
     assert stage.begun[-2:] == ["d1", "d2"], "all places are free again"
 
 
-async def test_who_left_is_passed_over() -> None:
+async def test_who_left_is_passed_over_and_a_place_is_free_again_after_an_error() -> None:
     stage = Stage()
-    stage.ask("a1", "a2", "a3", "b1")
+    stage.ask("a1", "a2", "a3", "b1", "b2")
     await stage.settle()
     stage.tasks["a3"].cancel()
     await stage.settle()
     await stage.end("a1")
     assert stage.begun == ["a1", "a2", "b1"]
+    stage.tasks["a2"].cancel()
+    await stage.settle()
+    assert stage.begun == ["a1", "a2", "b1", "b2"]
 
 
 async def test_who_leaves_as_its_place_comes_gives_it_on() -> None:
@@ -299,15 +285,6 @@ async def test_who_leaves_as_its_place_comes_gives_it_on() -> None:
     stage.tasks["a2"].cancel()  # It has got the place in this turn of the loop, and has not heard of it.
     await stage.settle()
     assert stage.begun == ["a1", "b1"]
-
-
-async def test_a_place_is_free_again_after_an_error() -> None:
-    stage = Stage()
-    stage.ask("a1", "a2", "b1")
-    await stage.settle()
-    stage.tasks["a1"].cancel()
-    await stage.settle()
-    assert stage.begun == ["a1", "a2", "b1"]
 
 
 class SlowRecalls(Connection):
@@ -361,12 +338,6 @@ async def test_many_who_ask_for_one_outcome_cost_two_calls(
     await asyncio.sleep(0.5)
     assert await told(*first, *asking(recalls, "t", *["big"] * 59)) == ["call 1"] + ["call 2"] * 59
     assert (broker.peak, clock() - began) == (1, 2.0)
-
-
-async def test_who_asks_during_a_call_is_not_told_its_result(recalls: OutcomeReader, clock: Clock) -> None:
-    first = asking(recalls, "t", "a")
-    await asyncio.sleep(0.9)
-    assert await told(*first, *asking(recalls, "t", "a", "a")) == ["call 1", "call 2", "call 2"]
 
 
 async def test_few_calls_run_and_nobody_is_refused(broker: SlowRecalls, recalls: OutcomeReader, clock: Clock) -> None:

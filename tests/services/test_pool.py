@@ -5,13 +5,10 @@ import random
 
 import pytest
 
-from headway.core.health import HEARTBEAT_EVERY
 from headway.errors import TargetError
 from headway.model import Drain, WorkerInfo, WorkerStatus
 from headway.runtime.supervisor import Supervisor
-from headway.worker.pool import WorkerPool
 from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import Fleet
 from tests.services.roles import Fleets, asking
 from tests.services.stand import Stand
 from tests.virtual_time import Clock
@@ -53,36 +50,6 @@ async def test_a_slot_that_leaves_finishes_its_batch_and_begins_no_other(clock: 
         assert [reply.output for reply in await asyncio.gather(*asked)] == [f"TEXT {n}" for n in range(4)]
         assert len(stand.backends[1].batches) == 1
         assert await statuses(stand) == {"gpu-0": WorkerStatus.HEALTHY, "gpu-1": WorkerStatus.OFFLINE}
-
-
-async def test_a_slot_that_has_left_sends_no_heartbeat_and_is_forgotten(clock: Clock) -> None:
-    async with Stand(clock, *backends(2)) as stand:
-        await stand.pool.resize(1)
-        await asyncio.sleep(1.0)
-        [gone] = [worker for worker in await stand.broker.workers() if worker.worker_id == "gpu-1"]
-        heard = gone.last_heartbeat
-        await asyncio.sleep(5.0)
-        assert [w.last_heartbeat for w in await stand.broker.workers() if w.worker_id == "gpu-1"] in ([heard], [])
-
-
-async def test_a_pool_without_slots_keeps_what_waits_for_the_next_one(clock: Clock) -> None:
-    async with Stand(clock, *backends(1, 0.1)) as stand:
-        await stand.pool.resize(0)
-        asked = stand.asking("patient")
-        await asyncio.sleep(1.0)
-        assert not asked.done()
-        await stand.pool.resize(1)
-        assert (await asked).output == "PATIENT"
-
-
-async def test_a_new_slot_that_does_not_start_is_tried_again_beside_the_others(clock: Clock) -> None:
-    async with Stand(clock, *backends(2, 0.1), slots=1) as stand:
-        stand.backends[1].refuse_start = 2
-        await stand.pool.resize(2)
-        assert (await stand.ask("one")).output == "ONE"
-        await asyncio.sleep(30.0)
-        assert stand.backends[1].starts == 1
-        assert (await statuses(stand))["gpu-1"] is WorkerStatus.HEALTHY
 
 
 async def test_a_pool_is_only_as_large_as_it_can_be(clock: Clock) -> None:
@@ -128,7 +95,7 @@ async def test_a_pool_whose_first_backend_fails_does_not_start(clock: Clock) -> 
     assert stand.backends[1].starts == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 async def test_a_pool_that_changes_all_the_time_loses_nothing(seed: int, clock: Clock) -> None:
     dice = random.Random(seed)
     async with Stand(clock, *backends(4, 0.05), max_batch=4) as stand:
@@ -140,7 +107,7 @@ async def test_a_pool_that_changes_all_the_time_loses_nothing(seed: int, clock: 
                 await stand.pool.resize(dice.randint(0, 4))
 
         changing = asyncio.ensure_future(change())
-        for number in range(400):
+        for number in range(200):
             asked.append(stand.asking(f"text {number}", timeout=30.0))
             await asyncio.sleep(dice.expovariate(60.0))
         changing.cancel()
@@ -153,21 +120,6 @@ async def test_a_pool_that_changes_all_the_time_loses_nothing(seed: int, clock: 
         assert len(ran) == len(replies) - len(refused)
         assert {reply.attempts for reply in replies if reply.failure is None} == {1}
         assert len(refused) < len(replies) // 2
-
-
-async def test_the_pool_behind_the_fallback_grows_and_shrinks_too(clock: Clock) -> None:
-    async with Fleet(clock, fallback=FakeBackend(1.0), spares=[FakeBackend(1.0)], max_batch=1) as fleet:
-        await fleet.server.become("refuse")
-        fleet.server.cut()
-        await asyncio.sleep(2.0)
-        assert fleet.direct is not None
-        assert isinstance(fleet.direct.workers, WorkerPool)
-        await fleet.direct.workers.resize(2)
-        begun = clock()
-        assert await fleet.answered(fleet.ask("a"), fleet.ask("b")) == ["ok", "ok"]
-        assert clock() - begun < 1.2
-        await fleet.direct.workers.resize(1)
-        assert await fleet.answered(fleet.ask("c")) == ["ok"]
 
 
 async def test_a_supervisor_forgets_a_loop_that_has_ended(clock: Clock) -> None:
@@ -271,16 +223,6 @@ async def test_a_start_that_goes_on_is_no_reason_to_begin_it_anew(clock: Clock) 
         await asyncio.sleep(3.0)
         assert (late.starts, late.stops) == (1, 0)
         assert (await workers(stand))["gpu-1"].status is WorkerStatus.DRAINED
-
-
-async def test_a_process_that_is_drained_ends_in_order(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend()) as stand:
-        await drain(stand, "gpu-0")
-        await asyncio.sleep(HEARD)
-        begun = clock()
-        await stand.pool.wind_down()
-        assert clock() - begun <= HEARTBEAT_EVERY
-        assert (await workers(stand))["gpu-0"].status is WorkerStatus.OFFLINE
 
 
 async def test_a_restart_ends_the_drain_of_a_process_whatever_becomes_of_the_controller(fleets: Fleets) -> None:

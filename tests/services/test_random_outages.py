@@ -112,7 +112,7 @@ class Story:
         return Counter(text for backend in self.fleet.backends for batch in backend.batches for text in batch)
 
 
-EXPLORE = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXPLORE = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 """Long plans cost about 50 ms each."""
 
 

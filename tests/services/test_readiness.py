@@ -50,13 +50,20 @@ async def test_a_gateway_is_ready_as_long_as_it_would_hold_a_request(mode: str, 
         assert (await ready.look())[0] == "ok"
 
 
-async def test_workers_that_another_route_was_told_of_count_while_requests_are_held(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1)) as fleet:
-        ready = readiness(fleet)
-        assert await ready.judge(await fleet.server.inner.workers()) == "ok"
+@pytest.mark.parametrize(
+    ("workers", "leaving", "before", "held"),
+    [(1, False, "ok", "degraded"), (0, False, "unavailable", "unavailable"), (1, True, "draining", "draining")],
+    ids=["with a worker", "without one", "on its way out"],
+)
+async def test_a_gateway_that_holds_requests_is_ready_with_workers_that_any_route_was_told_of(
+    workers: int, leaving: bool, before: str, held: str, clock: Clock
+) -> None:
+    async with Fleet(clock, *(FakeBackend(0.1) for _ in range(workers))) as fleet:
+        ready = readiness(fleet, leaving=leaving)
+        assert await ready.judge(await fleet.server.inner.workers()) == before
         await fleet.server.become("refuse")
         assert fleet.gateway.holding
-        assert await ready.alone() == "degraded"
+        assert (await ready.look())[0] == await ready.alone() == held
 
 
 async def test_what_has_not_heard_of_a_worker_says_that_it_knows_of_none(clock: Clock) -> None:
@@ -81,22 +88,6 @@ async def test_workers_that_came_after_the_last_look_are_told_of_with_the_age_of
         _, checks = await ready.look()
         assert checks["workers"] == "unknown; 1 of 1 healthy 12 s ago"
         await supervisor.stop()
-
-
-async def test_a_gateway_that_held_requests_without_a_worker_is_not_ready_for_that(clock: Clock) -> None:
-    async with Fleet(clock) as fleet:
-        ready = readiness(fleet)
-        assert (await ready.look())[0] == "unavailable"
-        await fleet.server.become("refuse")
-        assert fleet.gateway.holding
-        assert (await ready.look())[0] == "unavailable"
-
-
-async def test_a_gateway_on_its_way_out_is_not_ready_for_holding_requests(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1)) as fleet:
-        ready = readiness(fleet, leaving=True)
-        await fleet.server.become("refuse")
-        assert (await ready.look())[0] == await ready.alone() == "draining"
 
 
 async def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback(clock: Clock) -> None:

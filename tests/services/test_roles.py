@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -11,10 +10,9 @@ from structlog.testing import capture_logs
 from headway.app.lifecycle import CONNECT_WITHIN, Service
 from headway.app.process_figures import describe_process
 from headway.config import Settings
-from headway.core.health import STANDBY_EVERY
 from headway.errors import BrokerUnavailable, SettingError
 from headway.fleet.membership import Membership
-from headway.model import Capacity, ProcessInfo, Role, WorkerInfo, WorkerStatus
+from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking
@@ -30,16 +28,13 @@ async def ended(*services: Service) -> None:
 class FakeLink:
     """The way to a broker that answers from the `answers`th attempt on."""
 
-    def __init__(self, told: list[str], answers: float = 1, refuses: SettingError | None = None) -> None:
+    def __init__(self, told: list[str], answers: float = 1) -> None:
         self.attempts = 0
         self._told = told
         self._answers = answers
-        self._refuses = refuses
 
     async def open(self) -> None:
         self.attempts += 1
-        if self._refuses is not None:
-            raise self._refuses
         if self.attempts < self._answers:
             raise BrokerUnavailable("connection refused.")
         self._told.append("link opens")
@@ -62,21 +57,6 @@ class Away:
             return await getattr(self._inner, name)(*arguments)
 
         return call
-
-
-async def test_a_request_goes_through_roles_of_their_own(fleets: Fleets) -> None:
-    entrance, gateway = fleets.gateway()
-    worker = fleets.worker("host", FakeBackend())
-    controller, _ = fleets.controller("control")
-    for service in (worker, controller, entrance):
-        await service.start()
-    reply = await asking(gateway, "hello")
-    assert reply.output == "HELLO"
-    assert reply.ran is not None
-    assert reply.ran.worker == "host/gpu-0"
-    assert await fleets.members() == sorted([gateway.name, "host", "control"])
-    await ended(entrance, worker, controller)
-    assert await fleets.members() == []
 
 
 async def test_a_gateway_going_down_answers_what_it_holds_before_it_leaves(fleets: Fleets) -> None:
@@ -191,69 +171,6 @@ async def test_a_slot_goes_offline_as_soon_as_its_own_batch_is_done(fleets: Flee
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_workers_are_replaced_one_after_the_other_and_no_request_fails(fleets: Fleets) -> None:
-    entrance, gateway = fleets.gateway()
-    running = [fleets.worker(f"old-{n}", FakeBackend(0.05)) for n in range(3)]
-    for worker in running:
-        await worker.start()
-    await entrance.start()
-    asked = []
-
-    async def load() -> None:
-        for n in range(300):
-            asked.append(asking(gateway, f"text {n}"))
-            await asyncio.sleep(0.01)
-
-    loading = asyncio.ensure_future(load())
-    for n, worker in enumerate(running):
-        await asyncio.sleep(0.5)
-        fresh = fleets.worker(f"new-{n}", FakeBackend(0.05))
-        await fresh.start()
-        await ended(worker)
-        running[n] = fresh
-    await loading
-    replies = await asyncio.gather(*asked)
-    assert [reply.output for reply in replies] == [f"TEXT {n}" for n in range(300)]
-
-
-async def test_the_leader_publishes_what_the_workers_carry(fleets: Fleets) -> None:
-    entrance, gateway = fleets.gateway()
-    workers = [fleets.worker(f"host-{n}", FakeBackend(0.1)) for n in range(2)]
-    service, controller = fleets.controller("control")
-    for started in (*workers, service, entrance):
-        await started.start()
-    await asyncio.gather(*(asking(gateway, f"text {n}") for n in range(40)))
-    await asyncio.sleep(1.0)
-    assert controller.leads
-    [whole] = await fleets.fleet.capacities()
-    assert (whole.model, whole.healthy, whole.degraded) == ("m", 2, 0)
-    assert whole.items_per_second == pytest.approx(2 * 8 / 0.1, rel=0.1)
-    assert whole.usable_per_second == pytest.approx(0.7 * whole.items_per_second)
-    await ended(workers[0])
-    await asyncio.sleep(1.0)
-    [half] = await fleets.fleet.capacities()
-    assert half.healthy == 1
-    assert half.items_per_second == pytest.approx(whole.items_per_second / 2, rel=0.1)
-
-
-async def test_of_two_controllers_one_leads_and_the_other_takes_over_with_its_next_look(fleets: Fleets) -> None:
-    first, one = fleets.controller("one")
-    second, two = fleets.controller("two")
-    await first.start()
-    await asyncio.sleep(0.1)
-    await second.start()
-    for _ in range(5):
-        await asyncio.sleep(1.0)
-        assert (one.leads, two.leads) == (True, False)
-    await ended(first)
-    await asyncio.sleep(STANDBY_EVERY + 0.1)
-    assert two.leads
-    await asyncio.sleep(STANDBY_EVERY)
-    assert [(member.id, member.leads) for member in await fleets.fleet.members()][-1] == ("two", True)
-    await ended(second)
-    assert await fleets.members() == []
-
-
 async def test_a_leader_that_is_cut_off_is_followed_within_its_lease(fleets: Fleets) -> None:
     whole = fleets.fleet
     fleets.fleet = lonely = cast(Any, Away(whole))
@@ -272,19 +189,6 @@ async def test_a_leader_that_is_cut_off_is_followed_within_its_lease(fleets: Fle
     lonely.away = False
     await asyncio.sleep(2.0)
     assert (one.leads, two.leads) == (False, True)
-
-
-async def test_a_process_ends_although_the_broker_is_away(fleets: Fleets) -> None:
-    fleets.fleet = away = cast(Any, Away(fleets.fleet))
-    entrance, gateway = fleets.gateway()
-    service, _ = fleets.controller("control")
-    await entrance.start()
-    await service.start()
-    away.away = True
-    await asyncio.sleep(2.0)
-    await ended(entrance, service)
-    away.away = False
-    assert gateway.pending == 0
 
 
 async def test_the_link_is_opened_first_and_closed_last(fleets: Fleets) -> None:
@@ -314,15 +218,6 @@ async def test_a_broker_that_does_not_come_is_given_up(fleets: Fleets) -> None:
     assert fleets.clock() - begun == pytest.approx(CONNECT_WITHIN, abs=1.0)
     assert backend.starts == 0
     assert fleets.told == ["admin binds", "admin opens", "admin closes", "link closes"]
-
-
-async def test_a_broker_that_will_not_do_is_refused_at_once(fleets: Fleets) -> None:
-    error = SettingError("broker", "redis://x", "has maxmemory-policy allkeys-lru", "Set noeviction.")
-    connection = FakeLink(fleets.told, refuses=error)
-    service, _ = fleets.controller("control", connection=connection)
-    with pytest.raises(SettingError, match="allkeys-lru"):
-        await service.start()
-    assert connection.attempts == 1
 
 
 async def test_two_processes_may_not_have_one_name(fleets: Fleets) -> None:
@@ -417,17 +312,6 @@ async def test_a_cache_at_the_workers_alone_is_told_by_whoever_comes_later(fleet
     assert await told("other", Role.WORKER, model="other", cache=True) == []
     assert await told("with", Role.WORKER, cache=True, collapse=True) == [("cache of model default", "on", "off")]
     assert await told("late", Role.GATEWAY, collapse=True) == [("cache of model default", "off", "on")]
-
-
-async def test_a_capacity_that_nobody_publishes_any_more_stays_as_it_was(fleets: Fleets) -> None:
-    service, _ = fleets.controller("control")
-    await service.start()
-    await asyncio.sleep(0.5)
-    await ended(service)
-    known: Sequence[Capacity] = await fleets.fleet.capacities()
-    await asyncio.sleep(5.0)
-    assert await fleets.fleet.capacities() == known
-    assert [(capacity.model, capacity.healthy) for capacity in known] == [("m", 0)]
 
 
 async def test_a_taken_port_is_found_before_anything_loads(fleets: Fleets) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 
-import pytest
 from msgspec.structs import replace
 
 from headway.brokers.memory.broker import MemoryBroker
@@ -16,7 +15,7 @@ from headway.controller.controller import GONE_AFTER, LEADS_FOR, PUBLISH_EVERY, 
 from headway.controller.rollouts import KEEP_EVERY, RolloutLeader
 from headway.core.departure import Load
 from headway.core.queue_limits import QueueLimits
-from headway.core.rollout import begun, decided
+from headway.core.rollout import decided
 from headway.errors import WorkerCrashed
 from headway.fleet.pace import Pace
 from headway.gateway.fleet_watchers import READ_CAPACITY_EVERY, CapacityWatcher
@@ -183,61 +182,14 @@ async def test_a_gateway_goes_by_the_published_rollout_and_counts_while_one_is_u
         assert not gateway.rollout_counts.counts
 
 
-@pytest.mark.parametrize("first", [RolloutState.ROLLED_BACK, RolloutState.ABORTED])
-async def test_a_promoted_version_has_all_requests_and_earlier_losers_none_whatever_the_file_says_and_whoever_leads(
-    clock: Clock, first: RolloutState
-) -> None:
-    fleet = MemoryFleet(clock)
-    async with Versions(clock, "1", "2", "3", version_weights="1=100") as it:
-        CapacityWatcher(it.gateway, fleet, clock, Pace(clock)).start(it.supervisor)
-
-        async def answered(rollout: Rollout) -> Counter[str]:
-            assert await fleet.keep_rollout(rollout)
-            leader = RolloutLeader(fleet, ControllerCounts(), clock)
-            found = await leader.look(await fleet.rollouts(), [])
-            await fleet.publish(
-                Capacity(
-                    model="m", healthy=3, degraded=0, items_per_second=0.0, usable_per_second=0.0, rollout=found["m"]
-                )
-            )
-            await asyncio.sleep(2 * READ_CAPACITY_EVERY)
-            return await it.versions(64)
-
-        workers = await it.broker.workers()
-
-        def started(version: str, beside: str) -> Rollout:
-            return begun(replace(PLAN, version=version, beside=beside, steps=(50.0, 100.0)), workers, last)
-
-        def ended(state: RolloutState) -> Rollout:
-            return decided(last, state, "m", workers)
-
-        last: Rollout | None = None
-        last = started("2", "1")
-        assert (await answered(last)).keys() == {"1", "2"}
-        last = ended(first)
-        assert await answered(last) == {"1": 64}
-        last = started("3", "1")
-        assert (await answered(last)).keys() == {"1", "3"}
-        last = ended(RolloutState.PROMOTED)
-        assert await answered(last) == {"3": 64}
-        last = started("2", "3")
-        assert (await answered(last)).keys() == {"2", "3"}
-        last = ended(RolloutState.ABORTED)
-        assert await answered(last) == {"3": 64}
-        last = ended(RolloutState.PROMOTED)
-        assert await answered(last) == {"2": 64}
-        await it.pools["2"].wind_down()
-        await it.look()
-        assert (await it.versions(64)).keys() == {"1", "3"}, "where only losers are left they serve"
-
-
-LIMITS = QueueLimits(3, 8, 0.1, 100)
+def memory_broker(clock: Clock, *models: str) -> MemoryBroker:
+    limits = dict.fromkeys(models, QueueLimits(3, 8, 0.1, 100))
+    return MemoryBroker(limits, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
 
 
 async def test_a_model_that_is_served_no_longer_loses_its_capacity(clock: Clock) -> None:
-    broker = MemoryBroker({"m": LIMITS, "retired": LIMITS}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     fleet, supervisor, served = MemoryFleet(clock), Supervisor(), {"m", "retired"}
-    controller = Controller("c", broker, fleet, 0.7, clock, Pace(clock))
+    controller = Controller("c", memory_broker(clock, *served), fleet, 0.7, clock, Pace(clock))
     controller.models = lambda: served
     controller.start(supervisor)
     await asyncio.sleep(1.0)
@@ -251,18 +203,16 @@ async def test_a_model_that_is_served_no_longer_loses_its_capacity(clock: Clock)
 
 
 async def test_another_leader_withdraws_what_its_predecessor_told_of_a_gone_model(clock: Clock) -> None:
-    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     fleet, supervisor = MemoryFleet(clock), Supervisor()
     await fleet.publish(Capacity(model="gone", healthy=1, degraded=0, items_per_second=9.0, usable_per_second=9.0))
-    Controller("c", broker, fleet, 0.7, clock, Pace(clock)).start(supervisor)
+    Controller("c", memory_broker(clock, "m"), fleet, 0.7, clock, Pace(clock)).start(supervisor)
     await asyncio.sleep(GONE_AFTER + 1.0)
     assert {one.model for one in await fleet.capacities()} == {"m"}
     await supervisor.stop()
 
 
 async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_of_before(clock: Clock) -> None:
-    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
-    fleet, supervisor = MemoryFleet(clock), Supervisor()
+    broker, fleet, supervisor = memory_broker(clock, "m"), MemoryFleet(clock), Supervisor()
     stood, loads = 0.0, broker.loads
 
     async def stand_still() -> Mapping[QueueName, Load]:
@@ -282,9 +232,8 @@ async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_o
 
 
 async def test_a_controller_that_could_not_renew_its_lead_does_not_take_itself_for_the_leader(clock: Clock) -> None:
-    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     fleet, supervisor = MemoryFleet(clock), Supervisor()
-    controller = Controller("c", broker, fleet, 0.7, clock, Pace(clock))
+    controller = Controller("c", memory_broker(clock, "m"), fleet, 0.7, clock, Pace(clock))
     led = [controller.leads_now]
     controller.start(supervisor)
     await asyncio.sleep(1.0)

@@ -10,10 +10,8 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.config import load
-from headway.core import policies
 from headway.core.breaker import Breaker, State
-from headway.core.retry import MAX_ATTEMPTS, RetryBudgets
+from headway.core.retry import MAX_ATTEMPTS
 from headway.errors import (
     BackendError,
     BatchRaised,
@@ -22,51 +20,15 @@ from headway.errors import (
     StartKilled,
     TargetError,
     WorkerAbsent,
-    WorkerCrashed,
 )
 from headway.model import WARM_UP, Entry, Failure, ItemResult, Lease, Reply, Slot, WorkerStatus
 from headway.ports import Backend
 from headway.worker.helping import run_batch
 from tests.contracts.brokers import ask
+from tests.services.calls import failure_of
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand, codes
 from tests.virtual_time import Clock
-
-
-@pytest.mark.parametrize("policy", policies.NAMES)
-async def test_a_lone_request_waits_for_nobody(policy: str, clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(0.1), policy=policy) as stand:
-        await asyncio.sleep(5)
-        before = clock()
-        assert (await stand.ask("hello")).output == "HELLO"
-        assert clock() - before == pytest.approx(0.1, abs=0.002)
-
-
-@pytest.mark.parametrize(("weight", "heaviest"), [(0, 400), (100, 100)])
-async def test_a_batch_holds_no_more_characters_than_it_may(weight: int, heaviest: int, clock: Clock) -> None:
-    """One text is longer than that, and runs alone; an empty one weighs as one character."""
-    async with Stand(clock, FakeBackend(0.1), max_batch_weight=weight) as stand:
-        texts = ["", *("x" * 50 for _ in range(32)), "y" * 150]
-        replies = await asyncio.gather(*(stand.ask(text) for text in texts))
-        assert [reply.output for reply in replies] == [text.upper() for text in texts]
-        sizes = [(len(batch), sum(map(len, batch))) for batch in stand.backends[0].batches]
-        assert max(size for count, size in sizes if count > 1) <= max(heaviest, weight)
-        assert stand.counters.worker.batch_fill["m"].sum > 0.0
-        if weight:
-            assert (1, 150) in sizes
-
-
-async def test_a_client_that_leaves_while_queued_never_reaches_a_gpu(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(1.0), max_batch=1) as stand:
-        first = stand.asking("first")
-        await asyncio.sleep(0.1)
-        second = stand.asking("second")
-        await asyncio.sleep(0.1)
-        second.cancel()
-        assert (await first).output == "FIRST"
-        await asyncio.sleep(3)
-        assert stand.backends[0].batches == [["first"]]
-        assert stand.counters.gateway.requests["m", "paid", "cancelled"] == 1
 
 
 async def test_a_client_that_leaves_in_flight_costs_gpu_time_that_is_counted(clock: Clock) -> None:
@@ -79,25 +41,6 @@ async def test_a_client_that_leaves_in_flight_costs_gpu_time_that_is_counted(clo
         assert (await stand.ask("next")).output == "NEXT"
 
 
-async def test_the_total_deadline_answers_while_the_batch_runs_on(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(2.0)) as stand:
-        before = clock()
-        assert codes([await stand.ask("slow", timeout=0.5)]) == [errors.DEADLINE_EXCEEDED]
-        assert clock() - before == pytest.approx(0.5, abs=0.025)
-        await asyncio.sleep(3)
-        assert (await stand.ask("later", timeout=4.0)).output == "LATER"
-
-
-async def test_drain_answers_everything_and_stops_the_workers(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(0.3), FakeBackend(0.3)) as stand:
-        asked = [stand.asking(f"t{number}") for number in range(40)]
-        await asyncio.sleep(0.1)
-        await stand.service.drain()
-        await stand.service.stop()
-        assert codes([await one for one in asked]) == ["ok"] * 40
-        assert all(backend.stops for backend in stand.backends)
-
-
 async def test_a_drain_ends_although_a_request_is_still_held(clock: Clock) -> None:
     async with Stand(clock, FakeBackend(0.1), gpu_timeout_ms=25_000.0) as stand:
         stand.backends[0].seconds = 1000.0
@@ -106,14 +49,6 @@ async def test_a_drain_ends_although_a_request_is_still_held(clock: Clock) -> No
         began = clock()
         await stand.service.drain()
         assert clock() - began == pytest.approx(30.0, abs=0.1)
-        await stand.service.stop()
-        assert codes([await asked]) == [errors.DRAINING]
-
-
-async def test_stop_refuses_what_is_left(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(3.0)) as stand:
-        asked = stand.asking("t")
-        await asyncio.sleep(0.1)
         await stand.service.stop()
         assert codes([await asked]) == [errors.DRAINING]
 
@@ -172,11 +107,9 @@ async def test_a_lease_is_renewed_whatever_is_slow(hangs: str, monkeypatch: pyte
 
 
 async def test_batches_of_300_s_are_served_like_any_others(clock: Clock) -> None:
-    """The worker stays healthy, the lease lives, clients wait, and what comes meanwhile rides next."""
+    """The worker stays healthy, the lease lives, clients and a drain wait, and what comes meanwhile rides next."""
     patience = 600_000.0
-    slow: dict[str, Any] = {
-        "gpu_timeout_ms": patience, "queue_timeout_ms": patience, "request_timeout_ms": patience,
-    }  # fmt: skip
+    slow: dict[str, Any] = dict.fromkeys(("gpu_timeout_ms", "queue_timeout_ms", "request_timeout_ms"), patience)
     async with Stand(clock, FakeBackend(300.0), max_batch=4096, **slow) as stand:
         begun = clock()
         first = stand.asking("first", timeout=600.0)
@@ -187,22 +120,14 @@ async def test_batches_of_300_s_are_served_like_any_others(clock: Clock) -> None
         reply = await first
         assert (reply.output, reply.attempts) == ("FIRST", 1)
         assert clock() - begun == pytest.approx(300.0, abs=0.1)
+        await asyncio.sleep(1.0)
+        await stand.service.drain()
         replies = await asyncio.gather(*late)
         assert [one.output for one in replies] == [f"LATE {number}" for number in range(100)]
         assert {one.attempts for one in replies} == {1}
         assert clock() - begun == pytest.approx(600.0, abs=0.1)
         assert [len(batch) for batch in stand.backends[0].batches] == [1, 100]
         assert stand.backends[0].starts == 1
-
-
-async def test_a_drain_waits_for_a_batch_of_300_s(clock: Clock) -> None:
-    settings = load({"gpu_timeout_ms": 600_000.0, "queue_timeout_ms": 600_000.0, "request_timeout_ms": 600_000.0}, {})
-    slow: dict[str, Any] = {name: getattr(settings, name) for name in ("gpu_timeout_ms", "request_timeout_ms")}
-    async with Stand(clock, FakeBackend(300.0), **slow) as stand:
-        asked = stand.asking("last", timeout=600.0)
-        await asyncio.sleep(1.0)
-        await stand.service.drain()
-        assert (await asked).output == "LAST"
 
 
 async def test_requests_in_a_rush_go_to_the_broker_together_and_a_lone_one_goes_at_once(clock: Clock) -> None:
@@ -217,26 +142,16 @@ async def test_requests_in_a_rush_go_to_the_broker_together_and_a_lone_one_goes_
         stand.broker.enqueue = watched  # type: ignore[method-assign]
         stand.gateway._session.near = None
         rush = []
-        for number in range(1000):
+        for number in range(300):
             rush.append(stand.asking(f"r{number}"))
             await asyncio.sleep(0.0001)
         await asyncio.gather(*rush)
-        assert sum(size for _, size in calls) == 1000
-        assert len(calls) < 500
+        assert sum(size for _, size in calls) == 300
+        assert len(calls) < 150
         await asyncio.sleep(10)
         before = clock()
         await stand.ask("lone")
         assert calls[-1] == (before, 1)
-
-
-async def test_a_crashed_worker_is_replaced_and_its_batch_is_retried(clock: Clock) -> None:
-    crashes = [WorkerCrashed("killed by SIGKILL")]
-    backend = FakeBackend(0.1, lambda entries: crashes.pop() if crashes else None)
-    async with Stand(clock, backend) as stand:
-        reply = await stand.ask("survivor")
-        assert reply.output == "SURVIVOR" and reply.attempts == 2
-        assert backend.starts == 2
-        assert stand.counters.broker.retries["crashed"] == 1
 
 
 class Api(FakeBackend):
@@ -315,6 +230,7 @@ async def test_a_worker_that_is_killed_while_it_starts_is_started_again_soon(clo
         backend.refuse_start, backend.refusal = 10**6, StartKilled("died of SIGKILL")
         backend.dead.set()
         await asyncio.sleep(60)
+        assert 10**6 - backend.refuse_start > 25
         backend.refuse_start = 0
         await asyncio.sleep(2.1)
         assert (await stand.ask("back", timeout=0.2)).output == "BACK"
@@ -352,20 +268,6 @@ async def test_starts_that_fail_leave_nothing_for_the_garbage_collector(clock: C
         finally:
             gc.enable()
         assert stand.counters.worker.restarts["gpu-0"] == 0
-
-
-async def test_requests_are_refused_while_no_worker_starts_and_answered_when_one_does(clock: Clock) -> None:
-    backend = FakeBackend(0.1)
-    async with Stand(clock, backend) as stand:
-        backend.refuse_start = 10**6
-        backend.dead.set()
-        await asyncio.sleep(0.5)
-        before = clock()
-        assert codes([await stand.ask("too early")]) == [errors.NO_WORKERS]
-        assert clock() - before == pytest.approx(2.0, abs=0.06)
-        held = stand.asking("held")
-        backend.refuse_start = 0
-        assert (await held).output == "HELD"
 
 
 async def test_a_drain_begun_during_a_claim_waits_for_no_more(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -433,33 +335,13 @@ def poison(entries: Sequence[Entry]) -> BackendError | None:
     return None
 
 
-async def test_a_failing_backend_opens_the_breaker_and_recovers(clock: Clock) -> None:
-    broken = True
-    backend = FakeBackend(0.01, lambda entries: BatchRaised("CUDA error") if broken else None)
-    async with Stand(clock, backend, max_batch=1) as stand:
-        for number in range(8):
-            await stand.ask(f"bad {number}", timeout=1.0)
-        statuses = {worker.status for worker in await stand.broker.workers()}
-        assert statuses == {WorkerStatus.DEGRADED}
-        assert len(backend.batches) < 8 * 3
-        assert stand.counters.worker.breaker_state["gpu-0"] == State.OPEN
-        broken = False
-        reply = await stand.ask("good", timeout=4.0)
-        while reply.output is None:
-            reply = await stand.ask("good", timeout=4.0)
-        statuses = {worker.status for worker in await stand.broker.workers()}
-        assert statuses == {WorkerStatus.HEALTHY}
-        assert stand.counters.worker.breaker_state["gpu-0"] == State.CLOSED
-
-
 async def test_a_backend_out_of_reach_is_degraded_after_its_first_batch(clock: Clock) -> None:
     """Whoever waits for it meanwhile is told that there is no worker, and not that a deadline has passed."""
     away = True
     backend = Api(0.01, lambda entries: RemoteAbsent("no connection came about") if away else None)
     async with Stand(clock, backend) as stand:
         reply = await stand.ask("in vain", timeout=1.0)
-        assert reply.failure is not None
-        assert reply.failure.code == errors.NO_WORKERS
+        assert failure_of(reply).code == errors.NO_WORKERS
         [worker] = await stand.broker.workers()
         assert worker.status is WorkerStatus.DEGRADED
         assert worker.reason == "rests after failed batches; the last error: no connection came about"
@@ -488,22 +370,13 @@ async def test_a_probe_that_fails_oddly_keeps_no_slot_out(error: Exception, cloc
         for number in range(8):
             await stand.ask(f"bad {number}", timeout=1.0)
         assert WorkerStatus.HEALTHY not in {worker.status for worker in await stand.broker.workers()}
+        assert stand.counters.worker.breaker_state["gpu-0"] != State.CLOSED
         for backend in backends:
             backend.error = None
         await asyncio.sleep(31)
         assert (await stand.ask("good")).output == "GOOD"
         assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.HEALTHY}
-
-
-async def test_a_slot_whose_turn_somebody_else_never_gives_back_is_not_healthy_and_comes_back(clock: Clock) -> None:
-    breaker = Breaker(1, 0.5)
-    async with Stand(clock, FakeBackend(0.1), breaker=breaker) as stand:
-        breaker.failure(clock())
-        assert breaker.allow(clock(), within=20.0)  # A probe that is never heard of again.
-        assert codes([await stand.ask("meanwhile")]) == [errors.NO_WORKERS]
-        assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.DEGRADED}
-        await asyncio.sleep(20)
-        assert (await stand.ask("later")).output == "LATER"
+        assert stand.counters.worker.breaker_state["gpu-0"] == State.CLOSED
 
 
 async def test_slots_of_one_api_rest_together_as_long_as_it_asks(clock: Clock) -> None:
@@ -541,26 +414,13 @@ async def test_bad_inputs_in_a_row_do_not_take_the_service_from_others(clock: Cl
         assert stand.backends[0].starts == 1
 
 
-async def test_without_retry_budget_nobody_hears_of_a_batch_mate(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(RetryBudgets, "spend", lambda *_: False)
-    backend = FakeBackend(0.01, lambda entries: WorkerCrashed("it died of 'a secret'"))
-    async with Stand(clock, backend, max_batch=2) as stand:
-        for reply in await asyncio.gather(stand.ask("a secret"), stand.ask("another")):
-            assert reply.failure is not None
-            assert reply.failure.code == errors.BACKEND_ERROR
-            assert "budget is spent" in reply.failure.message
-            assert "secret" not in reply.failure.message
-
-
 async def test_a_fault_inside_is_told_to_operators_alone(clock: Clock) -> None:
     class Faulty(FakeBackend):
         async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
             raise OSError(28, "No space left on device", "/srv/model")
 
     async with Stand(clock, Faulty()) as stand:
-        failure = (await stand.ask("x")).failure
-        assert failure is not None
-        assert failure.message == "the worker broke"
+        assert failure_of(await stand.ask("x")).message == "the worker broke"
         [letter] = await stand.dead.list(10)
         assert "No space left" in letter.error
 

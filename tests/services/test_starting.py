@@ -58,9 +58,7 @@ def test_a_start_is_told_of_when_it_begins_and_when_it_ends() -> None:
 @pytest.mark.parametrize(
     ("limits", "says", "mend"),
     [
-        (Limits(3.0), "longer than --gpu-timeout-ms 3000", "--gpu-timeout-ms 10000,"),
         (Limits(3.0, 30.0), "longer than --gpu-timeout-ms 3000", "--gpu-timeout-ms 10000,"),
-        (Limits(3.0, 4.0), "longer than --gpu-timeout-ms 3000", "--gpu-timeout-ms 10000 --request-timeout-ms 20000,"),
         (Limits(10.0, 4.0), "longer than --request-timeout-ms 4000", "--request-timeout-ms 20000,"),
         (
             Limits(3.0, 4.0, 2.0),
@@ -77,20 +75,14 @@ def test_a_model_slower_than_its_deadline_is_told_what_fits(limits: Limits, says
     assert f"Start with {mend} or make the model faster." in str(caught.value)
 
 
-def test_a_first_batch_that_has_to_compile_something_may_take_longer() -> None:
+def test_a_second_warm_up_batch_decides_where_the_first_one_is_slow_but_not_of_a_model_that_has_served() -> None:
     backend = Slow(20.0, 0.2)
     [_, loaded] = started(backend, Limits(3.0))
-    assert (loaded["warm_up_ms"], loaded["second_ms"]) == (20_000.0, 200.0)
+    assert (loaded["warm_up_ms"], loaded["second_ms"]) == (20_000.0, 200.0), "it may have to compile something"
     assert backend.batches == [["warm-up"]]
-
-
-def test_a_second_warm_up_batch_that_fails_refuses_the_target() -> None:
-    backend = FakeBackend(5.0, lambda entries: BatchRaised("ValueError: once only"))
+    failing = FakeBackend(5.0, lambda entries: BatchRaised("ValueError: once only"))
     with pytest.raises(TargetError, match="second warm-up batch failed: ValueError: once only"):
-        started(backend, Limits(3.0))
-
-
-def test_a_model_that_has_served_is_not_judged_anew() -> None:
+        started(failing, Limits(3.0))
     started(Slow(5.0, 5.0), Limits(3.0), fresh=False)
 
 
@@ -115,7 +107,6 @@ def test_a_model_slower_than_the_queue_deadline_is_told_of() -> None:
     [
         ([(1, 0.4), (8, 3.2)], 3200.0, "Start with --max-batch-size 7. Or: "),
         ([(1, 0.6), (6, 3.1)], 4100.0, "Start with --max-batch-size 5. Or: "),
-        ([(8, 3.2)], 3200.0, ""),
     ],
 )
 def test_full_batches_over_the_deadline_are_named(ran: list[tuple[int, float]], full_ms: float, smaller: str) -> None:

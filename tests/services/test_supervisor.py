@@ -28,28 +28,6 @@ async def test_who_is_cancelled_as_the_broker_answers_ends(clock: Clock) -> None
         await asking
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-async def test_a_loop_that_loses_its_cancellation_is_cancelled_again(lost: int, clock: Clock) -> None:
-    heard = 0
-
-    async def loop() -> None:
-        nonlocal heard
-        while heard <= lost:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                heard += 1
-
-    supervisor = Supervisor()
-    supervisor.start("deaf", loop)
-    await asyncio.sleep(1.0)
-    began = clock()
-    with capture_logs() as logs:
-        await supervisor.stop()
-    assert clock() - began == pytest.approx(lost * TIDIES)
-    assert [line["event"] for line in logs] == ["task does not end, cancelling it again"] * lost
-
-
 async def test_a_loop_has_time_to_tidy_up(clock: Clock) -> None:
     tidied = False
 

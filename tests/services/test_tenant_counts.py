@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from headway import errors
 from headway.core.tensors import Tensor, TensorHead, pack
-from headway.gateway import outcome_counts, request_log
-from headway.gateway.outcome_counts import OutcomeCounts, TenantCounts
+from headway.gateway import gateway, request_log
+from headway.gateway.gateway import OutcomeCounts, TenantCounts
 from headway.gateway.pending import NOBODY, Ending, Observer, PendingRequest
 from headway.gateway.request_log import RecentRequests
 from headway.model import BatchRun, DedupKind, Entry, EntryState, Failure, Principal, Reply, RequestStatus, TokenCount
@@ -59,7 +59,7 @@ def test_rows_of_tensors_count_as_inferences_and_as_the_size_of_their_batch() ->
 
 def test_the_tenant_that_has_not_asked_for_the_longest_makes_room() -> None:
     counts = TenantCounts(("paid",), ("m",), lambda counts: None)
-    own = {number: counts.of(str(number)) for number in range(outcome_counts.MOST_ASKING)}
+    own = {number: counts.of(str(number)) for number in range(gateway.MOST_ASKING)}
     counts.of("0")
     counts.of("one more")
     assert counts.of("0") is own[0]
@@ -67,7 +67,7 @@ def test_the_tenant_that_has_not_asked_for_the_longest_makes_room() -> None:
 
 
 def test_tokens_are_counted_by_tenant_and_those_of_further_tenants_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_counts, "MOST_TENANTS", 2)
+    monkeypatch.setattr(gateway, "MOST_TENANTS", 2)
     counters = GatewayCounts()
     counts = OutcomeCounts(counters, ("paid",), ("m",))
 

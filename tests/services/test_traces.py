@@ -8,14 +8,14 @@ from structlog.testing import capture_logs
 
 from headway.core.trace_context import read_carried
 from headway.errors import BatchRaised, BatchTimeout
-from headway.gateway.fan_out import FanOut
 from headway.gateway.request_log import AccessLog
 from headway.model import Entry, InferenceRequest, Principal, Reply, RequestOptions, TraceContext
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import RUN
 from tests.http.test_admin import Port
 from tests.servers.collector import CLIENT, CONSUMER, INTERNAL, PRODUCER, SERVER, Received
-from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.calls import several
+from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.services.tracing import CLIENT_SPAN, EPOCH, Recorded
 from tests.virtual_time import Clock, run
@@ -54,7 +54,17 @@ async def ask(stand: Stand, text: str = "a", **how: object) -> Reply:
 
 
 def test_a_request_has_one_unbroken_trace_and_its_batch_another_that_is_linked() -> None:
-    spans = by_name(told(ask))
+    async def main(stand: Stand) -> None:
+        await ask(stand)
+        counts = stand.counters.gateway
+        [(value, trace, at)] = counts.request_seconds["m", "paid"].exemplars.values()
+        assert value == pytest.approx(0.1, abs=0.02)
+        assert trace == CLIENT_SPAN.trace_id.hex()
+        assert at >= EPOCH
+        assert len(counts.queue_seconds["m", "paid"].exemplars) == 1
+
+    carried: list[bytes] = []
+    spans = by_name(told(main, FakeBackend(0.1, lambda entries: carried.append(entries[0].trace))))
     [asked], [sent], [poll] = spans[WAY], spans["send m"], spans["poll m"]
     own, of_batch = sorted(spans["process m"], key=lambda span: span.trace != CLIENT_SPAN.trace_id.hex())
     assert (asked.kind, sent.kind, own.kind, poll.kind) == (SERVER, PRODUCER, CONSUMER, CLIENT)
@@ -81,6 +91,8 @@ def test_a_request_has_one_unbroken_trace_and_its_batch_another_that_is_linked()
     assert (own.ended - own.begun) / 1e9 == pytest.approx(0.1, abs=1e-3)
     assert asked.begun >= EPOCH * 1e9 and asked.begun <= sent.begun <= own.begun <= own.ended <= asked.ended
     assert [one.error for one in (asked, sent, own, poll)] == [None] * 4
+    of_entry = read_carried(carried[0])
+    assert of_entry is not None and of_entry.context.span_id.hex() == sent.span
 
 
 def test_a_batch_has_a_link_for_each_sampled_member() -> None:
@@ -145,33 +157,25 @@ def test_a_replayed_dead_letter_begins_a_trace_that_is_linked_to_the_one_that_di
     assert any(one.trace == request.trace for one in spans["process m"])
 
 
-def test_one_that_is_too_late_is() -> None:
-    async def main(stand: Stand) -> None:
+def test_a_request_without_an_output_ends_its_span_with_what_the_client_reads() -> None:
+    async def late(stand: Stand) -> None:
         await stand.gateway.ask(InferenceRequest(CALLER, new_id(), RequestOptions(0.05, 1, way=WAY), "m", "a", b""))
 
-    [asked] = by_name(told(main))[WAY]
-    assert asked.attributes["http.response.status_code"] == 504
-    assert asked.error is not None and "deadline" in asked.error
-    assert asked.parent == ""
-
-
-def test_one_that_is_refused_at_once_was_never_sent() -> None:
-    async def main(stand: Stand) -> None:
+    async def unknown(stand: Stand) -> None:
         await stand.gateway.ask(InferenceRequest(CALLER, new_id(), options(), "unknown", "a", b""))
 
-    [asked] = told(main)
-    assert (asked.name, asked.attributes["http.response.status_code"]) == (WAY, 404)
-
-
-def test_one_whose_client_leaves_ends_with_it() -> None:
-    async def main(stand: Stand) -> None:
+    async def leaves(stand: Stand) -> None:
         asking = asyncio.ensure_future(ask(stand))
         await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
-    [asked] = by_name(told(main))[WAY]
-    assert asked.attributes["http.response.status_code"] == 499
+    spans = [by_name(told(main)) for main in (late, unknown, leaves)]
+    asked = [names[WAY][0] for names in spans]
+    assert [one.attributes["http.response.status_code"] for one in asked] == [504, 404, 499]
+    assert [one.parent for one in asked] == ["", CLIENT_SPAN.span_id.hex(), CLIENT_SPAN.span_id.hex()]
+    assert asked[0].error is not None and "deadline" in asked[0].error, "that is a fault of the server"
+    assert spans[1].keys() == {WAY}, "what is refused at once was never sent"
 
 
 @pytest.mark.parametrize("flags", [0, 2])
@@ -181,16 +185,6 @@ def test_what_a_client_does_not_sample_leaves_nothing(flags: int) -> None:
 
     backend = FakeBackend(0.1, lambda entries: entries[0].trace or RUN.get())  # type: ignore[arg-type,return-value]
     assert told(main, backend) == []
-
-
-def test_a_share_of_the_others_is_sampled() -> None:
-    async def main(stand: Stand) -> None:
-        await asyncio.gather(*(ask(stand, f"{n}", trace=None) for n in range(200)))
-
-    spans = told(main, ratio=0.2)
-    asked = [one for one in spans if one.name == WAY]
-    assert 20 < len(asked) < 60
-    assert all(one.parent == "" for one in asked) and len({one.trace for one in asked}) == len(asked)
 
 
 def test_a_task_ends_its_clients_span_when_the_client_has_its_id() -> None:
@@ -213,11 +207,7 @@ def test_a_task_ends_its_clients_span_when_the_client_has_its_id() -> None:
 
 def test_a_request_with_several_inputs_has_one_span_above_all_of_them() -> None:
     async def main(stand: Stand) -> None:
-        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        FanOut(
-            stand.gateway, InferenceRequest(ANYBODY, new_id(), options(), "m"), ["a", "b", "c"], ended.set_result
-        ).start()
-        await ended
+        await several(stand.gateway, ["a", "b", "c"], options=options())[1]
 
     spans = by_name(told(main))
     [asked] = spans[WAY]
@@ -259,23 +249,3 @@ def test_log_lines_of_a_sampled_request_carry_its_trace_id() -> None:
         run(whole)
     told = {line["event"]: line.get("trace_id") for line in lines if line["event"] in ("request", "batch failed")}
     assert told == dict.fromkeys(("request", "batch failed"), CLIENT_SPAN.trace_id.hex())
-
-
-def test_histograms_of_latency_remember_a_trace_for_each_bound() -> None:
-    async def main(stand: Stand) -> None:
-        await ask(stand)
-        [(value, trace, at)] = stand.counters.gateway.request_seconds["m", "paid"].exemplars.values()
-        assert trace == CLIENT_SPAN.trace_id.hex()
-        assert value == pytest.approx(0.1, abs=0.02)
-        assert at >= EPOCH
-        assert len(stand.counters.gateway.queue_seconds["m", "paid"].exemplars) == 1
-
-    told(main)
-
-
-def test_an_entry_carries_the_span_under_which_it_was_sent() -> None:
-    seen: list[bytes] = []
-    backend = FakeBackend(0.1, lambda entries: seen.append(entries[0].trace))
-    [sent] = by_name(told(ask, backend))["send m"]
-    carried = read_carried(seen[0])
-    assert carried is not None and carried.context.span_id.hex() == sent.span

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -20,7 +19,7 @@ from headway.core.health import DEGRADED_AFTER, UNKNOWN_FOR
 from headway.core.versions import read_weights
 from headway.errors import BatchRaised, TargetError
 from headway.fleet.reaper import reap_on
-from headway.gateway.fan_out import FanOut, joined
+from headway.gateway.fan_out import joined
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
@@ -33,6 +32,7 @@ from headway.worker.helping import COMES_BACK, StrayWatcher
 from headway.worker.pool import WorkerPool
 from tests.core.test_versions import worker
 from tests.services.batchers import make_batcher
+from tests.services.calls import failure_of, several
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.stand import Stand
 from tests.virtual_time import Clock
@@ -119,8 +119,7 @@ async def test_versions_answer_as_their_weights_say_until_one_drains(clock: Cloc
 async def test_an_unknown_or_draining_version_is_refused_with_those_there(weights: str, clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights=weights) as rollout:
         for version in ("9", *(("4",) if weights else ())):
-            failure = (await rollout.ask(version=version)).failure
-            assert failure is not None
+            failure = failure_of(await rollout.ask(version=version))
             assert failure.code == errors.NOT_FOUND
             there = "3" if weights else "3, 4"
             assert failure.message.endswith(f"has no version '{version}' that takes requests; there is: {there}")
@@ -194,8 +193,7 @@ async def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_i
         replies = await asyncio.gather(*free)
         assert {reply.failure for reply in replies} == {None}
         assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3", "4"}
-        failure = (await pinned).failure
-        assert failure is not None
+        failure = failure_of(await pinned)
         assert (failure.code, failure.message) == (
             errors.NO_WORKERS, "no worker runs version '3' of the model any more",
         )  # fmt: skip
@@ -250,11 +248,7 @@ async def test_a_worker_that_comes_back_has_not_left(
 @pytest.mark.parametrize("pinned", ["", "3"])
 async def test_all_inputs_go_to_the_version_of_the_first_as_weights_change(pinned: str, clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
-        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        options = RequestOptions(4.0, key="k", version=pinned)
-        FanOut(
-            rollout.gateway, InferenceRequest(ANYBODY, new_id(), options, "m"), list("abc"), ended.set_result
-        ).start()
+        _, ended = several(rollout.gateway, list("abc"), options=RequestOptions(4.0, key="k", version=pinned))
         rollout.gateway.served.weigh({"": read_weights("3=0,4=1")})
         replies = await ended
         assert [reply.output for reply in replies] == list("ABC")
@@ -263,11 +257,8 @@ async def test_all_inputs_go_to_the_version_of_the_first_as_weights_change(pinne
 
 async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_that_answered(clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
-        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         inputs = [str(number) for number in range(40)]
-        FanOut(
-            rollout.gateway, InferenceRequest(ANYBODY, new_id(), RequestOptions(4.0), "m"), inputs, ended.set_result
-        ).start()
+        _, ended = several(rollout.gateway, inputs, options=RequestOptions(4.0))
         await asyncio.sleep(0.15)
         await rollout.pools["3"].wind_down()
         await rollout.look()
@@ -276,35 +267,20 @@ async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_tha
         assert reply.ran.version == "3,4"
 
 
-async def test_a_list_that_comes_before_any_worker_is_known_goes_to_one_queue(clock: Clock) -> None:
+async def test_before_any_worker_is_known_a_list_goes_to_one_queue_and_what_names_a_version_to_no_other(
+    clock: Clock,
+) -> None:
     async with Rollout(clock) as rollout:
-        several = SeveralInputs("id", list("ab"), b"")
+        inputs = SeveralInputs("id", list("ab"), b"")
         versions = rollout.gateway.served["m"].versions
-        first = versions.version("t", "id", RequestOptions(4.0), several)
+        first = versions.version("t", "id", RequestOptions(4.0), inputs)
+        named = asyncio.ensure_future(rollout.ask(version=Settings.model_version))
+        await asyncio.sleep(0.01)
         await rollout.come_up("3")
         await rollout.look()
         assert versions.version("t", "other", RequestOptions(4.0), None) == "3"
-        assert versions.version("t", "second", RequestOptions(4.0), several) == first == ""
-
-
-async def test_a_gateway_that_knows_no_version_yet_asks_any(clock: Clock) -> None:
-    async with Rollout(clock) as rollout:
-        asked = asyncio.ensure_future(rollout.ask())
-        await asyncio.sleep(0.01)
-        await rollout.come_up("3")
-        await rollout.look()
-        assert (await asked).failure is None
-
-
-async def test_what_names_a_version_before_any_worker_is_known_is_not_run_by_another(clock: Clock) -> None:
-    async with Rollout(clock) as rollout:
-        asked = asyncio.ensure_future(rollout.ask(version=Settings.model_version))
-        await asyncio.sleep(0.01)
-        await rollout.come_up("3")
-        await rollout.look()
-        failure = (await asked).failure
-        assert failure is not None
-        assert failure.code == errors.NO_WORKERS
+        assert versions.version("t", "second", RequestOptions(4.0), inputs) == first == ""
+        assert failure_of(await named).code == errors.NO_WORKERS
         assert not rollout.backends["3"].batches
 
 
@@ -322,12 +298,11 @@ async def test_names_of_unknown_models_and_versions_are_not_kept(clock: Clock) -
 
         await rollout.ask(version="none")
         before = known()
-        for number in range(1000):
+        for number in range(100):
             options = RequestOptions(4.0, version=f"v{number}")
             for model in ("m", f"strange-{number}"):
                 sink = await gateway.ask(InferenceRequest(ANYBODY, new_id(), options, model, "x", b""))
-                assert sink.failure is not None
-                assert sink.failure.code == errors.NOT_FOUND
+                assert failure_of(sink).code == errors.NOT_FOUND
             if number == 0:
                 before = known()
         assert known() == before
@@ -363,7 +338,7 @@ def of(reply: Reply) -> tuple[str, bool]:
     return reply.ran.target, reply.kept
 
 
-async def test_a_reload_tells_the_code_of_its_slots_when_all_have_it(clock: Clock) -> None:
+async def test_a_reload_tells_the_code_of_its_slots_when_all_have_it_or_when_it_fails(clock: Clock) -> None:
     async with Changing(clock, FakeBackend(), FakeBackend()) as stand:
         assert of(await stand.ask("a")) == ("old", False)
         stand.code = "new"
@@ -375,6 +350,13 @@ async def test_a_reload_tells_the_code_of_its_slots_when_all_have_it(clock: Cloc
         assert await stand.told() == ["new", "new"]
         assert of(await stand.ask("a")) == ("new", False)
         assert of(await stand.ask("a")) == ("new", True)
+        stand.code, stand.backends[1].refuse_start = "newer", 1
+        with pytest.raises(TargetError):
+            await stand.service.replace_workers()
+        assert await stand.told() == ["newer", "new"], "what each slot runs"
+        stand.backends[1].dead.set()
+        await asyncio.sleep(LOADS + 1.0)
+        assert await stand.told() == ["newer", "newer"], "a process that starts anew tells what it has loaded"
 
 
 async def test_after_a_reload_nobody_joins_a_batch_that_began_before(clock: Clock) -> None:
@@ -399,21 +381,3 @@ async def test_a_batch_that_raises_on_old_code_after_a_reload_bars_nothing(clock
         await stand.service.replace_workers()
         assert (await asked).failure is not None
         assert (await stand.ask("bad", timeout=60.0)).output == "BAD"
-
-
-async def test_a_reload_that_fails_half_way_tells_what_each_slot_runs(clock: Clock) -> None:
-    async with Changing(clock, FakeBackend(), FakeBackend()) as stand:
-        stand.code, stand.backends[1].refuse_start = "new", 1
-        with pytest.raises(TargetError):
-            await stand.service.replace_workers()
-        assert await stand.told() == ["new", "old"]
-
-
-async def test_a_process_that_starts_anew_tells_the_code_that_it_has_loaded(clock: Clock) -> None:
-    async with Changing(clock, backend := FakeBackend()) as stand:
-        assert of(await stand.ask("a")) == ("old", False)
-        stand.code = "new"
-        backend.dead.set()
-        await asyncio.sleep(LOADS + 1.0)
-        assert await stand.told() == ["new"]
-        assert of(await stand.ask("a")) == ("new", False)

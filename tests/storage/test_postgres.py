@@ -11,11 +11,11 @@ import pytest
 
 from headway.errors import SettingError
 from headway.model import ApiKey
-from headway.storage.postgres import database
+from headway.runtime.request_id import new_id
 from headway.storage.postgres.keys import PostgresKeys
 from headway.storage.postgres.ledger import PostgresLedger
 from tests.contracts.ledgers import POOLED
-from tests.contracts.test_ledgers import AT, record
+from tests.contracts.test_ledgers import AT, record, waiting
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import RunningPostgres, SharedPostgres
 
@@ -24,13 +24,6 @@ pytestmark = pytest.mark.processes
 LONG = 60.0
 
 Story = Callable[[PostgresLedger], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for any answer, however busy the machine is."""
-    monkeypatch.setattr(database, "CALL_WITHIN", LONG)
-    monkeypatch.setattr(database, "CLOSE_WITHIN", LONG)
 
 
 @contextlib.asynccontextmanager
@@ -107,51 +100,44 @@ async def backends(server: RunningPostgres, url: str) -> set[int]:
     return {row[0] for row in await asyncio.to_thread(server.query, asked, url=url)}
 
 
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_processes_that_change_keys_together_isolate_them(postgres: SharedPostgres, level: str) -> None:
+async def test_processes_that_change_keys_together_isolate_them(postgres: SharedPostgres) -> None:
     server = postgres.server()
-    url = server.fresh()
-    server.query(f"ALTER DATABASE {urlsplit(url).path[1:]} SET default_transaction_isolation = '{level}'")
-
-    async def main() -> None:
-        stores = [PostgresKeys(url) for _ in range(4)]
-        try:
-            await asyncio.gather(*(store.open() for store in stores))
-            await asyncio.gather(*(store.add(key(number)) for number, store in enumerate(stores)))
-            await asyncio.gather(*(store.expire(key(0).id, AT + 9) for store in stores))
-            assert len(await stores[0].keys()) == 4
-            assert (await stores[0].latest()).revision == 8
-        finally:
-            for store in stores:
-                await store.close()
-
-    asyncio.run(main())
+    url = await asyncio.to_thread(server.fresh)
+    isolated = f"ALTER DATABASE {urlsplit(url).path[1:]} SET default_transaction_isolation = serializable"
+    await asyncio.to_thread(server.query, isolated)
+    stores = [PostgresKeys(url) for _ in range(4)]
+    try:
+        await asyncio.gather(*(store.open() for store in stores))
+        await asyncio.gather(*(store.add(key(number)) for number, store in enumerate(stores)))
+        await asyncio.gather(*(store.expire(key(0).id, AT + 9) for store in stores))
+        assert len(await stores[0].keys()) == 4
+        assert (await stores[0].latest()).revision == 8
+    finally:
+        for store in stores:
+            await store.close()
 
 
 @pytest.mark.parametrize("kind", POOLED)
-def test_ledger_and_keys_go_through_pgbouncer(tmp_path: Path, postgres: SharedPostgres, kind: str) -> None:
+async def test_ledger_and_keys_go_through_pgbouncer(tmp_path: Path, postgres: SharedPostgres, kind: str) -> None:
     """Several processes at once, on connections that change from one transaction to the next."""
-    database = POOLED[kind](tmp_path, postgres)
-
-    async def main() -> None:
-        ledgers = [PostgresLedger(database.url) for _ in range(3)]
-        keys = PostgresKeys(database.url)
-        try:
-            await asyncio.gather(keys.open(), *(ledger.open() for ledger in ledgers))
-            twice = record()
-            for _ in range(5):
-                await asyncio.gather(*(ledger.write([twice, record()]) for ledger in ledgers))
-                assert await ledgers[0].find(twice.id) == [twice]
-            await keys.add(key(1))
-            assert await keys.expire(key(1).id, AT + 5)
-            kept = await keys.get(key(1).id)
-            assert kept is not None
-            assert kept.expires_at == AT + 5
-            assert await ledgers[0].prune(AT + 1, 100) == 16
-        finally:
-            await asyncio.gather(keys.close(), *(ledger.close() for ledger in ledgers))
-
-    asyncio.run(main())
+    database = await asyncio.to_thread(POOLED[kind], tmp_path, postgres)
+    ledgers = [PostgresLedger(database.url) for _ in range(3)]
+    keys = PostgresKeys(database.url)
+    try:
+        await asyncio.gather(keys.open(), *(ledger.open() for ledger in ledgers))
+        twice = record()
+        for _ in range(5):
+            await asyncio.gather(*(ledger.write([twice, record()]) for ledger in ledgers))
+            assert await ledgers[0].find(twice.id) == [twice]
+        await asyncio.gather(*(ledger.note_open([waiting(new_id())], []) for ledger in ledgers))
+        await keys.add(key(1))
+        assert await keys.expire(key(1).id, AT + 5)
+        kept = await keys.get(key(1).id)
+        assert kept is not None
+        assert kept.expires_at == AT + 5
+        assert await ledgers[0].prune(AT + 1, 100) == 16
+    finally:
+        await asyncio.gather(keys.close(), *(ledger.close() for ledger in ledgers))
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,14 @@ def ledger_of(*records: LedgerRecord) -> FakeLedger:
     return ledger
 
 
+async def ask(stand: Stand, id: str, who: Principal = ACME) -> None:
+    await stand.gateway.ask(InferenceRequest(who, id, RequestOptions(4.0, 2), "m", "text", b""))
+
+
 @on_admin()
 async def test_a_request_that_is_held_or_was_answered_is_told_from_memory(stand: Stand, port: Port) -> None:
     id = new_id()
-    asked = asyncio.ensure_future(
-        stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 2), "m", "text", b""))
-    )
+    asked = asyncio.ensure_future(ask(stand, id))
     await asyncio.sleep(0.05)
     known = (await port.get(f"/internal/requests/{id}")).json
     assert known["status"] == "processing"
@@ -62,10 +64,8 @@ async def test_a_request_that_is_held_or_was_answered_is_told_from_memory(stand:
 @on_admin()
 async def test_of_several_tenants_with_one_id_the_newest_is_shown_unless_one_is_named(stand: Stand, port: Port) -> None:
     id = new_id()
-    await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
-    asked = asyncio.ensure_future(
-        stand.gateway.ask(InferenceRequest(GLOBEX, id, RequestOptions(4.0, 1), "m", "text", b""))
-    )
+    await ask(stand, id)
+    asked = asyncio.ensure_future(ask(stand, id, GLOBEX))
     await asyncio.sleep(0.01)
     for done in (False, True):
         if done:
@@ -123,9 +123,7 @@ async def test_the_broker_tells_where_a_request_of_another_gateway_stands_whethe
     stand: Stand, _: Port
 ) -> None:
     id = new_id()
-    asked = asyncio.ensure_future(
-        stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
-    )
+    asked = asyncio.ensure_future(ask(stand, id))
     await asyncio.sleep(0.05)
     port = Port(stand, Role.CONTROLLER, ledger=ledger_of())
     for query in ("?tenant=acme", ""):
@@ -165,5 +163,5 @@ async def test_while_the_ledger_is_away_what_it_alone_would_know_is_503(stand: S
     assert (lost.status, lost.json["error"], lost.headers["retry-after"]) == (503, "SERVICE_OVERLOADED", "1")
     assert "the ledger cannot be asked now" in lost.json["detail"]
     assert ("did not answer within 800 ms" if hangs else "the ledger is away") in lost.json["detail"]
-    await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
+    await ask(stand, id)
     assert (await port.get(f"/internal/requests/{id}")).json["status"] == "completed"

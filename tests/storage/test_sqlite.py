@@ -80,11 +80,10 @@ def descriptors(path: Path, pid: int | None = None) -> int:
     return found
 
 
-def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(tmp_path: Path) -> None:
+async def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(tmp_path: Path) -> None:
     """A service with `--keys ledger` has a ledger and a store of keys, one opened after the other."""
     path = tmp_path / "ledger.db"
-
-    async def main() -> None:
+    with opened_by_python(tmp_path) as opened:
         ledger = SqliteLedger(f"sqlite:///{path}")
         await ledger.open()
         held = locks(path)
@@ -104,50 +103,38 @@ def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(tmp_path: P
         assert locks(path) == held
         await ledger.close()
         assert (locks(path), descriptors(path)) == (0, 0)
-
-    with opened_by_python(tmp_path) as opened:
-        asyncio.run(main())
     assert opened == []
 
 
-def test_a_new_file_is_made_without_being_opened_by_several_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+@pytest.mark.parametrize("root", [True, False])
+async def test_a_new_file_is_made_for_its_owner_only_by_several_at_once_who_do_not_open_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
+) -> None:
+    """Where only root makes nodes, it is linked in."""
 
-    async def main() -> None:
-        stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
-        await asyncio.gather(*(store.open() for store in stores))
-        assert locks(path)
-        assert (path.stat().st_mode & 0o777) == 0o600
-        for store in stores:
-            await store.close()
-
-    with opened_by_python(tmp_path) as opened:
-        asyncio.run(main())
-    assert opened == []
-
-
-def test_where_only_root_makes_nodes_the_file_is_linked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(os, "mknod", refuse)
+    if not root:
+        monkeypatch.setattr(os, "mknod", refuse)
     path = tmp_path / "ledger.db"
-
-    async def main() -> None:
-        stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
-        await asyncio.gather(*(store.open() for store in stores))
-        assert locks(path)
-        assert {one.name for one in await asyncio.to_thread(lambda: list(tmp_path.iterdir()))} == {
-            "ledger.db",
-            "ledger.db-shm",
-            "ledger.db-wal",
-        }
-        for store in stores:
-            await store.close()
-
-    with opened_by_python(tmp_path) as opened:
-        asyncio.run(main())
+    before = os.umask(0o022)
+    try:
+        with opened_by_python(tmp_path) as opened:
+            stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
+            await asyncio.gather(*(store.open() for store in stores))
+            await stores[0].add(key("a"))
+            assert locks(path)
+            files = await asyncio.to_thread(
+                lambda: {one.name: one.stat().st_mode & 0o777 for one in tmp_path.iterdir()}
+            )
+            assert files == dict.fromkeys(("ledger.db", "ledger.db-shm", "ledger.db-wal"), 0o600)
+            for store in stores:
+                await store.close()
+    finally:
+        os.umask(before)
     assert str(path) not in opened
+    assert opened == [] or not root
 
 
 async def test_a_link_to_no_file_yet_has_one_made_for_its_owner_only(tmp_path: Path) -> None:
@@ -179,25 +166,22 @@ def log_removed(path: Path) -> None:
     Path(f"{path}-wal").unlink()
 
 
-def made(path: Path) -> None:
-    async def main() -> None:
-        keys, ledger = SqliteKeys(f"sqlite:///{path}"), SqliteLedger(f"sqlite:///{path}")
-        await keys.open()
-        for letter in "abcdefghij":
-            await keys.add(key(letter))
-        await ledger.open()
-        await ledger.write([record()])
-        await keys.close()
-        await ledger.close()
-
-    asyncio.run(main())
+async def made(path: Path) -> None:
+    keys, ledger = SqliteKeys(f"sqlite:///{path}"), SqliteLedger(f"sqlite:///{path}")
+    await keys.open()
+    for letter in "abcdefghij":
+        await keys.add(key(letter))
+    await ledger.open()
+    await ledger.write([record()])
+    await keys.close()
+    await ledger.close()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("offset", [0, 4096])
 def test_a_damaged_file_ends_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int) -> None:
     path = tmp_path / "ledger.db"
-    made(path)
+    asyncio.run(made(path))
     overwrite(path, offset)
     for action in (("list",), ("revoke", key("a").id), ("create", "--user", "u", "--tenant", "t", "--tier", "paid")):
         assert code_of(["keys", *action, "--ledger", f"sqlite:///{path}"]) == EXIT_SETTING
@@ -207,26 +191,22 @@ def test_a_damaged_file_ends_every_command(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("damage", [senseless_row, log_removed])
-def test_damage_of_a_file_in_use_lets_nobody_in(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+async def test_damage_of_a_file_in_use_lets_nobody_in(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     path = tmp_path / "ledger.db"
-    made(path)
-
-    async def main() -> None:
-        keys = SqliteKeys(f"sqlite:///{path}")
-        ring = ApiKeyCache(keys, Settings(), StoreCounts(), lambda: 0.0, lambda: 0.0)
-        await ring.open()
-        credential = f"Bearer {key_of('a')}".encode()
-        assert ring.identify(credential) is not None
-        damage(path)
-        for _ in range(2):
-            with pytest.raises(StoreCorrupted):
-                await ring.refresh()
-            with pytest.raises(RequestError, match="cannot be checked") as refused:
-                ring.identify(credential)
-            assert refused.value.code == "SERVICE_OVERLOADED"
-        await ring.close()
-
-    asyncio.run(main())
+    await made(path)
+    keys = SqliteKeys(f"sqlite:///{path}")
+    ring = ApiKeyCache(keys, Settings(), StoreCounts(), lambda: 0.0, lambda: 0.0)
+    await ring.open()
+    credential = f"Bearer {key_of('a')}".encode()
+    assert ring.identify(credential) is not None
+    damage(path)
+    for _ in range(2):
+        with pytest.raises(StoreCorrupted):
+            await ring.refresh()
+        with pytest.raises(RequestError, match="cannot be checked") as refused:
+            ring.identify(credential)
+        assert refused.value.code == "SERVICE_OVERLOADED"
+    await ring.close()
 
 
 @pytest.mark.processes
@@ -235,19 +215,17 @@ def test_damage_of_a_file_in_use_lets_nobody_in(tmp_path: Path, damage: Callable
     [lambda ledger: ledger.write([record()]), lambda ledger: ledger.find(record().id)],
     ids=["write", "find"],
 )
-def test_a_ledger_damaged_in_use_is_closed(tmp_path: Path, work: Callable[[SqliteLedger], Awaitable[object]]) -> None:
+async def test_a_ledger_damaged_in_use_is_closed(
+    tmp_path: Path, work: Callable[[SqliteLedger], Awaitable[object]]
+) -> None:
     path = tmp_path / "ledger.db"
-    made(path)
-
-    async def main() -> None:
-        ledger = SqliteLedger(f"sqlite:///{path}")
-        await ledger.open()
-        await asyncio.to_thread(overwrite, path, 4096)
-        with pytest.raises(StoreCorrupted):
-            await work(ledger)
-        await ledger.close()
-
-    asyncio.run(main())
+    await made(path)
+    ledger = SqliteLedger(f"sqlite:///{path}")
+    await ledger.open()
+    await asyncio.to_thread(overwrite, path, 4096)
+    with pytest.raises(StoreCorrupted):
+        await work(ledger)
+    await ledger.close()
 
 
 def test_damage_is_told_loudly_and_once() -> None:
@@ -292,11 +270,10 @@ def put_in_place_by_steps(copy: Path, path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [put_in_place, put_in_place_of_all, put_in_place_by_steps])
-def test_readers_and_writers_go_over_to_the_new_file(tmp_path: Path, put: Callable[[Path, Path], None]) -> None:
+async def test_readers_and_writers_go_over_to_the_new_file(tmp_path: Path, put: Callable[[Path, Path], None]) -> None:
     path = tmp_path / "ledger.db"
     early, late, after = record(), record(), record()
-
-    async def main() -> None:
+    with structlog.testing.capture_logs() as logged:
         keys, ledger = SqliteKeys(f"sqlite:///{path}"), SqliteLedger(f"sqlite:///{path}")
         await ledger.open()
         await keys.open()
@@ -319,9 +296,6 @@ def test_readers_and_writers_go_over_to_the_new_file(tmp_path: Path, put: Callab
         assert locks(path)
         await keys.close()
         await ledger.close()
-
-    with structlog.testing.capture_logs() as logged:
-        asyncio.run(main())
     assert {(line["log_level"], line["event"]) for line in logged} == {
         ("warning", "another file has taken the place of the ledger's; using the new one")
     }
@@ -343,20 +317,6 @@ async def test_several_that_go_over_at_once_share_one_log(tmp_path: Path) -> Non
         assert len(await store.keys()) == 4
     for store in stores:
         await store.close()
-
-
-async def test_a_file_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
-    path, away = tmp_path / "ledger.db", tmp_path / "away.db"
-    keys = SqliteKeys(f"sqlite:///{path}")
-    await keys.open()
-    path.rename(away)
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="moved or removed"):
-            await keys.keys()
-    assert not path.exists()
-    away.rename(path)
-    assert list(await keys.keys()) == []
-    await keys.close()
 
 
 async def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(tmp_path: Path) -> None:

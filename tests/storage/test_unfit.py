@@ -44,14 +44,6 @@ async def opened(url: str) -> Ledger:
     return ledger
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for any answer, however busy the machine is."""
-    for name in ("CALL_WITHIN", "CLOSE_WITHIN"):
-        for module in (connection_thread, postgres_database):
-            monkeypatch.setattr(module, name, LONG)
-
-
 @pytest.fixture(scope="module")
 def own() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
@@ -94,12 +86,15 @@ def test_a_port_that_no_server_can_have_is_a_wrong_setting(port: int, capsys: py
     assert "canary" not in told
 
 
-@pytest.mark.parametrize("action", [("list",), ("revoke", "a" * 12), ("rotate", "a" * 12)])
 def test_who_only_looks_for_keys_makes_no_file_and_reads_where_it_should_be(
-    action: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for path in (f"{tmp_path}/typo.db", "typo.db"):
+    for path, *action in (
+        (f"{tmp_path}/typo.db", "list"),
+        ("typo.db", "revoke", "a" * 12),
+        ("typo.db", "rotate", "a" * 12),
+    ):
         assert code_of(["keys", *action, "--ledger", f"sqlite:///{path}"]) == EXIT_SETTING
         assert f"--ledger = 'sqlite:///{path}': no such file: {tmp_path}/typo.db" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -118,21 +113,6 @@ def test_a_service_and_a_first_key_make_the_file(tmp_path: Path) -> None:
     assert code_of(["keys", "create", *who, "--ledger", f"sqlite:///{first}"]) == 0
     for path in (served, first):
         assert code_of(["keys", "list", "--ledger", f"sqlite:///{path}"]) == 0
-
-
-def test_a_file_is_made_for_its_owner_only(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = await opened(f"sqlite:///{tmp_path}/ledger.db")
-        await ledger.write([record()])
-        files = await asyncio.to_thread(lambda: list(tmp_path.iterdir()))
-        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-        await ledger.close()
-
-    before = os.umask(0o022)
-    try:
-        asyncio.run(main())
-    finally:
-        os.umask(before)
 
 
 async def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,110 +192,78 @@ def test_a_certificate_without_its_key_is_a_wrong_setting(tmp_path: Path) -> Non
             asyncio.run(opened(f"{UNREACHABLE}?{options}"))
 
 
-def test_a_server_that_stands_still_is_reached_later(own: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = own.fresh()
-
-    async def main() -> None:
-        ledger = await opened(url)
-        kept = record()
-        own.pause()
-        try:
-            monkeypatch.setattr(postgres_database, "CALL_WITHIN", 0.05)
-            for _ in range(2):  # On the connection that there was, and on a new one.
-                with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
-                    await ledger.write([kept])
+async def test_a_server_that_stands_still_is_reached_later(
+    own: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await asyncio.to_thread(own.fresh)
+    ledger = await opened(url)
+    kept = record()
+    own.pause()
+    try:
+        monkeypatch.setattr(postgres_database, "CALL_WITHIN", 0.05)
+        for _ in range(2):  # On the connection that there was, and on a new one.
             with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
-                await ledger.find(kept.id)
-        finally:
-            own.resume()
-        monkeypatch.setattr(postgres_database, "CALL_WITHIN", LONG)
+                await ledger.write([kept])
+        with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
+            await ledger.find(kept.id)
+    finally:
+        own.resume()
+    monkeypatch.setattr(postgres_database, "CALL_WITHIN", LONG)
+    await ledger.write([kept])
+    assert await ledger.find(kept.id) == [kept]
+    await ledger.close()
+
+
+async def test_a_server_that_was_restarted_is_reached_again(own: PostgresServer) -> None:
+    url = await asyncio.to_thread(own.fresh)
+    ledger = await opened(url)
+    kept = record()
+    own.kill()
+    with pytest.raises(StoreUnavailable):
         await ledger.write([kept])
-        assert await ledger.find(kept.id) == [kept]
-        await ledger.close()
-
-    asyncio.run(main())
-
-
-def test_a_server_that_was_restarted_is_reached_again(own: PostgresServer) -> None:
-    url = own.fresh()
-
-    async def main() -> None:
-        ledger = await opened(url)
-        kept = record()
-        own.kill()
-        with pytest.raises(StoreUnavailable):
-            await ledger.write([kept])
-        await asyncio.to_thread(own.start)
-        await ledger.write([kept])
-        await ledger.close()
-
-    asyncio.run(main())
-    assert own.query("SELECT count(*) FROM headway_requests", url=url)[0][0] == 1
+    await asyncio.to_thread(own.start)
+    await ledger.write([kept])
+    assert await ledger.find(kept.id) == [kept]
+    await ledger.close()
 
 
-def test_who_may_not_make_tables_is_refused_unless_they_are_there(own: PostgresServer) -> None:
-    url = own.fresh()
-    own.query("CREATE ROLE clerk LOGIN")
-    clerk = url.replace("headway@", "clerk@")
-
-    async def main(url: str) -> None:
-        ledger = await opened(url)
-        await ledger.write([record()])
-        await ledger.close()
-
-    with pytest.raises(SettingError, match="permission denied"):
-        asyncio.run(main(clerk))
-    asyncio.run(main(url))
-    own.query("GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO clerk", url=url)
-    asyncio.run(main(clerk))
-
-
-def test_rows_are_pruned_with_the_privileges_that_the_docs_ask_for(own: PostgresServer) -> None:
-    url = own.fresh()
-    own.query("CREATE ROLE keeper LOGIN")
+async def test_a_user_needs_the_privileges_that_the_docs_ask_for_once_the_tables_are_there(own: PostgresServer) -> None:
+    url = await asyncio.to_thread(own.fresh)
+    await asyncio.to_thread(own.query, "CREATE ROLE keeper LOGIN")
     keeper = url.replace("headway@", "keeper@")
-
-    async def make() -> None:
-        await (await opened(url)).close()
-
-    async def main() -> None:
-        ledger = await opened(keeper)
-        await ledger.write([record(), record(completed_at=AT + 1)])
-        assert await ledger.prune(AT + 1, 10) == 1
-        await asyncio.to_thread(own.query, "REVOKE DELETE ON headway_requests FROM keeper", url=url)
-        with pytest.raises(StoreUnavailable, match="permission denied"):
-            await ledger.prune(AT + 2, 10)
-        await ledger.close()
-
-    asyncio.run(make())
+    with pytest.raises(SettingError, match="permission denied"):
+        await opened(keeper)
+    await (await opened(url)).close()
     first = "SELECT ON headway_schema", "SELECT, INSERT, DELETE ON headway_requests"
     for privileges in (*first, "SELECT, INSERT, UPDATE, DELETE ON headway_open_requests"):
-        own.query(f"GRANT {privileges} TO keeper", url=url)
-    asyncio.run(main())
+        await asyncio.to_thread(own.query, f"GRANT {privileges} TO keeper", url=url)
+    ledger = await opened(keeper)
+    await ledger.write([record(), record(completed_at=AT + 1)])
+    assert await ledger.prune(AT + 1, 10) == 1
+    await asyncio.to_thread(own.query, "REVOKE DELETE ON headway_requests FROM keeper", url=url)
+    with pytest.raises(StoreUnavailable, match="permission denied"):
+        await ledger.prune(AT + 2, 10)
+    await ledger.close()
 
 
-def test_a_gateway_whose_user_may_only_read_keys_hears_of_all_changes(own: PostgresServer) -> None:
-    url = own.fresh()
-    own.query("CREATE ROLE reader LOGIN")
-
-    async def main() -> None:
-        owner, reader = PostgresKeys(url), PostgresKeys(url.replace("headway@", "reader@"))
-        await owner.open()
-        for table in ("headway_schema", "headway_keys", "headway_key_changes"):
-            await asyncio.to_thread(own.query, f"GRANT SELECT ON {table} TO reader", url=url)
-        await reader.open()
-        before = await reader.latest()
-        await owner.add(key("a"))
-        found = await reader.changes(before, 10)
-        assert found is not None
-        assert list(found.keys) == [key("a")]
-        assert await reader.changes(found.upto, 10) is not None
-        with pytest.raises(StoreUnavailable, match="permission denied"):
-            await reader.remove_ended(AT, 10)
-        for store in (owner, reader):
-            await store.close()
-
-    asyncio.run(main())
+async def test_a_gateway_whose_user_may_only_read_keys_hears_of_all_changes(own: PostgresServer) -> None:
+    url = await asyncio.to_thread(own.fresh)
+    await asyncio.to_thread(own.query, "CREATE ROLE reader LOGIN")
+    owner, reader = PostgresKeys(url), PostgresKeys(url.replace("headway@", "reader@"))
+    await owner.open()
+    for table in ("headway_schema", "headway_keys", "headway_key_changes"):
+        await asyncio.to_thread(own.query, f"GRANT SELECT ON {table} TO reader", url=url)
+    await reader.open()
+    before = await reader.latest()
+    await owner.add(key("a"))
+    found = await reader.changes(before, 10)
+    assert found is not None
+    assert list(found.keys) == [key("a")]
+    assert await reader.changes(found.upto, 10) is not None
+    with pytest.raises(StoreUnavailable, match="permission denied"):
+        await reader.remove_ended(AT, 10)
+    for store in (owner, reader):
+        await store.close()
 
 
 def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,7 @@
-"""Targets that take arrays, and texts that become some."""
+"""Targets that take arrays."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,11 +49,6 @@ class Image:
         return {"mean": inputs["image"].mean(axis=(1, 2, 3))}
 
 
-def embed(texts: list[str]) -> np.ndarray:
-    """The length of each text, and a number that float32 holds exactly."""
-    return np.array([[len(text), -0.375] for text in texts], np.float32)
-
-
 class Kept:
     """The mean of each large row, and what the first row of the batch before was; views of the inputs are kept."""
 
@@ -98,34 +91,3 @@ class Forges:
         if inputs["x"][0, 0]:
             arrays.packed = lambda *_, **__: [self.content]  # type: ignore[attr-defined]
         return inputs
-
-
-class Told:
-    """Each input backwards, unless `only` one has outputs of its own beside that: its numbers twice, its texts in capitals.
-    `told.json` in the working directory has its datatypes and shapes under its name."""
-
-    def __init__(self, name: str) -> None:
-        self.inputs, self.lone = json.loads(Path("told.json").read_text())[name]
-        self.outputs = {
-            f"{one}{end}": spec for one, spec in self.inputs.items() for end in ("", *(TWICE,) * (one not in self.lone))
-        }
-
-    def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return answered(inputs, self.lone)
-
-
-TWICE = "+"
-"""End of the name of an output with an input's numbers twice."""
-
-
-def answered(inputs: Mapping[str, np.ndarray], lone: Sequence[str]) -> dict[str, np.ndarray]:
-    found = {name: one[..., ::-1] if one.ndim > 1 else one for name, one in inputs.items()}
-    return found | {f"{name}{TWICE}": twice(one) for name, one in inputs.items() if name not in lone}
-
-
-def twice(array: np.ndarray) -> np.ndarray:
-    """Numbers twice, as their dtype has it; booleans turned round, and texts in capitals."""
-    if array.dtype == object:
-        return np.array([one.upper() for one in array.ravel()], object).reshape(array.shape)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return ~array if array.dtype == np.bool_ else array + array

@@ -44,9 +44,3 @@ class Slow(Journaled):
     """Takes as long for each batch as a GPU might."""
 
     seconds = 0.06
-
-
-class Long(Journaled):
-    """Takes so long for each batch that a busy machine does not hold an idle slot up for as long."""
-
-    seconds = 0.5

@@ -114,18 +114,6 @@ class Codes(Numbers):
     inputs: ClassVar[Mapping[str, Any]] = {"codes": ("UINT8", [-1])}
 
 
-class Second(Marked):
-    """Another model that does the same."""
-
-    model = "second"
-
-
-class Third(Marked):
-    """A third one."""
-
-    model = "third"
-
-
 def _output(text: str, mark: str) -> str:
     output = f"{text.upper()}|{mark}"
     return json.dumps(list(map(ord, output))) if text.startswith("vector") else output

@@ -23,20 +23,3 @@ class Scores:
         if one.get("nan"):
             return {"sum": math.nan}
         return {"sum": sum(one.get("numbers", [])), "of": one}
-
-
-class NoExample:
-    """Has no example, so that nothing is known to work."""
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        if any(one == "kill" for one in inputs):
-            raise RuntimeError("told to")
-        return inputs
-
-
-def embed(inputs: list[str]) -> list[list[float]]:
-    return [[len(text) / 2, 0.25] for text in inputs]
-
-
-def reverse(inputs: list[bytes]) -> list[bytes]:
-    return [octets[::-1] for octets in inputs]

@@ -115,10 +115,7 @@ def test_the_log_says_what_is_done() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("SDK_DISABLED", "true"), ("TRACES_EXPORTER", "none")])
-def test_two_variables_turn_it_off(name: str, value: str) -> None:
+def test_it_is_off_unless_it_is_asked_for_and_two_variables_turn_it_off(name: str, value: str) -> None:
     [line] = tracing_logged(**{name: value})
     assert line["variable"] == f"OTEL_{name}"
-
-
-def test_it_is_off_unless_it_is_asked_for() -> None:
     assert make_tracing(Settings(), Role.SERVE, Counters().spans_dropped, lambda: 0.0, {}) is None

@@ -59,8 +59,14 @@ def sent(making: AbstractContextManager[Tracing], then: Callable[[], object], co
         asyncio.run(main(tracing))
 
 
-@pytest.mark.parametrize(("protocol", "serve"), [("http/protobuf", http_collector), ("grpc", grpc_collector)])
-@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize(
+    ("protocol", "serve", "compression"),
+    [
+        ("http/protobuf", http_collector, "none"),
+        ("http/protobuf", http_collector, "gzip"),
+        ("grpc", grpc_collector, "gzip"),
+    ],
+)
 def test_spans_arrive_with_what_the_environment_says(
     protocol: str, serve: Callable[[], AbstractContextManager[Collector]], compression: str
 ) -> None:

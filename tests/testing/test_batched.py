@@ -110,12 +110,6 @@ def test_a_start_that_fails_is_told_without_the_frames_of_the_service() -> None:
     assert raised.value.__cause__ is None
 
 
-def test_parameters_reach_the_target() -> None:
-    with batched(cut) as run:
-        assert run("abcd", {"length": 3}) == "abc"
-        assert run.many(["abcd", "efgh"], {"length": 2}) == ["ab", "ef"]
-
-
 def test_the_culprit_of_a_batch_is_found_and_the_others_are_answered() -> None:
     with batched(raising, max_batch_size=4) as run:
         first, second, culprit, last = run.many(["a", "b", "bad", "c"], return_errors=True)
@@ -126,30 +120,17 @@ def test_the_culprit_of_a_batch_is_found_and_the_others_are_answered() -> None:
             run.many(["a", "bad"])
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (lambda inputs: inputs if inputs == ["warm-up"] else [], "the target returned 0 outputs for 1 inputs"),
-        (lambda inputs: inputs if inputs == ["warm-up"] else [3], "the target returned int for this input"),
-    ],
-)
-def test_outputs_are_checked_as_in_service(target: Any, message: str) -> None:
-    with batched(target) as run, pytest.raises(ModelFailed) as raised:
-        run("a")
-    assert message in raised.value.message
-
-
-def test_inputs_are_checked_as_at_the_door() -> None:
-    with batched(upper) as run:
+def test_inputs_outputs_and_parameters_are_checked_and_passed_as_in_service() -> None:
+    with batched(cut) as run:
+        assert run("abcd", {"length": 3}) == "abc"
+        assert run.many(["abcd", "efgh"], {"length": 2}) == ["ab", "ef"]
+    with batched(lambda inputs: inputs if inputs == ["warm-up"] else []) as run:
         with pytest.raises(BadRequest, match=r"U\+0000"):
             run("\0")
         assert run.batches == []
-
-
-def test_a_test_can_replace_what_its_target_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    with batched(slowly) as run:
-        monkeypatch.setattr(f"{__name__}.upper", lambda inputs: ["replaced"] * len(inputs))
-        assert run("a") == "replaced"
+        with pytest.raises(ModelFailed) as raised:
+            run("a")
+    assert "the target returned 0 outputs for 1 inputs" in raised.value.message
 
 
 def test_a_hanging_batch_meets_its_deadline_and_another_thread_takes_over() -> None:
@@ -186,39 +167,26 @@ def test_a_target_that_cannot_be_served_says_why(target: Any, how: dict[str, Any
     assert part in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"max_batch_size": 0}, "max_batch_size"),
-        ({"maxbatch": 1}, "maxbatch"),
-        ({"queue_timeout_ms": "x"}, "queue_timeout_ms"),
-    ],
-)
-def test_settings_are_checked(settings: dict[str, Any], named: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [("max_batch_size", 0), ("maxbatch", 1), ("queue_timeout_ms", "x")])
+def test_settings_are_checked(name: str, value: Any) -> None:
     with pytest.raises(SettingError) as raised:
-        batched(upper, **settings)
-    assert raised.value.setting == named
+        batched(upper, **{name: value})
+    assert raised.value.setting == name
 
 
-def test_environment_and_files_count_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_only_arguments_count_and_nothing_is_taken_or_left_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = threading.active_count()
     monkeypatch.setenv("HEADWAY_MAX_BATCH_SIZE", "nonsense")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "headway.toml").write_text("nonsense = 1")
-    with batched(upper, request_timeout_ms=500) as run:
-        assert run("a") == "A"
-
-
-def test_no_port_is_taken() -> None:
+    Path("headway.toml").write_text("nonsense = 1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with batched(upper, port=port, admin_port=0) as run, batched(upper, port=0, admin_port=port) as other:
+        with batched(upper, port=port, admin_port=0) as run, batched(slowly, port=0, admin_port=port) as other:
             assert (run("a"), other("b")) == ("A", "B")
-
-
-def test_nothing_is_left_behind() -> None:
-    before = threading.active_count()
-    with batched(slowly) as run, batched(upper) as other:
-        assert (run("a"), other("b")) == ("A", "B")
+            monkeypatch.setattr(f"{__name__}.upper", lambda inputs: ["replaced"] * len(inputs))
+            assert other("c") == "replaced", "a test can replace what its target uses"
     assert threading.active_count() == before
     with pytest.raises(RuntimeError, match="has ended"):
         run("a")

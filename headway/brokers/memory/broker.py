@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from headway.brokers.memory.outcomes import Mailbox, Running, forget_read, lateness_of, letter_of, reply_to, run_of
-from headway.brokers.memory.queues import TIMER_GRAIN, Queues
 from headway.brokers.reap_timer import ReapTimer
 from headway.core import batch_cost, failures, rows
 from headway.core.admission import Refused
 from headway.core.batch import Departure
+from headway.core.batch_cost import is_news
 from headway.core.dedup import Consequences, Dedup, task_followed
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
@@ -38,6 +38,8 @@ from headway.model import (
     BulkDepth,
     Cause,
     Completion,
+    CostLine,
+    DeadLetter,
     Entry,
     EntryState,
     Failure,
@@ -56,6 +58,192 @@ from headway.model import (
 from headway.ports import Broker, DeadLetters, Held, NearQueue
 from headway.runtime.counters import BrokerCounts
 from headway.runtime.periodic import ending_at_tick
+
+TIMER_GRAIN = 0.001
+"""Minimum delay of a timer in seconds, because event loops count in milliseconds."""
+
+
+class Wakeups:
+    """Idle workers of one queue, first come first woken, and a timer to wake the next.
+
+    A woken worker is `coming` until it claims. Only then is another woken, if the claim leaves work.
+    """
+
+    def __init__(self) -> None:
+        self.idle: dict[str, asyncio.Future[None]] = {}
+        self.coming: set[str] = set()
+        self.timer: asyncio.TimerHandle | None = None
+        self.looks_at = math.inf
+        self.looks_soon = False
+
+    def wake(self, worker: str) -> None:
+        sleeper = self.idle.pop(worker, None)
+        if sleeper is not None and not sleeper.done():
+            sleeper.set_result(None)
+            self.coming.add(worker)
+
+    def arm(self, at: float, now: float, look: Callable[[], None]) -> None:
+        """Call `look` at instant `at` or sooner. An earlier timer stays, because `look` sets the next."""
+        if at < self.looks_at:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.looks_at = at
+            self.timer = asyncio.get_running_loop().call_later(max(at - now, TIMER_GRAIN), self._look, look)
+
+    def look_soon(self, look: Callable[[], None]) -> None:
+        """Call `look` in a later turn of the event loop. `looks_soon` is True until then."""
+        self.looks_soon = True
+        asyncio.get_running_loop().call_soon(self._look_now, look)
+
+    def _look_now(self, look: Callable[[], None]) -> None:
+        self.looks_soon = False
+        look()
+
+    def _look(self, look: Callable[[], None]) -> None:
+        self.timer, self.looks_at = None, math.inf
+        look()
+
+
+class Queues(dict[QueueName, ModelQueue]):
+    """Queues by name. Each model has a queue for any version, and a queue for each known version.
+
+    Attributes:
+        for_any: queue for any version of each model, and its wake-ups.
+        rows: models whose entries have rows or shapes. See `core.rows.counted`.
+    """
+
+    def __init__(self, models: Mapping[str, QueueLimits]) -> None:
+        super().__init__()
+        self.limits: dict[str, QueueLimits] = {}
+        self.wakeups: dict[QueueName, Wakeups] = {}
+        self.for_any: dict[str, tuple[ModelQueue, Wakeups]] = {}
+        self.rows: set[str] = set()
+        self.padded: dict[str, CostLine | None] = {}
+        self.know(models)
+
+    def know(self, models: Mapping[str, QueueLimits]) -> None:
+        """Add queues of these models. Existing queues keep their bounds."""
+        for model in models.keys() - self.limits.keys():
+            self.limits[model] = models[model]
+            self.for_any[model] = self._add(QueueName(model), models[model])
+
+    def count_rows(self, counted: Mapping[str, bool]) -> None:
+        """Note for each known model whether its entries have rows and shapes, which decide their weight and which ride together."""
+        for model, counts in counted.items():
+            if model in self.limits and counts is not (model in self.rows):
+                (self.rows.add if counts else self.rows.discard)(model)
+                for name, queue in self.items():
+                    if name.model == model:
+                        queue.bound(self._bounds(model))
+
+    def fill_up(self, lines: Mapping[str, CostLine]) -> None:
+        """For models that pad, batch entries with others of similar weight."""
+        for model in self.limits:
+            line = lines.get(model)
+            if is_news(line, self.padded.get(model)):
+                self.padded[model] = line
+                for name, queue in self.items():
+                    if name.model == model:
+                        queue.bound(self._bounds(model))
+
+    def _bounds(self, model: str) -> QueueLimits:
+        limits = self.limits[model].filling_up(self.padded.get(model))
+        return limits.counting_rows() if model in self.rows else limits
+
+    def has(self, name: QueueName) -> bool:
+        """Return True if a queue of this name exists. If the name is another version of a known model, its queue is created."""
+        if name in self:
+            return True
+        limits = self.limits.get(name.model)
+        if limits is not None:
+            self._add(name, self._bounds(name.model))
+        return limits is not None
+
+    def _add(self, name: QueueName, limits: QueueLimits) -> tuple[ModelQueue, Wakeups]:
+        self[name], self.wakeups[name] = made = ModelQueue(limits), Wakeups()
+        return made
+
+
+class Running(msgspec.Struct):
+    """Running batch, with the instant at which its lease expires unless it is extended."""
+
+    lease: Lease
+    departure: Departure
+    expires_at: float
+
+
+class Mailbox:
+    """Replies to one gateway, kept until it asks for later replies. If `deliver` is set, they go there at once (see NearQueue)."""
+
+    def __init__(self) -> None:
+        self.deliver: Callable[[Sequence[Reply], Sequence[Any]], None] | None = None
+        self.replies: list[Reply] = []
+        self.acknowledged = 0
+        self.arrival = asyncio.Event()
+
+    def put(self, replies: Iterable[Reply]) -> None:
+        if self.deliver is None:
+            self.arrival.set()
+        elif not self.replies:
+            asyncio.get_running_loop().call_soon(self._hand_over, self.deliver)
+        self.replies += replies
+
+    def _hand_over(self, deliver: Callable[[Sequence[Reply], Sequence[Any]], None]) -> None:
+        replies, self.replies = self.replies, []
+        self.acknowledged += len(replies)
+        deliver(replies, ())
+
+    def acknowledge(self, cursor: int) -> Sequence[Reply]:
+        """Drop the replies up to `cursor` and return them."""
+        read = max(0, cursor - self.acknowledged)
+        gone = self.replies[:read]
+        del self.replies[:read]
+        self.acknowledged += len(gone)
+        return gone
+
+
+def reply_to(member: QueuedEntry, left_at: float, failure: Failure, ran: BatchRun | None) -> Reply:
+    """Return a reply without an output to an entry that waited until instant `left_at`."""
+    entry = member.entry
+    waited = left_at - member.arrived
+    return Reply(entry.id, entry.tenant, None, failure, ran, waited, member.attempts, entry.nonce)
+
+
+def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:
+    """Return the failure of an entry that is overdue at instant `now` while `slots` GPUs serve."""
+    return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due, member.hung)
+
+
+def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> DeadLetter:
+    """Return the dead letter of an entry that failed for good in this run."""
+    return DeadLetter(
+        entry=member.entry,
+        error=error,
+        cause=cause,
+        attempts=member.attempts,
+        worker=ran.worker,
+        died_at=time.time(),
+        version=ran.version,
+        batch_id=ran.batch_id,
+    )
+
+
+def run_of(lease: Lease, departure: Departure, worker: str, now: float) -> BatchRun:
+    """Return the run of a batch that ended on `worker` at instant `now`."""
+    left_at, runs = departure.left_at, lease.slot.runs
+    return BatchRun(worker, len(departure.members), now - left_at, left_at, runs.version, runs.target)
+
+
+def forget_read(entries: dict[tuple[str, str], QueuedEntry], gateway: str, read: Iterable[Reply]) -> None:
+    """Forget entries whose replies a gateway has read, unless they were submitted again."""
+    for reply in read:
+        key = reply.tenant, reply.id
+        answered = entries.get(key)
+        if answered is not None and answered.state == GONE:
+            entry = answered.entry
+            if entry.nonce == reply.nonce and entry.gateway == gateway:
+                del entries[key]
+
 
 _OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
 _LEFT_OUT = attrgetter("left_out")

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from typing import Any, TypeVar
 
 import msgspec
 import uuid_utils
 from msgspec.structs import replace
 
+from headway.brokers.reap_timer import ReapTimer
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.fleet import Registry
+from headway.brokers.redis.function_library import CLAIM_SECONDS, REAP_EVERY, REST_SECONDS, STIRS_SECONDS
 from headway.brokers.redis.large_values import LargeValues
-from headway.brokers.redis.lookup import Lookup, TaskIds
-from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.queue_table import QueueTable
-from headway.brokers.redis.reaping import LEAST_PAUSE, Reaping
-from headway.brokers.redis.receipts import Offers
+from headway.brokers.redis.receipts import Offers, Receipt
 from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Budgets, Granted, Look, Queue, RateLimitCache
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.brokers.redis.together import all_of
@@ -44,6 +47,7 @@ from headway.model import (
     BulkDepth,
     Cause,
     Completion,
+    DedupKind,
     Entry,
     EntryState,
     Failure,
@@ -56,12 +60,392 @@ from headway.model import (
     Slot,
     Submission,
     TierDepth,
+    Value,
     WorkerInfo,
 )
 from headway.ports import Broker
 from headway.runtime.counters import BrokerCounts
 from headway.runtime.logger import get_logger
+from headway.runtime.periodic import EARLY, until_tick
 from headway.runtime.race import end
+
+READ_AGAIN = 0.1
+"""Seconds after which an output is read again if the broker didn't answer."""
+FIRST = b"0-0"
+"""Id before all others of a stream."""
+
+
+_submission: Callable[[Reply], Submission] = attrgetter("tenant", "id", "nonce")
+
+
+class _Read(msgspec.Struct):
+    """Replies of one stream entry that become available together.
+
+    Attributes:
+        key: key of the stream.
+        born: birth of the queue's state to which the entry belongs.
+        whole: all submissions that the entry answers.
+        token: token of the output that the replies share, if it is stored apart.
+        wanted: number of submissions that wait for the output while it is read.
+    """
+
+    queue: Queue
+    key: str
+    born: float
+    id: bytes
+    whole: list[Submission]
+    replies: list[Reply]
+    token: str = ""
+    wanted: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Read position in a queue's stream. `epoch` is the birth of the queue's state to which the `last` id belongs."""
+
+    queue: Queue
+    last: bytes = FIRST
+    epoch: float = 0.0
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class Mailbox:
+    """Replies to one gateway from all queues."""
+
+    def __init__(self, gateway: str, queues: Sequence[Queue]) -> None:
+        self._gateway = gateway
+        self._streams = [_Stream(queue) for queue in queues]
+        self._reads: list[_Read] = []
+        self._bringing: dict[asyncio.Task[None], _Read] = {}
+        """Replies whose outputs are being read."""
+        self._awaited: dict[Submission, _Read] = {}
+        """The same replies by submission, without withdrawn submissions."""
+        self._acknowledged = 0
+        self._arrival = asyncio.Event()
+        self._broken: BrokerUnavailable | None = None
+
+    async def replies(self, after: int) -> tuple[Sequence[Reply], int]:
+        self._acknowledge(after)
+        self._broken = None  # Try again before reporting the failure.
+        for stream in self._streams:
+            if stream.task is None or stream.task.done():
+                stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
+        while not self._reads:
+            if self._broken is not None:
+                raise self._broken
+            self._arrival.clear()
+            await self._arrival.wait()
+        replies = [reply for read in self._reads for reply in read.replies]
+        return replies, self._acknowledged + len(replies)
+
+    def add(self, queues: Iterable[Queue]) -> None:
+        """Read these queues too, at once if somebody waits for replies."""
+        added = [_Stream(queue) for queue in queues]
+        reads = any(stream.task is not None and not stream.task.done() for stream in self._streams)
+        self._streams += added
+        if reads:
+            for stream in added:
+                stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
+
+    async def remove(self, queues: Collection[Queue]) -> None:
+        removed = [stream for stream in self._streams if stream.queue in queues]
+        self._streams = [stream for stream in self._streams if stream.queue not in queues]
+        await end(*(stream.task for stream in removed))
+
+    def forget(self, submissions: Iterable[Submission]) -> None:
+        """Stop reading outputs that only these submissions want. Their replies will lack the outputs."""
+        for submission in submissions:
+            read = self._awaited.pop(submission, None)
+            if read is not None:
+                read.wanted -= 1
+
+    async def close(self) -> None:
+        await end(*(stream.task for stream in self._streams), *self._bringing)
+
+    def _acknowledge(self, cursor: int) -> None:
+        """Drop the replies up to `cursor`, and give the queues receipts for them."""
+        done = 0
+        for read in self._reads:
+            if self._acknowledged + len(read.replies) > cursor:
+                break
+            self._acknowledged += len(read.replies)
+            done += 1
+            # Replies of a lost state aren't reported, because another stream entry may have the same id.
+            if read.born in (0.0, read.queue.born):
+                all_here = len(read.replies) == len(read.whole)
+                submissions = read.whole if all_here else list(map(_submission, read.replies))
+                outputs = (
+                    [read.token.encode() + wire.name_of(*submission) for submission in submissions]
+                    if read.token
+                    else []
+                )
+                read.queue.receipts.add(Receipt(self._gateway, read.id, submissions, outputs))
+        del self._reads[:done]
+
+    async def _read_on(self, stream: _Stream) -> None:
+        try:
+            while True:
+                if stream.epoch != stream.queue.born:  # The server lost its state, so ids start again.
+                    stream.epoch, stream.last = stream.queue.born, FIRST if stream.epoch else stream.last
+                await self._read_once(stream)
+        except BrokerUnavailable as exc:
+            self._broken = exc
+            self._arrival.set()
+
+    async def _read_once(self, stream: _Stream) -> None:
+        queue, key = stream.queue, stream.queue.stream_of(self._gateway)
+        # After a loss of state, entries of the new state may have been read already.
+        known = [*self._reads, *self._bringing.values()] if stream.last == FIRST else []
+        for id, fields in await queue.connection.stream(key, stream.last):
+            stream.last, apart = id, wire.Apart()
+            try:
+                replies = wire.read_outcomes(fields, apart)
+            except wire.UNREADABLE as exc:
+                # Their clients run into deadlines. To wait for a release that can read them would hold back all later replies.
+                log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
+                continue
+            whole = list(map(_submission, replies))
+            if same := [read for read in known if (read.key, read.id, read.whole) == (key, id, whole)]:
+                for read in same:
+                    read.born = queue.born
+                continue
+            here = [reply for at, reply in enumerate(replies) if at not in apart] if apart else replies
+            if here or not replies:
+                self._reads.append(_Read(queue, key, queue.born, id, whole, here))
+                self._arrival.set()
+            of: dict[tuple[str, int], list[Reply]] = {}
+            for at, named in apart.items():
+                of.setdefault(named, []).append(replies[at])
+            for (name, length), those in of.items():  # An output is read once for all replies that share it.
+                read = _Read(queue, key, queue.born, id, whole, those, name[1:], len(those))
+                self._awaited.update((_submission(reply), read) for reply in those)
+                task = asyncio.get_running_loop().create_task(self._bring(read, name, length))
+                self._bringing[task] = read
+                task.add_done_callback(self._bringing.pop)
+
+    async def _bring(self, read: _Read, name: str, length: int) -> None:
+        output = await self._output(read, name, length)
+        for reply in read.replies:
+            self._awaited.pop(_submission(reply), None)
+        failure = failures.lost_output() if output is None else None
+        read.replies = [replace(reply, output=output, failure=failure) for reply in read.replies]
+        self._reads.append(read)
+        self._arrival.set()
+
+    async def _output(self, read: _Read, name: str, length: int) -> Value | None:
+        """Read an output, again and again if need be. None if it is lost or unwanted."""
+        while True:
+            try:
+                return await read.queue.output_of(name, length, read.replies[0].tenant, lambda: read.wanted > 0)
+            except BrokerUnavailable as exc:
+                self._broken = exc
+                self._arrival.set()
+                await asyncio.sleep(READ_AGAIN)
+
+
+T = TypeVar("T")
+
+_SPECIAL = re.compile(r"[*?\[\]\\]")
+
+
+class Lookup:
+    """Lookup of one process.
+
+    If nothing is found in the known queues, it asks the servers for others that this process doesn't know yet, or has forgotten.
+    """
+
+    def __init__(self, queues: QueueTable, router: ShardRouter) -> None:
+        self._queues, self._router = queues, router
+
+    async def state(self, tenant: str | None, id: str) -> EntryState | None:
+        """See Broker. Without a tenant all queues are searched, part by part."""
+        if tenant is None:
+            await self._look_again()
+            states = await all_of(*(_state_of_any(queue, id) for queue in list(self._queues.every)))
+            return next((state for state in states if state is not None), None)
+        return await self._found(tenant, id, lambda queue, key: queue.state(key))
+
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
+        return await self._found(tenant, id, lambda queue, key: queue.outcome(key))
+
+    async def cancel_task(self, tenant: str, id: str) -> None:
+        await self._look_again()
+        await all_of(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in list(self._queues.every)))
+        self._router.forget([(tenant, id)])
+
+    async def knows(self, tenant: str, id: str) -> bool:
+        return await self._found(tenant, id, _name_of) is not None
+
+    async def queue_with(self, tenant: str, id: str) -> QueueName:
+        """Return the name of the queue that has a task, or of the first queue if none has it."""
+        return await self._found(tenant, id, _name_of) or self._queues.every[0].name
+
+    async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
+        """Ask the queue in which an entry was placed, then all queues, because its id may belong to another entry now."""
+        key, queues = wire.key_of(tenant, id), list(self._router.where((tenant, id)))
+        answers = await all_of(*(ask(queue, key) for queue in queues))
+        if not any(answers):
+            await self._look_again()
+            answers = await all_of(*(ask(queue, key) for queue in list(self._queues.every)))
+        return next((answer for answer in answers if answer is not None), None)
+
+    async def _look_again(self) -> None:
+        await self._router.read_registry()
+        await self._queues.look(at_once=True)
+
+
+async def _name_of(queue: Queue, key: bytes) -> QueueName | None:
+    return queue.name if await queue.knows(key) else None
+
+
+async def _state_of_any(queue: Queue, id: str) -> EntryState | None:
+    """Return the state of the first entry with this id in a queue, whatever its tenant."""
+    prefix = wire.prefix_of(queue.connection.prefix, queue.name, queue.shard)
+    ending, cursor = _SPECIAL.sub(r"\\\g<0>", id), b"0"
+    while True:
+        cursor, owners = await queue.connection.call("owners", prefix, cursor, ending)
+        for key in owners:
+            if (state := await queue.state(key)) is not None:
+                return state
+        if cursor == b"0":
+            return None
+
+
+class TaskIds:
+    """Claims of ids for one process."""
+
+    def __init__(self, connection: RedisConnection, lookup: Lookup) -> None:
+        self._connection, self._lookup = connection, lookup
+
+    async def offer(
+        self, entries: Sequence[Entry], offer: Callable[[Sequence[Entry]], Awaitable[Sequence[Failure | None]]]
+    ) -> list[Failure | None]:
+        """Claim ids for entries that need it, and offer the entries whose claims hold. Returns their verdicts in order.
+
+        The claim of a refused entry ends soon, so refusals take no memory for long.
+        """
+        tasks = [position for position, entry in enumerate(entries) if entry.claims]
+        claims = dict(zip(tasks, await all_of(*(self._claim(entries[position]) for position in tasks)), strict=True))
+        verdicts = [claim if isinstance(claim := claims.get(at), Failure) else None for at in range(len(entries))]
+        offered = [position for position, failure in enumerate(verdicts) if failure is None]
+        answers = await offer([entries[position] for position in offered])
+        for position, answer in zip(offered, answers, strict=True):
+            verdicts[position] = answer
+        void = [(entries[at], claims[at]) for at in offered if claims.get(at) and verdicts[at] is not None]
+        await all_of(*(self._call("unclaim_id", task, mark, math.ceil(CLAIM_SECONDS)) for task, mark in void))
+        return verdicts
+
+    async def _claim(self, task: Entry) -> Failure | bytes:
+        """Claim a task's id for its model. Returns the mark of a new claim, an empty mark for an old claim, or a failure."""
+        keep = max(dedup_key.keep for dedup_key in task.dedup_keys if dedup_key.kind is DedupKind.TASK)
+        void = b""
+        while True:
+            seconds = math.ceil(task.timeout + keep + CLAIM_SECONDS)
+            instant = self._connection.clock_text()
+            held, owner, *others = await self._call("claim_id", task, instant, task.model, seconds, void)
+            if not others:
+                return b"" if held else bytes(owner)
+            [on_its_way] = others
+            if await self._lookup.state(task.tenant, task.id) is not None:
+                return failures.conflict()
+            if await self._lookup.knows(task.tenant, task.id):
+                return failures.misuse()
+            if on_its_way:
+                return failures.conflict()
+            void = owner
+
+    async def _call(self, function: str, task: Entry, *arguments: Any) -> Any:
+        name = hashlib.blake2b(wire.key_of(task.tenant, task.id), digest_size=16).hexdigest()
+        key = f"{self._connection.prefix}:{{id:{name}}}:o"
+        return await self._connection.call(function, key, *arguments)
+
+
+LEAST_PAUSE = 0.001
+"""Minimum seconds between two reaps."""
+
+
+class Reaping:
+    """Reaping of one process."""
+
+    def __init__(self, queues: QueueTable, shards: int, counters: BrokerCounts, rng: Callable[[], float]) -> None:
+        self._queues, self._shards = queues, shards
+        self._counters, self._rng = counters, rng
+        self._due_at: dict[Queue, float] = {}
+        self._watched_until: dict[Queue, float] = {}
+        """Instant until which some process is known to watch each queue."""
+        self._stirred: set[Queue] = set()
+        """Queues with activity since their last reap began."""
+        self._mine: set[Queue] = set()
+        """Queues that this process reaped when it last asked."""
+        self._timer = ReapTimer(self._reap_early)
+        self._rest = 0.0
+
+    @property
+    def reaps(self) -> bool:
+        """True if this process reaps any of its queues."""
+        return bool(self._mine)
+
+    async def reap(self, rest: float) -> float:
+        """Reap the queues that are due. Returns the seconds until the next queue is due.
+
+        A queue at rest is due again after `rest` seconds, or sooner if it gets entries. At 0, no queue rests.
+
+        Raises:
+            BrokerUnavailable: a queue didn't answer. All others are reaped.
+        """
+        self._rest = rest
+        await self._reap_due(look=True)
+        now, at = asyncio.get_running_loop().time(), min(self._due_at.values())
+        if rest:
+            self._timer.tell(at)
+        return max(at - now, LEAST_PAUSE)
+
+    def stirred(self, queue: Queue) -> None:
+        """Note activity in a queue. The queue is reaped soon, unless some process watches it all the time."""
+        now = asyncio.get_running_loop().time()
+        self._stirred.add(queue)  # A reap under way may have missed the activity.
+        if self._rest and self._watched_until.get(queue, math.inf) <= now and self._due_at[queue] > now + REAP_EVERY:
+            self._due_at[queue] = now + REAP_EVERY
+            self._timer.move_up(now + REAP_EVERY, now)
+
+    def forget(self, queues: Collection[Queue]) -> None:
+        for queue in queues:
+            self._due_at.pop(queue, None)
+            self._watched_until.pop(queue, None)
+            self._stirred.discard(queue)
+            self._mine.discard(queue)
+
+    async def close(self) -> None:
+        await self._timer.close()
+
+    async def _reap_due(self, *, look: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        due = [queue for queue in self._queues.every if self._due_at.get(queue, -math.inf) <= now + 1e-6]
+        looks = [self._queues.look()] if look else []
+        await all_of(*looks, *(self._reap(queue) for queue in due))
+
+    async def _reap_early(self) -> tuple[float, float]:
+        """Reap ahead of the regular reap, which tries silent servers again."""
+        with contextlib.suppress(BrokerUnavailable):
+            await self._reap_due(look=False)
+        now = asyncio.get_running_loop().time()
+        return min((at for at in self._due_at.values() if at > now), default=math.inf), now
+
+    async def _reap(self, queue: Queue) -> None:
+        self._stirred.discard(queue)
+        rests, rest = self._rest > 0.0, self._rest or REST_SECONDS
+        due, again, calm, reaps = await queue.reap(self._rng(), self._shards, rests)
+        (self._mine.add if reaps else self._mine.discard)(queue)
+        now = asyncio.get_running_loop().time()
+        if calm and queue in self._stirred:
+            due = min(due, REAP_EVERY)
+        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # Joins other periodic calls.
+            due = until_tick(rest) + max(math.floor(due / rest + EARLY) - 1, 0) * rest
+        self._due_at[queue] = now + due
+        self._watched_until[queue] = now if calm else now + STIRS_SECONDS
+        if again:
+            self._counters.retries[Cause.LEASE_LOST.value] += again
+
 
 log = get_logger(__name__)
 

@@ -6,9 +6,13 @@ Nothing is tried twice, because an unanswered command may have been done.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -16,15 +20,354 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
+from redis.crc import key_slot
 from redis.driver_info import DriverInfo
+from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
-from headway.brokers.redis.cluster import Cluster
 from headway.brokers.redis.link import Address
-from headway.brokers.redis.sentinels import Sentinels
 from headway.brokers.redis.server import Client, Server
 from headway.config import shown_url
-from headway.errors import SettingError
+from headway.errors import BrokerUnavailable, SettingError
+from headway.runtime.logger import get_logger
+from headway.runtime.race import end
+
+log = get_logger(__name__)
+
+Vote = tuple[int, Address]
+"""Configuration epoch of a failover, and the primary since then."""
+
+CHANNELS = ("+promoted-slave", "+switch-master")
+"""Channels of a failover's first announcement, by the leading Sentinel, and of its last, by all Sentinels."""
+QUIET = 5.0
+"""Seconds of silence after which a Sentinel is pinged, and seconds after the ping until it counts as gone."""
+AGAIN = 1.0
+"""Seconds between two votes on the primary while a Sentinel can't be listened to."""
+
+
+class Sentinels(Sentinel):
+    """Sentinels of one primary, which they call `service`.
+
+    `asking` are options of connections to them. `leave` closes the connections to an address that is no longer the primary's.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Address],
+        service: str,
+        asking: dict[str, Any],
+        leave: Callable[[Address], Awaitable[None]],
+    ) -> None:
+        super().__init__(hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        self._service = service
+        self._leave = leave
+        self._listening: list[asyncio.Task[None]] = []
+        self._refused: Address | None = None
+        self._config_epoch = 0
+        self._primary: Address | None = None
+        self._voting: asyncio.Task[Vote] | None = None
+        self._next: asyncio.Task[Vote] | None = None
+
+    def watch(self) -> None:
+        """Start listening for failovers."""
+        if not self._listening:
+            loop = asyncio.get_running_loop()
+            self._listening = [loop.create_task(self._follow(sentinel)) for sentinel in self.sentinels]
+
+    def avoid(self, address: Address) -> None:
+        """Prefer any other primary that a Sentinel names to this address."""
+        self._refused = address
+
+    async def renew(self) -> None:
+        """Connect again with the present content of the URL's files."""
+        for sentinel in self.sentinels:
+            await sentinel.connection_pool.disconnect(inuse_connections=False)
+            sentinel.connection_pool._available_connections.clear()
+        if self._listening:
+            await end(*self._listening)
+            self._listening = []
+            self.watch()
+
+    async def aclose(self) -> None:
+        await end(*self._listening, self._voting, self._next)
+        await super().aclose()
+
+    async def discover_master(self, service_name: str) -> Address:
+        """Return the address of the primary. Slow Sentinels aren't waited for once most have answered.
+
+        If the primary has changed, all connections to the old one are closed, because it may still take requests that will be lost.
+
+        Raises:
+            MasterNotFoundError: no Sentinel names a primary that is up.
+            ResponseError: a host isn't a Sentinel.
+        """
+        while True:
+            known = self._config_epoch
+            config_epoch, address = await self._shared_vote(service_name)
+            # A newer epoch became known during the vote.
+            if config_epoch >= self._config_epoch or known == self._config_epoch:
+                break
+        before, self._config_epoch, self._primary = self._primary, config_epoch, address
+        if before is not None and before != address:
+            log.info("the broker's primary is another one", was=_shown(before), now=_shown(address))
+            await self._leave(before)
+        return address
+
+    async def _shared_vote(self, service: str) -> Vote:
+        """Take part in a vote that begins now or later. All callers during a vote share the next vote."""
+        running = self._voting
+        if running is None or running.done():
+            self._voting = asked = _begun(self._vote(service))
+        elif self._next is None:
+            self._next = asked = _begun(self._vote_after(running, service))
+        else:
+            asked = self._next
+        return await asyncio.shield(asked)
+
+    async def _vote_after(self, running: asyncio.Task[Vote], service: str) -> Vote:
+        await asyncio.wait({running})
+        self._voting, self._next = self._next, None
+        return await self._vote(service)
+
+    async def _vote(self, service: str) -> Vote:
+        votes: Counter[Vote] = Counter()
+        errors: list[BaseException] = []
+        asked = {asyncio.ensure_future(_primary(sentinel, service)) for sentinel in self.sentinels}
+        try:
+            while asked and not self._agreed(votes):
+                done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                for vote in done:
+                    if (error := vote.exception()) is not None:
+                        errors.append(error)
+                    elif (answer := vote.result()) is not None:
+                        votes[answer] += 1
+        finally:
+            await end(*asked)
+        if votes:
+            return max(votes, key=lambda vote: (vote[0], vote[1] != self._refused, votes[vote]))
+        for error in errors:
+            if isinstance(error, ResponseError):
+                raise error
+        reasons = ", ".join(f"{type(error).__name__}: {error}" for error in errors)
+        raise MasterNotFoundError(f"No master found for {service!r}{f' : {reasons}' if reasons else ''}")
+
+    def _agreed(self, votes: Counter[Vote]) -> bool:
+        """Return True if most Sentinels agree on a primary that hasn't refused, in an epoch not older than the known epoch."""
+        believed = (
+            count
+            for (config_epoch, address), count in votes.items()
+            if address != self._refused and config_epoch >= self._config_epoch
+        )
+        return 2 * max(believed, default=0) > len(self.sentinels)
+
+    async def _follow(self, sentinel: Redis) -> None:
+        """Listen to one Sentinel for ever. While it is silent or refuses this user, a vote is repeated instead."""
+        while True:
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                await self._listen(sentinel)
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                await self.discover_master(self._service)
+            await asyncio.sleep(AGAIN)
+
+    async def _listen(self, sentinel: Redis) -> None:
+        connection = sentinel.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.connect()
+            await connection.send_command("SUBSCRIBE", *CHANNELS)
+            for _ in CHANNELS:
+                await connection.read_response()
+            await self.discover_master(self._service)  # Catch up with earlier events.
+            asked = False
+            while True:
+                message = await connection.read_response(timeout=QUIET)
+                if message is not None:
+                    await self._hear(message)
+                elif asked:
+                    return
+                else:
+                    await connection.send_command("PING")
+                asked = message is None
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _hear(self, message: Any) -> None:
+        if message[0] == b"message":
+            deposed = deposed_by(message[2].decode(), self._service)
+            if deposed is not None:
+                self.avoid(deposed)
+                await self._leave(deposed)  # Clients then ask for the new primary.
+
+
+def deposed_by(event: str, service: str) -> Address | None:
+    """Return the address that a Sentinel's event deposes, or None if the event is about another service.
+
+    Events are `SERVICE HOST PORT HOST PORT`, with the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`.
+    """
+    words = event.partition(" @ ")[2].split() or event.split()[:3]
+    return (words[1], int(words[2])) if words[0] == service else None
+
+
+def _begun(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:
+    """Start a vote as a task whose error is ignored once all callers are gone."""
+    task = asyncio.get_running_loop().create_task(vote)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+async def _primary(sentinel: Redis, name: str) -> Vote | None:
+    """Return the primary that one Sentinel names, or None if it knows none that is up."""
+    # In this order a new primary may be believed late. The other order could pair an old primary with a new epoch.
+    masters: Any = await sentinel.sentinel_masters()
+    address = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
+    if address is None:
+        return None
+    host, port = address[0].decode() if isinstance(address[0], bytes) else address[0], int(address[1])
+    state = masters.get(name, {})
+    if (state.get("is_sdown") or state.get("is_odown")) and (state["ip"], state["port"]) == (host, port):
+        return None
+    return state.get("config-epoch", 0), (host, port)
+
+
+def _shown(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+MOVES = 4
+"""Maximum number of redirections of a call whose key has moved."""
+REFRESH_EVERY = 0.1
+"""Minimum seconds between two reads of the map."""
+
+
+class Cluster(Client):
+    """Client of the nodes of a cluster. `seeds` are addresses of some nodes, and `timeout` is in seconds or infinite."""
+
+    mode = "cluster"
+
+    def __init__(self, seeds: Sequence[Address], make: Callable[[str, int], Server], timeout: float) -> None:
+        self._seeds = seeds
+        self._make = make
+        self._call_timeout = None if math.isinf(timeout) else timeout / 4
+        self._servers: dict[Address, Server] = {}
+        self._ends: list[int] = []
+        self._owners: list[Address] = []
+        self._moved: dict[int, Address] = {}
+        self._silent: set[Address] = set()
+        self._doubtful = True
+        self._looked_at = self._left_at = -math.inf
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def left_at(self) -> float:
+        return self._left_at
+
+    def watch(self) -> None:
+        """See Client. A cluster announces no failover. Its nodes are asked when one of them is in doubt."""
+
+    async def call(self, key: str, *command: Any, large: bool = False) -> Any:
+        if self._doubtful:
+            await self._look()
+        slot = key_slot(key.encode())
+        for _ in range(MOVES):
+            address = self._owner(slot)
+            try:
+                return await self._server(address).call(*command, large=large)
+            except MovedError as exc:
+                self._moved[slot] = (exc.host or address[0], exc.port)
+                self._doubt()
+            except AskError as exc:
+                # A function must see all of its keys, but they are on two nodes now.
+                raise BrokerUnavailable(f"the keys of {key} are being moved to {exc.host}:{exc.port}") from exc
+            except ResponseError:
+                raise
+            except BaseException:  # A deadline cancels the call.
+                self._silent.add(address)
+                self._doubtful = True
+                raise
+        raise BrokerUnavailable(f"the nodes of the cluster do not agree on who has {key}")
+
+    async def everywhere(self, *command: Any) -> list[Any]:
+        self._doubtful, self._looked_at = True, -math.inf
+        await self._look(wait=True)
+        owners = dict.fromkeys(self._owners)
+        return list(await asyncio.gather(*(self._server(owner).ask(*command) for owner in owners)))
+
+    def server_of(self, key: str) -> str:
+        host, port = self._owner(key_slot(key.encode()))
+        return f"{host}:{port}"
+
+    async def leave(self, address: Address) -> None:
+        self._doubt()
+        if address in self._servers:
+            await self._servers[address].leave(address)
+
+    async def renew(self) -> None:
+        for server in self._servers.values():
+            await server.renew()
+
+    async def close(self) -> None:
+        await end(self._looking)
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    def _doubt(self) -> None:
+        self._doubtful, self._left_at = True, asyncio.get_running_loop().time()
+
+    def _server(self, address: Address) -> Server:
+        server = self._servers.get(address)
+        if server is None:
+            host, port = address
+            server = self._servers[address] = self._make(host, port)
+        return server
+
+    def _owner(self, slot: int) -> Address:
+        moved = self._moved.get(slot)
+        if moved is not None:
+            return moved
+        index = bisect_left(self._ends, slot)
+        if index == len(self._ends):
+            raise BrokerUnavailable(f"no node of the cluster has slot {slot}")
+        return self._owners[index]
+
+    async def _look(self, wait: bool = False) -> None:
+        """Read the map again. A call with an old map uses it meanwhile unless it must `wait`."""
+        loop = asyncio.get_running_loop()
+        if (self._looking is None or self._looking.done()) and loop.time() - self._looked_at >= REFRESH_EVERY:
+            self._looked_at = loop.time()
+            self._looking = loop.create_task(self._learn())
+        if self._looking is not None and (wait or not self._owners):
+            await asyncio.shield(self._looking)
+
+    async def _learn(self) -> None:
+        """Read the map from the first node that answers. Silent nodes come last."""
+        known = dict.fromkeys([*self._owners, *self._seeds])
+        failed: RedisError | OSError | TimeoutError | None = None
+        for address in sorted(known, key=lambda address: address in self._silent):
+            try:
+                async with asyncio.timeout(self._call_timeout):
+                    slots = await self._server(address).ask("CLUSTER SLOTS")
+            except (RedisError, OSError, TimeoutError) as exc:
+                self._silent.add(address)
+                failed = exc
+                continue
+            self._read(slots, address[0])
+            return
+        if failed is not None and not self._owners:
+            raise failed
+
+    def _read(self, slots: Any, host: str) -> None:
+        rows = sorted((int(last), node[0], int(node[1])) for _, last, node, *_ in slots)
+        self._ends = [last for last, _, _ in rows]
+        self._owners = [(_text(named) or host, port) for _, named, port in rows]
+        self._moved.clear()
+        self._silent.clear()
+        self._doubtful = False
+
+
+def _text(name: str | bytes | None) -> str:
+    """Return the host of a node, or an empty text if the node doesn't know its own."""
+    text = name.decode() if isinstance(name, bytes) else name or ""
+    return "" if text == "?" else text
+
 
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from headway.core.departure import Policy
-from headway.core.policies.paced import Paced
-from headway.core.policies.windows import DEFAULT_WINDOW, Pid, Table, Window
+from headway.core.policies.paced import DEFAULT_WINDOW, Paced, Pid, Table, Window
 
 
 class Kind(msgspec.Struct, frozen=True):

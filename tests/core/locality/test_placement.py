@@ -1,8 +1,6 @@
 """Placement of models on GPUs: what is loaded, where, and what makes room."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headway.core.locality.placement import (
     BUSY,
@@ -85,14 +83,6 @@ def test_a_gpu_that_is_lost_has_no_model_and_gets_none_any_more() -> None:
     assert placement.first() == []
 
 
-def test_a_model_is_loaded_once_at_a_time_however_many_gpus_are_idle() -> None:
-    placement = placed(4, 2, "a", "b", "c", "d", "e", a=2, b=2, c=2, d=2)
-    spare = placed(4, 2, "a", "b", "c", "d", "e", "f", "g", "h", "i")
-    for one, model in ((placement, "e"), (spare, "i")):
-        assert len(one.look(asked(**{model: 50.0}), {}, 1000.0)) <= 1
-        assert one.look(asked(**{model: 50.0}), {}, 1000.5) == []
-
-
 def test_no_load_begins_here_while_another_process_loads_the_model_or_carries_it() -> None:
     placement = placed(1, 1, "a", "b")
     assert placement.look({"a": Asked(), "b": Asked(1.0, 1, 1, ENTRY, loads=True)}, {}, 1000.0) == []
@@ -118,31 +108,6 @@ def test_a_backlog_counts_as_waiting() -> None:
     placement.look(asked(a=5.0), {}, 0.0)
     placement.look(asked(a=5.0), {}, 60.0)
     assert [move.reason for move in placement.look(backlog, {}, 60.5)] == [BUSY]
-
-
-def test_a_model_that_is_carried_gets_no_second_copy() -> None:
-    placement = placed(2, 2, "a", "b", "c", "d")
-    for look in range(400):
-        assert placement.look(asked(a=10.0, b=2.0, c=2.0, d=2.0), {}, RESIDENCE + look / 2) == []
-
-
-def test_spare_copies_make_room_before_the_only_copy_of_another() -> None:
-    assert sorted(on(placed(3, 1, "a", "b"), 3)) == ["a", "a", "b"]
-    both = Placement(["g0", "g1", "g2"], 1, {"a": 0, "b": 0, "c": 0})
-    for gpu, model in (("g0", "a"), ("g1", "a"), ("g2", "b")):
-        both.loaded(gpu, model, LOAD, -1000.0)
-    both.look(asked(a=6.0, b=0.01), {}, 0.0)
-    both.look(asked(a=6.0, b=0.01), {}, 50.0)
-    [move] = both.look(asked(a=6.0, b=0.01, c=1.0), {}, 50.5)
-    assert (move.model, move.evicts) == ("c", "a")
-
-
-def test_what_is_to_be_kept_makes_no_room() -> None:
-    placement = placed(2, 1, "a", "b", "c", a=1)
-    for look in range(2000):
-        for move in placement.look(asked(a=0.0, b=9.0, c=1.0), {}, look / 2):
-            assert move.evicts != "a"
-            placement.loaded(move.gpu, move.model, LOAD, look / 2 + LOAD)
 
 
 def test_a_model_less_asked_for_waits_for_its_patience_and_no_longer() -> None:
@@ -197,13 +162,6 @@ def test_a_model_that_does_not_load_rests_longer_each_time_and_leaves_its_place(
             failed_at = now
     assert pauses[1:] == [PAUSE, 2 * PAUSE, 4 * PAUSE]
     assert len(placement.warm("g0")) == 1, "one made room, and the place is still there"
-
-
-def test_a_model_that_is_given_up_is_cold() -> None:
-    placement = placed(1, 1, "a")
-    placement.failed("g0", "a", 5.0)
-    assert placement.copies("a") == 0
-    assert [move.model for move in placement.look(asked(a=1.0), {}, 20.0)] == ["a"]
 
 
 def test_loads_are_expected_to_take_what_they_took() -> None:
@@ -286,86 +244,3 @@ def test_a_model_that_did_not_load_is_tried_on_another_gpu_where_there_is_room()
         placement.failed(move.gpu, "a", now)
         tried.append(move.gpu)
     assert tried == ["g0", "g1", "g0"]
-
-
-class Fleet:
-    """GPUs on which loads take as long as drawn, and sometimes fail."""
-
-    def __init__(self, gpus: int, room: int, min_warm: dict[str, int], load: float) -> None:
-        self.room, self.min_warm, self.load = room, min_warm, load
-        self.gpus = [f"g{number}" for number in range(gpus)]
-        self.placement = Placement(self.gpus, room, min_warm)
-        self.under_way: dict[tuple[str, str], float] = {}
-        self.since: dict[tuple[str, str], float] = {}
-        self.asked_since: dict[str, float] = {}
-        for move in self.placement.first():
-            self.under_way[move.gpu, move.model] = load
-
-    def step(self, asked: dict[str, Asked], fails: bool, now: float) -> None:
-        for (gpu, model), ends in list(self.under_way.items()):
-            if ends <= now:
-                del self.under_way[gpu, model]
-                if fails:
-                    self.placement.failed(gpu, model, now)
-                else:
-                    self.placement.loaded(gpu, model, self.load, now)
-                    self.since[gpu, model] = now
-        before = {model: len(self.homes(model)) for model in self.min_warm}
-        for move in self.placement.look(asked, {}, now):
-            assert move.model not in {model for _, model in self.under_way}, "one load of a model at a time"
-            assert (move.gpu, move.model) not in self.since
-            if move.evicts:
-                stayed = now - self.since.pop((move.gpu, move.evicts))
-                assert stayed >= self.placement.residence(move.evicts), "no eviction within the residence"
-                before[move.evicts] -= 1
-                assert before[move.evicts] >= self.min_warm[move.evicts], "min_warm is kept"
-            self.under_way[move.gpu, move.model] = now + self.load
-        for gpu in self.gpus:
-            held = sum(place == gpu for place, _ in (*self.since, *self.under_way))
-            assert held <= self.room, "never more than there is room for"
-            assert set(self.placement.warm(gpu)) == {model for place, model in self.since if place == gpu}
-
-    def homes(self, model: str) -> list[str]:
-        return [gpu for gpu, other in self.since if other == model]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.integers(1, 6),
-    st.sampled_from((0.5, 4.0, 30.0)),
-    st.integers(0, 2),
-    st.data(),
-)
-def test_room_residence_min_warm_and_one_load_at_a_time(
-    gpus: int, room: int, models: int, load: float, kept: int, data: st.DataObject
-) -> None:
-    names = [f"m{number}" for number in range(models)]
-    least = {name: 1 if number < min(kept, gpus * room - 1) else 0 for number, name in enumerate(names)}
-    fleet, now = Fleet(gpus, min(room, models), least, load), 0.0
-    asks = st.builds(Asked, st.floats(0, 60), st.integers(0, 500), st.integers(1, 32), st.sampled_from((0.0, ENTRY)))
-    for _ in range(data.draw(st.integers(1, 8))):
-        asked = {name: data.draw(asks) for name in names}
-        fails = data.draw(st.booleans())
-        for _ in range(data.draw(st.sampled_from((1, 20, 80)))):
-            now += load / 4
-            fleet.step(asked, fails, now)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 2), st.integers(2, 6), st.data())
-def test_every_wanted_model_is_warm_in_bounded_time(gpus: int, room: int, models: int, data: st.DataObject) -> None:
-    load = 10.0
-    names = [f"m{number}" for number in range(models)]
-    fleet = Fleet(gpus, min(room, models), dict.fromkeys(names, 0), load)
-    asked = {name: Asked(data.draw(st.floats(0.01, 40.0)), 5, 1, ENTRY) for name in names}
-    unseen = dict.fromkeys(names, 0.0)
-    bound, now = models * (2 * fleet.placement.residence("m0") + 3 * load), 0.0
-    while now < 3 * bound:
-        now += load / 4
-        fleet.step(asked, fails=False, now=now)
-        for name in names:
-            if fleet.homes(name):
-                unseen[name] = now
-            assert now - unseen[name] <= bound, f"{name} is cold for too long"

@@ -190,29 +190,12 @@ def run(turns: FairOrder, *models: str, seconds: float = 0.1) -> None:
         turns.ended(model, seconds)
 
 
-def waiting(*models: str, slack: float = 2.0, seconds: float = 0.1) -> list[Contender]:
-    return [Contender(model, slack, seconds) for model in models]
-
-
-def test_nobody_who_waits_is_nobody_in_order() -> None:
-    assert FairOrder().order([]) == []
-
-
 def test_a_model_that_comes_during_a_flood_runs_next() -> None:
     turns = FairOrder()
     run(turns, *"aaaa")
     turns.began("a")
     turns.ended("a", 0.1)
     assert turns.order([Contender("a", 0.01, 0.1), Contender("b", 2.0, 0.1)]) == ["b", "a"]
-
-
-def test_models_that_always_wait_take_turns() -> None:
-    turns, ran = FairOrder(), []
-    for _ in range(6):
-        chosen = turns.order(waiting("a", "b"))[0]
-        run(turns, chosen)
-        ran.append(chosen)
-    assert (ran.count("a"), ran.count("b")) == (3, 3)
 
 
 def test_the_more_urgent_of_even_models_goes_first_by_its_own_run_time() -> None:
@@ -226,17 +209,6 @@ def test_urgency_overrules_no_lead_in_time() -> None:
     turns.began("late")
     turns.ended("late", 0.1 * LEAD * 1.01)
     assert turns.order([Contender("late", 0.0, 0.1), Contender("early", 9.0, 0.1)]) == ["early", "late"]
-
-
-def test_time_in_which_nobody_asked_is_not_saved_up() -> None:
-    turns = FairOrder()
-    run(turns, *"a" * 50)
-    ran = []
-    for _ in range(4):
-        chosen = turns.order(waiting("a", "b"))[0]
-        run(turns, chosen)
-        ran.append(chosen)
-    assert ran.count("b") <= 3
 
 
 def test_a_model_that_left_the_gpu_is_forgotten() -> None:

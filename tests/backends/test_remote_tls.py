@@ -2,28 +2,35 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import uvloop
 from aiohttp import web
 from aiohttp.connector import AddrInfoType
 
-from headway.backends.http.backend import HttpBackend
-from headway.backends.http.connections import Sockets, tls_error
-from headway.backends.remote.tls_failures import explain, explain_answer
+from headway.backends.grpc.backend import GrpcBackend
+from headway.backends.http.backend import HttpBackend, Sockets, tls_error
+from headway.backends.remote.tls_failures import explain, explain_words
 from headway.config.target import RemoteTarget
-from headway.errors import RemoteAbsent, TargetError
+from headway.errors import BackendError, RemoteAbsent, TargetError
+from headway.model import ItemResult
 from headway.runtime.certificates import Certificates, RemoteCertificates
 from headway.runtime.counters import TlsCounts
 from headway.runtime.tls_transport import TlsPort
 from tests.authority import Authority
 from tests.backends.entries import batch
+from tests.backends.grpc_remote import answer, served_grpc, texts_of
+from tests.backends.remote import served, served_raw
 
 LONG = 30.0
 
@@ -177,79 +184,44 @@ async def test_a_request_under_way_ends_on_the_former_connections_and_they_are_c
         await backend.stop()
 
 
-async def test_a_stop_closes_former_connections_too(tmp_path: Path) -> None:
-    api = Api(tmp_path)
-    async with api.served() as url:
-        backend, certificates = backend_for(url, api.authority.file, api.authority.issue("client"))
-        await backend.start()
-        former = backend._connections.current
-        assert former is not None
-        await api.held.acquire()
-        api.hold.clear()
-        running = [asyncio.create_task(backend.run(batch("a"), LONG))]
-        await api.held.acquire()
-        await certificates.reread()
-        running.append(asyncio.create_task(backend.run(batch("b"), LONG)))
-        await api.held.acquire()
-        for one in running:
-            one.cancel()
-        await backend.stop()
-        await asyncio.gather(*running, return_exceptions=True)
-        assert former.content.session.closed
-        api.hold.set()
-
-
-# What is said without TLS, and by proxies.
-
-_NGINX = "<html>\r\n<head><title>400 {0}</title></head>\r\n<body>\r\n<center><h1>400 Bad Request</h1></center>\r\n"
-
-
 @pytest.mark.parametrize(
-    ("title", "told"),
+    ("status", "title", "told"),
     [
-        ("No required SSL certificate was sent", "Name one with remote_cert"),
-        ("The SSL certificate error", "it refuses the certificate of remote_cert"),
-        ("The plain HTTP request was sent to HTTPS port", "Write https://"),
+        (400, "No required SSL certificate was sent", "Name one with remote_cert"),
+        (400, "The SSL certificate error", "it refuses the certificate of remote_cert"),
+        (400, "The plain HTTP request was sent to HTTPS port", "Write https://"),
+        (400, "400 Bad Request", ""),
+        (500, "The SSL certificate error", ""),
     ],
 )
-async def test_an_answer_in_which_a_proxy_refuses_a_certificate_blames_no_input(title: str, told: str) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        body = _NGINX.format(title).encode()
-        writer.write(
-            b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body)
-        )
-        await writer.drain()
-        writer.close()
+async def test_an_answer_in_which_a_proxy_refuses_a_certificate_blames_no_input(
+    status: int, title: str, told: str
+) -> None:
+    """As nginx says it."""
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    backend = HttpBackend(RemoteTarget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), start_timeout=LONG)
-    backend._connections.open()
-    with pytest.raises(RemoteAbsent, match=told):
-        await backend.run(batch("a"), LONG)
-    await backend.stop()
-    server.close()
+    async def handle(request: web.Request) -> web.Response:
+        text = f"<html>\r\n<head><title>400 {title}</title></head>\r\n<body>\r\n<center><h1>400 Bad Request</h1></center>\r\n"
+        return web.Response(status=status, text=text)
 
-
-def test_another_400_blames_the_input() -> None:
-    assert explain_answer(400, b"<title>400 Bad Request</title>") == ""
-    assert explain_answer(500, _NGINX.format("The SSL certificate error").encode()) == ""
+    async with served(handle) as url:
+        backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1)
+        backend._connections.open()
+        with pytest.raises(BackendError) as raised:
+            await backend.run(batch("a"), LONG)
+        assert told in str(raised.value)
+        assert isinstance(raised.value, RemoteAbsent) == bool(told)
+        await backend.stop()
 
 
 async def test_an_api_without_tls_is_told_from_one_that_is_not_trusted() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
+        await writer.drain()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/batch"
-    backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1)
-    with pytest.raises(TargetError, match=r"it does not speak TLS on this port\. Write http://"):
-        await backend.start()
-    server.close()
-
-
-def test_other_errors_are_not_of_tls() -> None:
+    async with served_raw(talk) as url:
+        backend = HttpBackend(RemoteTarget(url.replace("http:", "https:")), start_timeout=LONG, max_tries=1)
+        with pytest.raises(TargetError, match=r"it does not speak TLS on this port\. Write http://"):
+            await backend.start()
     assert tls_error(ConnectionResetError()) is None
     assert "cipher" in explain(ssl.SSLError(1, "[SSL: NO_SHARED_CIPHER] no shared cipher"))
 
@@ -289,3 +261,114 @@ def test_a_backend_that_stops_waits_for_connections_that_had_failed(
         thread.join()
         for one in kept:
             open_ends.enter_context(one)
+
+
+def server_credentials(authority: Authority) -> Any:
+    certificate, key = authority.issue("api")
+    pair = (key.read_bytes(), certificate.read_bytes())
+    return grpc.ssl_server_credentials([pair], authority.file.read_bytes(), require_client_auth=True)
+
+
+def grpc_backend_for(url: str, ca: object, shown: object, key: object) -> tuple[GrpcBackend, RemoteCertificates]:
+    certificates = RemoteCertificates(str(ca), str(shown), str(key), TlsCounts())
+    return GrpcBackend(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=2), certificates
+
+
+async def test_a_certificate_is_shown_and_a_new_one_makes_a_new_connection(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    seen: list[tuple[str, bytes]] = []
+
+    async def handle(asked: Any, context: Any) -> bytes:
+        seen.append((context.peer(), context.auth_context()["x509_pem_cert"][0]))
+        return answer([text.upper() for text in texts_of(asked)])
+
+    async with served_grpc(handle, tls=server_credentials(authority)) as url:
+        backend, certificates = grpc_backend_for(url, authority.file, *authority.issue("client"))
+        try:
+            await backend.start()
+            assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
+            authority.issue("client")
+            await certificates.reread()
+            assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
+        finally:
+            await backend.stop()
+    warm_up, before, after = seen
+    assert warm_up == before
+    assert before[0] != after[0] and before[1] != after[1]
+
+
+ENDED = "it ended the handshake, and gRPC does not tell why. It may ask for a certificate"
+
+
+@pytest.mark.parametrize(
+    ("told", "files"),
+    [
+        (ENDED, lambda by, other: (by.file, "", "")),
+        (ENDED, lambda by, other: (by.file, *other.issue("stranger"))),
+        ("Name the authority that issued it with remote_ca", lambda by, other: (other.file, *by.issue("client"))),
+    ],
+    ids=["shows none", "shows a stranger's", "trusts another"],
+)
+async def test_a_start_over_grpc_says_which_certificate_will_not_do(
+    tmp_path: Path, told: str, files: Callable[[Authority, Authority], tuple[object, object, object]]
+) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+
+    async def handle(asked: Any, context: Any) -> bytes:
+        raise AssertionError("it was let in")
+
+    async with served_grpc(handle, tls=server_credentials(authority)) as url:
+        backend, _ = grpc_backend_for(url, *files(authority, other))
+        with pytest.raises(TargetError, match=r"check host and port, the certificates") as raised:
+            await backend.start()
+    assert told in str(raised.value)
+
+
+async def test_a_grpc_port_without_tls_is_named(tmp_path: Path) -> None:
+    async def handle(asked: Any, context: Any) -> bytes:
+        raise AssertionError("it was let in")
+
+    async with served_grpc(handle) as url:
+        backend, _ = grpc_backend_for(url.replace("grpc:", "grpcs:"), Authority(tmp_path).file, "", "")
+        with pytest.raises(TargetError, match=r"does not speak TLS on this port\. Write grpc://"):
+            await backend.start()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "its certificate is not valid now: certificate has expired."),
+        ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid: OK", "its certificate is not valid now"),
+        ("CERTIFICATE_VERIFY_FAILED: self signed certificate: OK", "its certificate is not trusted: self signed certificate."),
+        ("CERTIFICATE_VERIFY_FAILED", "its certificate is not trusted"),
+        (
+            "CERTIFICATE_VERIFY_FAILED: authority and subject key identifier mismatch: OK",
+            "its certificate is not trusted: authority and subject key identifier mismatch.",
+        ),
+        ("CERTIFICATE_VERIFY_FAILED: Hostname mismatch, certificate is not valid for 'a'.", "its certificate is of another host"),
+        ("UNAUTHENTICATED: Hostname Verification Check failed.", "its certificate is of another host"),
+        ("SSL_ERROR_SSL: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS on this port. Write grpc://"),
+        ("Unwrap failed (TSI_DATA_CORRUPTED)", ENDED),
+        ("Failed to connect to remote host: connect: Connection refused (111)", ""),
+    ],
+)  # fmt: skip
+def test_words_of_grpc_are_explained(said: str, told: str) -> None:
+    assert explain_words(said).startswith(told)
+    assert bool(explain_words(said)) == bool(told)
+
+
+@pytest.mark.processes
+def test_the_c_library_is_silent() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    program = (
+        "import os, headway.backends.grpc.backend, grpc\n"
+        "assert 'GRPC_VERBOSITY' not in os.environ\n"
+        "trusted = grpc.ssl_channel_credentials(b'none')\n"
+        "channel = grpc.secure_channel('127.0.0.1:1', trusted)\n"
+        "try: channel.unary_unary('/a/b')(b'', timeout=5)\n"
+        "except grpc.RpcError: pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=LONG
+    )
+    assert (done.returncode, done.stderr) == (0, ""), "the environment of others is as it was"

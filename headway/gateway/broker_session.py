@@ -457,15 +457,19 @@ class BrokerSession:
 
     async def outcome(self, tenant: str, id: str) -> Recalled:
         """Read a task's outcome; see RequestQueue. Retries while the broker may be back soon."""
-        known = self.broker.epoch
-        outcome = await self._retry(lambda: self._outcomes.outcome(tenant, id))
-        if known and self.broker.epoch != known:
-            self._settled_at = self._clock() + SETTLING
-        return outcome
+        return await self._noting_loss(lambda: self._outcomes.outcome(tenant, id))
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         """Cancel a task; see RequestQueue. Retries while the broker may be back soon."""
-        await self._retry(lambda: self.broker.cancel_task(tenant, id))
+        await self._noting_loss(lambda: self.broker.cancel_task(tenant, id))
+
+    async def _noting_loss(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call the broker, and note if its answer shows that it has lost its state."""
+        known = self.broker.epoch
+        result = await self._retry(call)
+        if known and self.broker.epoch != known:
+            self._settled_at = self._clock() + SETTLING
+        return result
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         failures, alone = 0, 0

@@ -813,7 +813,6 @@ class Gateway:
         is_certain = task is not None and (task.unadmitted or task.session is not self._shared)
         if task is not None and is_certain:  # The entry may be on its way to the broker.
             (task.session or self._shared).cancel_later(tenant, id)
-        known = self._shared.broker.epoch
         sessions = await self._sessions_with(tenant, id, pending)
         try:
             for session in sessions:
@@ -824,7 +823,7 @@ class Gateway:
             if task is not None and is_certain and self._pending.of(task.entry) is task:
                 self._leave(task, Reply(id, tenant, None, failures.no_task()))
         # After a state loss, another gateway that holds the task resubmits it.
-        if pending is None and self._shared in sessions and known and self._shared.broker.epoch != known:
+        if pending is None and self._shared in sessions and not self._shared.settled:
             raise BrokerUnavailable("the broker had lost its state, so another gateway may resubmit the task")
 
     async def _sessions_with(self, tenant: str, id: str, pending: PendingRequest | None) -> list[BrokerSession]:

@@ -310,14 +310,18 @@ async def test_a_lost_task_is_neither_unknown_nor_pending_until_offered_again(fl
 async def test_a_task_is_not_said_to_be_forgotten_by_a_broker_that_had_just_lost_it(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a", timeout=30.0)
+    other = await admitted(fleet, "b", timeout=30.0)
     there = fleet.gateways[1]
     assert await there.outcome(TENANT, asked.id) is EntryState.QUEUED
     fleet.server.lose_everything()
-    with pytest.raises(BrokerUnavailable):
-        await there.cancel(TENANT, asked.id)
+    for call in (there.cancel(TENANT, asked.id), there.outcome(TENANT, other.id), there.cancel(TENANT, other.id)):
+        with pytest.raises(BrokerUnavailable):
+            await call
     await asyncio.sleep(1.5)
+    assert isinstance(await there.outcome(TENANT, other.id), EntryState)
     found = await there.outcome(TENANT, asked.id)
     assert isinstance(found, EntryState), "its gateway has offered it again"
+    await asyncio.sleep(SETTLING)
     await there.cancel(TENANT, asked.id)
     await asyncio.sleep(5.0)
     assert await there.outcome(TENANT, asked.id) is None
